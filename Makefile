@@ -1,0 +1,53 @@
+# `make help` lists the targets. Everything happens in .venv; nothing outside this folder is touched.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := 2.13.0
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# On two cores a second thread per process costs more than it brings.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart tensorboard test test-slow lint wheel policy clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but this is {v[0]}.{v[1]}. Run: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@# Without an NVIDIA driver take the CPU build of torch: from the configured indexes, else from PyTorch's own.
+	@if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+	    $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(PIP) --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)" || $(PIP) "torch==$(TORCH)"; \
+	 else $(PIP) "torch==$(TORCH)"; fi
+	@$(PIP) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+quickstart: $(VENV)/installed  ## Train the packaged policy with GRAIL on this machine's CPU (minutes)
+	$(BIN)/grail-lightning fit --config configs/quickstart.yaml
+
+tensorboard: $(VENV)/installed  ## Look at the runs in a browser
+	$(BIN)/tensorboard --logdir runs
+
+test: lint  ## Lint, types and the tests that take minutes
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+
+test-slow: $(VENV)/installed  ## The slow tests alone
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel: $(VENV)/installed  ## Build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+policy: $(VENV)/installed  ## Make the packaged policy anew (about 5 minutes)
+	$(BIN)/python scripts/make_arithmetic_policy.py
+
+clean:  ## Remove the virtual environment and what was built; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

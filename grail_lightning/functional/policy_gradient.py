@@ -1,0 +1,232 @@
+"""Group advantages, the KL estimators, the clipped surrogate and its aggregation.
+
+Shapes: ``N`` rollouts, ``B`` rows, ``T`` response tokens. GRPO, Dr. GRPO and DAPO are parameters of these functions:
+
+====================  ==================  ===============  =========
+                      `group_advantages`  `aggregate`      clip
+====================  ==================  ===============  =========
+GRPO (2402.03300)     ``scale="group"``   ``"grpo"``       0.2, 0.2
+Dr. GRPO (2503.20783) ``scale="none"``    ``"dr_grpo"``    0.2, 0.2
+DAPO (2503.14476)     ``scale="group"``   ``"dapo"``       0.2, 0.28
+====================  ==================  ===============  =========
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional.tokens import masked_mean, masked_sum
+
+Scaling = Literal["none", "group", "batch"]
+Aggregation = Literal["grpo", "dr_grpo", "dapo"]
+Estimator = Literal["k1", "k2", "k3"]
+Level = Literal["token", "sequence"]
+
+SCALE_EPS = 1e-4
+# Rewards of one group that differ by less than this are equal: float noise must not become an advantage.
+EQUAL_REWARDS = 1e-6
+
+
+def group_advantages(
+    rewards: Tensor, group_size: int, scale: Scaling = "none", batch_std: Tensor | float | None = None
+) -> Tensor:
+    r"""Each rollout's reward beside those of its group.
+
+    .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
+
+    ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``); with
+    ``"none"`` nothing is divided. A group whose rewards are all equal has ``A = 0`` exactly.
+
+    Args:
+        rewards: ``[N]``, rows of one group next to each other.
+        group_size: Rollouts of a group.
+        scale: none | group | batch.
+        batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
+
+    Returns:
+        ``[N]``.
+
+    Raises:
+        ValueError: For a group of one, a length that `group_size` does not divide, or a missing `batch_std`.
+
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3.
+    """
+    if group_size < 2:
+        raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
+    if len(rewards) % group_size:
+        raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
+    groups = rewards.reshape(-1, group_size)
+    centred = groups - groups.mean(1, keepdim=True)
+    dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
+    match scale:
+        case "none":
+            advantages = centred
+        case "group":
+            advantages = centred / (groups.std(1, keepdim=True) + SCALE_EPS)
+        case "batch":
+            if batch_std is None:
+                raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
+            advantages = centred / (batch_std + SCALE_EPS)
+        case _:
+            raise ValueError(f"`scale` must be one of none, group, batch, but got {scale!r}.")
+    return advantages.masked_fill(dead, 0).reshape(-1)
+
+
+def kl_estimate(
+    logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator = "k3", ratio: Tensor | None = None
+) -> Tensor:
+    r"""Per-token estimates of ``KL(π ‖ π_ref)`` from samples of π, with ``d = log π_ref − log π``.
+
+    .. math:: k_1 = -d, \quad k_2 = d^2 / 2, \quad k_3 = e^{d} - d - 1
+
+    Differentiating an estimate alone leaves out that the samples come from π. With `ratio` (``π / π_old``, carrying
+    its gradient) the product ``ratio · estimate`` has the right gradient in expectation.
+
+    Args:
+        logprobs: ``[B, T]`` of the policy.
+        ref_logprobs: ``[B, T]`` of the reference.
+        estimator: k1 | k2 | k3.
+        ratio: ``[B, T]`` importance ratio; None for the estimate alone.
+
+    Returns:
+        ``[B, T]`` in nats.
+
+    Raises:
+        ValueError: For an unknown estimator.
+
+    Source: Schulman, "Approximating KL divergence" (2020); correction: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    """
+    d = ref_logprobs - logprobs
+    match estimator:
+        case "k1":
+            estimate = -d
+        case "k2":
+            estimate = d.square() / 2
+        case "k3":
+            estimate = torch.expm1(d) - d
+        case _:
+            raise ValueError(f"`estimator` must be one of k1, k2, k3, but got {estimator!r}.")
+    return estimate if ratio is None else ratio * estimate
+
+
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None, level: Level = "token") -> Tensor:
+    """``π / π_old`` at each token, ``[B, T]``; at level "sequence" its geometric mean over the row (GSPO-token).
+
+    The sequence ratio's value is the same for all tokens of a row while its gradient is each token's own, so that it
+    carries token weights: ``sg(s) · exp(lp − sg(lp))``.
+
+    Raises:
+        ValueError: At level "sequence" without a mask, or for an unknown level.
+
+    Source: GSPO, arXiv 2507.18071, equation 13.
+    """
+    log_ratio = logprobs - old_logprobs
+    match level:
+        case "token":
+            return log_ratio.exp()
+        case "sequence":
+            if mask is None:
+                raise ValueError('`level="sequence"` needs `mask`: the mean is over the valid tokens of a row.')
+            sequence = masked_mean(log_ratio.detach(), mask, dim=1)[:, None]
+            return (sequence + logprobs - logprobs.detach()).exp()
+        case _:
+            raise ValueError(f"`level` must be token or sequence, but got {level!r}.")
+
+
+def clipped_surrogate(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    ratio_cap: float | None = None,
+    mask: Tensor | None = None,
+    level: Level = "token",
+) -> Tensor:
+    r"""The clipped policy-gradient loss of each token.
+
+    .. math:: \ell_t = -\min(\rho_t A_t,\ \mathrm{clip}(\rho_t, 1-\epsilon_{low}, 1+\epsilon_{high}) A_t)
+
+    Advantages enter per token, so token credit is ``advantages[:, None] * weights``; the loss never learns what made
+    the weights.
+
+    Args:
+        logprobs: ``[B, T]`` of the policy, with gradient.
+        old_logprobs: ``[B, T]`` of the weights that sampled.
+        advantages: ``[B, T]``, or ``[B, 1]``.
+        clip_low: ``ε_low``.
+        clip_high: ``ε_high`` ("clip higher").
+        ratio_cap: Upper bound on the unclipped ratio, which matters for negative advantages (two-sided clip).
+        mask: ``[B, T]`` bool; only level "sequence" needs it.
+        level: "token", or "sequence" for GSPO-token.
+
+    Returns:
+        ``[B, T]``, to be given to `aggregate`.
+
+    Raises:
+        ValueError: For clip ranges that contain nothing, or a cap below ``1 + clip_high``.
+
+    Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291.
+    """
+    if not 0 <= clip_low <= 1 or clip_high < 0:
+        raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
+    if ratio_cap is not None and ratio_cap < 1 + clip_high:
+        raise ValueError(f"`ratio_cap` must be at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}.")
+    ratio = importance_ratio(logprobs, old_logprobs, mask, level)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if ratio_cap is not None:
+        ratio = ratio.clamp(max=ratio_cap)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def aggregate(
+    token_losses: Tensor,
+    mask: Tensor,
+    how: Aggregation,
+    *,
+    num_rollouts: Tensor | int,
+    num_tokens: Tensor | int,
+    max_response_length: int,
+) -> Tensor:
+    r"""Token losses to one number, with denominators of the whole optimiser step.
+
+    - ``grpo``: :math:`\frac{1}{N} \sum_i \frac{1}{|o_i|} \sum_t \ell_{it}`
+    - ``dr_grpo``: :math:`\frac{1}{N L_{max}} \sum_i \sum_t \ell_{it}`
+    - ``dapo``: :math:`\frac{1}{\sum_i |o_i|} \sum_i \sum_t \ell_{it}`
+
+    Because the counts are arguments, the results of micro-batches and ranks add up to that of one big batch.
+
+    Args:
+        token_losses: ``[B, T]``.
+        mask: ``[B, T]`` bool; numerator and denominator use this one mask.
+        how: grpo | dr_grpo | dapo.
+        num_rollouts: Rollouts with at least one valid token in the optimiser step, over all ranks.
+        num_tokens: Valid tokens in the optimiser step, over all ranks.
+        max_response_length: The limit of the response in tokens.
+
+    Returns:
+        A scalar. Strategies average gradients over ranks: multiply it by their number.
+
+    Raises:
+        ValueError: For an unknown aggregation.
+
+    Source: DeepSeekMath, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476.
+    """
+    match how:
+        case "grpo":
+            return masked_mean(token_losses, mask, dim=1).sum() / _at_least_one(num_rollouts)
+        case "dr_grpo":
+            return masked_sum(token_losses, mask) / (_at_least_one(num_rollouts) * max_response_length)
+        case "dapo":
+            return masked_sum(token_losses, mask) / _at_least_one(num_tokens)
+        case _:
+            raise ValueError(f"`how` must be one of grpo, dr_grpo, dapo, but got {how!r}.")
+
+
+def _at_least_one(count: Tensor | int) -> Tensor | int:
+    """An empty optimiser step has loss 0, not 0/0."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

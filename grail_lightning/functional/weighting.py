@@ -1,0 +1,156 @@
+"""Maps from token scores to token weights.
+
+Shapes: ``B`` rows, ``T`` response tokens. All statistics are per row, over its valid tokens. Nothing here is in place.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional.tokens import masked_mean, masked_sum, masked_zscore
+
+LOG_EPS = 1e-8
+
+
+def grail_map(
+    scores: Tensor, mask: Tensor, *, mean: float = 1.0, std: float = 0.5, w_min: float = 0.5, w_max: float = 5.0
+) -> Tensor:
+    r"""GRAIL's weights: the z-score of the log-saliency, stretched and clamped.
+
+    .. math:: w_t = \mathrm{clamp}(\mu + \sigma\, z_t,\ w_{min}, w_{max}),\quad z = \mathrm{zscore}(\log(s + 10^{-8}))
+
+    Args:
+        scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens behind the answer span.
+        mask: ``[B, T]`` bool, the valid response tokens.
+        mean: ``μ``.
+        std: ``σ``.
+        w_min: Lower clamp.
+        w_max: Upper clamp.
+
+    Returns:
+        ``[B, T]``, zero outside the mask.
+
+    Raises:
+        ValueError: If ``w_min > w_max`` or `std` is negative.
+
+    Source: GRAIL, arXiv 2606.04889, published trainer.
+    """
+    if w_min > w_max or std < 0:
+        raise ValueError(f"`w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
+    z = masked_zscore(torch.log(scores + LOG_EPS), mask)
+    return (mean + std * z).clamp(w_min, w_max).masked_fill(~mask, 0)
+
+
+class AnswerRegions(Protocol):
+    """Where an answer stands: ``[B, T]`` bool masks. `grail_lightning.rollout.AnswerMasks` is one."""
+
+    @property
+    def content(self) -> Tensor:
+        """Tokens between the braces."""
+
+    @property
+    def marker(self) -> Tensor:
+        r"""Tokens of the ``\boxed{`` and the closing brace."""
+
+    @property
+    def after(self) -> Tensor:
+        """Valid tokens behind the box."""
+
+
+def answer_overwrite(
+    weights: Tensor, answer: AnswerRegions, mask: Tensor, *, content: float = 5.0, rest: float = 1.0
+) -> Tensor:
+    """Set the answer's own tokens: its content to one weight; marker, closing brace and what follows to another.
+
+    A token that straddles a brace and the content takes the marker's weight, as published.
+
+    Args:
+        weights: ``[B, T]``.
+        answer: Masks of the answer's regions.
+        mask: ``[B, T]`` bool, the valid response tokens.
+        content: Weight of the content.
+        rest: Weight of the marker, the closing brace and the valid tokens behind the box.
+
+    Returns:
+        ``[B, T]``, zero outside the mask.
+
+    Source: GRAIL, arXiv 2606.04889, published trainer ("the boundary wins").
+    """
+    written = weights.masked_fill(answer.content, content).masked_fill(answer.marker | answer.after, rest)
+    return written.masked_fill(~mask, 0)
+
+
+def mean_one(weights: Tensor, mask: Tensor) -> Tensor:
+    """Scale each row's weights to mean 1 over its valid tokens; ``[B, T] -> [B, T]``. A row of zeros stays as it is."""
+    mean = masked_mean(weights, mask, dim=1)[:, None]
+    return torch.where(mean > 0, weights / mean.clamp(min=torch.finfo(weights.dtype).tiny), weights)
+
+
+def bilevel_map(
+    scores: Tensor,
+    mask: Tensor,
+    *,
+    quantile: float = 0.4,
+    boost: float = 2.0,
+    floor: float = 0.1,
+    interpolate: bool = True,
+    preserve_mass: bool = True,
+    eps: float = 1e-12,
+) -> Tensor:
+    r"""OAR's bi-level weights: damp what scores low, boost what scores high, keep the sum.
+
+    With :math:`\hat I` the min-max scaled :math:`\log(1 + I)` and ``q`` its quantile:
+
+    .. math::
+        \omega = \max(\hat I / q, \text{floor}) \text{ below } q,\quad
+        1 + \beta (\hat I - q) / (1 - q) \text{ from } q;\qquad \omega \leftarrow \omega L / \sum \omega
+
+    In float64 throughout: scores are as small as 1e-7 and float32's log1p loses them.
+
+    Args:
+        scores: ``[B, T]``, ``I ≥ 0``.
+        mask: ``[B, T]`` bool, the tokens that are weighted.
+        quantile: ``τ``.
+        boost: ``β``.
+        floor: Least weight before rescaling.
+        interpolate: Whether ``q`` interpolates between order statistics; False takes ``sorted[floor(τ·L)]``.
+        preserve_mass: Whether the weights are rescaled to sum to ``L``.
+        eps: Guards the divisions.
+
+    Returns:
+        ``[B, T]`` in the dtype of `scores`, zero outside the mask. A row of constant scores has weight 1.
+
+    Raises:
+        ValueError: If `quantile` is not in ``[0, 1)`` or `boost` or `floor` is negative.
+
+    Source: OAR, arXiv 2601.07408, published scorer; the GRAIL repository's version: ``interpolate=False``.
+    """
+    if not 0 <= quantile < 1 or boost < 0 or floor < 0:
+        raise ValueError(
+            f"`quantile` in [0, 1), `boost`, `floor` ≥ 0 are needed, but got {quantile}, {boost}, {floor}."
+        )
+    logs = torch.log1p(scores.double())
+    low = logs.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
+    high = logs.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
+    scaled = (logs - low) / (high - low + eps)
+    q = _row_quantile(scaled, mask, quantile, interpolate)[:, None]
+    weights = torch.where(scaled < q, (scaled / (q + eps)).clamp(min=floor), 1 + boost * (scaled - q) / (1 - q + eps))
+    if preserve_mass:
+        weights = weights * mask.sum(1, keepdim=True) / (masked_sum(weights, mask, dim=1)[:, None] + eps)
+    weights = torch.where(high > low, weights, 1.0)
+    return weights.masked_fill(~mask, 0).to(scores.dtype)
+
+
+def _row_quantile(values: Tensor, mask: Tensor, quantile: float, interpolate: bool) -> Tensor:
+    """The quantile of each row's valid values, ``[B]``; 0 for an empty row."""
+    ordered = values.masked_fill(~mask, torch.inf).sort(1).values
+    count = mask.sum(1).double()
+    position = quantile * (count - 1).clamp(min=0) if interpolate else (quantile * count).floor()
+    below = position.floor().long().clamp(max=values.shape[1] - 1)[:, None]
+    above = position.ceil().long().clamp(max=values.shape[1] - 1)[:, None]
+    low, high = ordered.gather(1, below).squeeze(1), ordered.gather(1, above).squeeze(1)
+    mixed = low + (high - low) * (position - position.floor())
+    return torch.where(count > 0, mixed, 0.0)

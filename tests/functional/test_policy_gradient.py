@@ -1,0 +1,158 @@
+"""Oracles are loops and closed forms written here."""
+
+import math
+
+import pytest
+import torch
+
+from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages, kl_estimate
+
+
+def test_advantages_are_rewards_less_their_groups_mean():
+    # Group 1: mean 0.25; group 2: mean 0.5.
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    expected = torch.tensor([0.75, -0.25, -0.25, -0.25, 0.5, 0.5, -0.5, -0.5])
+    assert torch.equal(group_advantages(rewards, 4), expected)
+
+
+def test_group_scaling_divides_by_the_unbiased_std_plus_epsilon():
+    # mean 0.5, unbiased std of (1, 0) = sqrt((0.25 + 0.25) / 1) = 0.70711
+    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "group")
+    assert scaled[0].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-4), rel=1e-6)
+
+
+def test_batch_scaling_takes_the_std_it_is_given():
+    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "batch", batch_std=2.0)
+    assert scaled.tolist() == pytest.approx([0.5 / 2.0001, -0.5 / 2.0001])
+
+
+@pytest.mark.parametrize("scale", ["none", "group"])
+def test_float_noise_in_equal_rewards_is_no_advantage(scale):
+    rewards = torch.tensor([0.1 + 0.2, 0.3, 0.3, 0.3])
+    assert torch.equal(group_advantages(rewards, 4, scale), torch.zeros(4))
+
+
+def test_a_group_of_one_is_an_error():
+    with pytest.raises(ValueError, match="`group_size` must be at least 2, but got 1"):
+        group_advantages(torch.ones(3), 1)
+
+
+def test_a_split_group_is_an_error():
+    with pytest.raises(ValueError, match="whole groups of 4, but got 6 rows"):
+        group_advantages(torch.ones(6), 4)
+
+
+def test_batch_scaling_without_a_std_is_an_error():
+    with pytest.raises(ValueError, match="needs `batch_std`"):
+        group_advantages(torch.ones(4), 2, "batch")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.0, 1.0, -1.0),  # inside: −ρA
+        (1.5, 1.0, -1.28),  # above, A > 0: clipped to 1.28
+        (0.5, 1.0, -0.5),  # below, A > 0: min takes the unclipped 0.5
+        (1.5, -1.0, 1.5),  # above, A < 0: min(−1.5, −1.28) = −1.5
+        (0.5, -1.0, 0.8),  # below, A < 0: clipped to 0.8
+    ],
+)
+def test_the_surrogate_clips_by_hand(ratio, advantage, expected):
+    lp = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
+    loss = clipped_surrogate(lp, torch.zeros_like(lp), torch.full_like(lp, advantage))
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_ratio_cap_bounds_negative_advantages_alone():
+    lp = torch.full((1, 2), math.log(9.0), dtype=torch.float64)
+    loss = clipped_surrogate(lp, torch.zeros_like(lp), torch.tensor([[-1.0, 1.0]]), ratio_cap=3.0)
+    # A < 0: −min(3·−1, 1.28·−1) = 3; A > 0: −min(3, 1.28) = −1.28
+    assert loss.tolist() == [pytest.approx([3.0, -1.28])]
+
+
+def test_a_cap_inside_the_clip_range_is_an_error():
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match=r"`ratio_cap` must be at least 1 \+ clip_high = 1.28, but got 1.1"):
+        clipped_surrogate(one, one, one, ratio_cap=1.1)
+
+
+def test_the_sequence_level_ratio_is_the_geometric_mean_and_its_gradient_each_tokens_own():
+    lp = torch.tensor([[0.3, -0.1, 5.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, False]])
+    weights = torch.tensor([[1.0, 0.5, 0.0]], dtype=torch.float64)
+    loss = clipped_surrogate(lp, torch.zeros(1, 3), weights, mask=mask, level="sequence", clip_high=1.0)
+    s = math.exp((0.3 - 0.1) / 2)
+    assert loss[0, :2].tolist() == pytest.approx([-s, -s * 0.5])
+    loss.sum().backward()
+    assert lp.grad[0, :2].tolist() == pytest.approx([-s, -s * 0.5])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimates_equal_their_formulas(estimator):
+    p, q = math.log(0.7), math.log(0.4)
+    formula = {"k1": p - q, "k2": (p - q) ** 2 / 2, "k3": 0.4 / 0.7 - (q - p) - 1}[estimator]
+    found = kl_estimate(torch.tensor([[p]], dtype=torch.float64), torch.tensor([[q]], dtype=torch.float64), estimator)
+    assert found.item() == pytest.approx(formula, rel=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_corrected_kl_gradient_is_that_of_the_exact_kl(estimator):
+    """On a vocabulary of 5 the expectation over samples is a sum over tokens."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    ref = torch.randn(5, dtype=torch.float64).log_softmax(0)
+    lp = logits.log_softmax(0)
+    (exact,) = torch.autograd.grad((lp.exp() * (lp - ref)).sum(), logits, retain_graph=True)
+    ratio = (lp - lp.detach()).exp()
+    expected = (lp.detach().exp() * kl_estimate(lp, ref, estimator, ratio=ratio)).sum()
+    (corrected,) = torch.autograd.grad(expected, logits, retain_graph=True)
+    torch.testing.assert_close(corrected, exact, rtol=0, atol=1e-12)
+    plain = (lp.detach().exp() * kl_estimate(lp, ref, estimator)).sum()
+    (biased,) = torch.autograd.grad(plain, logits)
+    assert (biased - exact).abs().max() > 0.01, "the test must see the bias that the correction takes away"
+
+
+def _losses():
+    losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 100.0, 100.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    return losses, mask
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("grpo", ((1 + 2 + 3) / 3 + 4) / 2),  # 3.0
+        ("dr_grpo", (1 + 2 + 3 + 4) / (2 * 8)),  # 0.625
+        ("dapo", (1 + 2 + 3 + 4) / 4),  # 2.5
+    ],
+)
+def test_aggregations_by_hand(how, expected):
+    losses, mask = _losses()
+    found = aggregate(losses, mask, how, num_rollouts=2, num_tokens=4, max_response_length=8)
+    assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+def test_micro_batches_add_up_to_the_whole(how):
+    losses, mask = _losses()
+    counts = {"num_rollouts": 2, "num_tokens": 4, "max_response_length": 8}
+    whole = aggregate(losses, mask, how, **counts)
+    parts = sum(aggregate(losses[k : k + 1], mask[k : k + 1], how, **counts) for k in range(2))
+    assert parts.item() == pytest.approx(whole.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+def test_a_fully_masked_batch_has_loss_zero_and_a_zero_gradient(how):
+    losses = torch.full((2, 3), torch.nan, requires_grad=True)
+    loss = aggregate(
+        losses, torch.zeros(2, 3, dtype=torch.bool), how, num_rollouts=0, num_tokens=0, max_response_length=4
+    )
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(losses.grad, torch.zeros(2, 3))
+
+
+def test_an_unknown_aggregation_names_the_known_ones():
+    losses, mask = _losses()
+    with pytest.raises(ValueError, match="grpo, dr_grpo, dapo, but got 'bnpo'"):
+        aggregate(losses, mask, "bnpo", num_rollouts=2, num_tokens=4, max_response_length=8)
