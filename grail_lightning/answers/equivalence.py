@@ -1,0 +1,391 @@
+r"""Are two answers equal? Layers, cheapest first; each acceptance names the layer that made it.
+
+`string`: the same after `normalise`. `number`: equal rational values. `structure`: tuples, sets, intervals, relations,
+ratios, bases, matrices, words whose parts are equal. `symbolic`: formulas that agree at random points to a hundred
+digits. `math-verify`: what the own grammar does not cover. The first three run in the caller's process: string and
+Fraction work under caps. The last two need an engine (`symbolic.Symbolic`) and run in a worker; without an engine
+`judge` returns None where they would be needed.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from grail_lightning.answers.conventions import Conventions, Engine, Outcome
+from grail_lightning.answers.exact import TooLarge, Undefined, is_terminating, rational
+from grail_lightning.answers.formulas import (
+    infinite,
+    scaled_by_zeros,
+    sign_of_infinity,
+    significant_digits,
+    single,
+    times,
+    wordy,
+)
+from grail_lightning.answers.names import bare_number, distinct_names, is_name, letters_of, named_value
+from grail_lightning.answers.nodes import Node, number
+from grail_lightning.answers.normalise import capped, normalise, string_key
+from grail_lightning.answers.sets import Interval, as_intervals
+from grail_lightning.answers.structure import (
+    Answer,
+    Base,
+    Broken,
+    Group,
+    Leaf,
+    Many,
+    Matrix,
+    Ratio,
+    Relation,
+    Union,
+    Words,
+    read,
+)
+from grail_lightning.answers.units import Quantity, clash
+
+__all__ = ["Conventions", "Outcome", "judge"]
+
+LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
+_MOST_ITEMS = 64
+
+
+class _Undecided(Exception):  # noqa: N818
+    """Only an engine can tell."""
+
+
+class _Unparseable(Exception):  # noqa: N818
+    """The prediction has no meaning that any layer finds."""
+
+
+def judge(gold: str, prediction: str, conventions: Conventions, engine: Engine | None = None) -> Outcome | None:
+    """Compare a bare answer with its reference.
+
+    Args:
+        gold: the reference.
+        prediction: the model's answer, any string.
+        conventions: what counts as equal, and the caps.
+        engine: the slow layers, or None to do without.
+
+    Returns:
+        The outcome; None if there is no engine and one is needed.
+    """
+    if not prediction.strip():
+        return Outcome("missing", "none")
+    if gold.strip() == prediction.strip():
+        return Outcome("right", "string")
+    limits = (conventions.max_characters, conventions.max_nesting, conventions.max_digits)
+    if capped(prediction, *limits) or capped(gold, *limits):
+        return Outcome("capped", "none")
+    comparison = _Comparison(conventions, engine)
+    try:
+        return comparison.outcome(normalise(gold), normalise(prediction))
+    except _Undecided:
+        return None
+    except TooLarge:
+        return Outcome("capped", "none")
+    except _Unparseable:
+        return Outcome("unparseable", "none")
+    except Undefined:
+        return Outcome("wrong", "number")
+    except (ValueError, ArithmeticError, RecursionError, LookupError, TypeError, AttributeError):
+        # Untrusted text found a hole in a layer: that costs this one answer, and never the run.
+        return Outcome("unparseable", "none")
+
+
+class _Comparison:
+    """One pair on its way down the layers; `layer` is the deepest that was needed so far."""
+
+    def __init__(self, conventions: Conventions, engine: Engine | None) -> None:
+        self.conventions = conventions
+        self.engine = engine
+        self.layer = 0
+
+    def outcome(self, gold: str, prediction: str) -> Outcome:
+        if not prediction:
+            return Outcome("unparseable", "none")
+        if string_key(gold) == string_key(prediction):
+            return Outcome("right", "string")
+        gold_answer, answer = read(gold), read(prediction)
+        if isinstance(answer, Broken):
+            return Outcome("unparseable", "none")
+        if not isinstance(gold_answer, Leaf) or not isinstance(answer, Leaf):
+            self.reach("structure")
+        equal = self.answers(gold_answer, answer)
+        return Outcome("right" if equal else "wrong", LAYERS[self.layer])
+
+    def reach(self, layer: str) -> None:
+        self.layer = max(self.layer, LAYERS.index(layer))
+
+    # structure --------------------------------------------------------------------------------------------------------
+    def answers(self, gold: Answer, other: Answer) -> bool:
+        """Whether two answers of any kinds are equal."""
+        gold, other = _unwrapped(gold), _unwrapped(other)
+        if isinstance(gold, Leaf) and isinstance(other, Leaf):
+            return self.leaves(gold, other)
+        if isinstance(gold, Words) and isinstance(other, Words):
+            return gold.text == other.text if self.conventions.ignore_case else gold.exact == other.exact
+        if isinstance(gold, Base) and isinstance(other, Base):
+            return gold == other
+        if isinstance(gold, Group) and isinstance(other, Group):
+            return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
+        if isinstance(gold, Ratio) and isinstance(other, Ratio):
+            return self.in_order(gold.items, other.items)
+        if isinstance(gold, Matrix) and isinstance(other, Matrix):
+            return self.matrices(gold, other)
+        if isinstance(gold, Relation) or isinstance(other, Relation):
+            return self.relations(gold, other)
+        return self.mixed(gold, other)
+
+    def mixed(self, gold: Answer, other: Answer) -> bool:
+        """Two kinds that may still say the same."""
+        if isinstance(gold, Group) and isinstance(other, Many) and not other.braced:
+            bare = self.conventions.bare_tuple and gold.brackets == "()" and other.joint == ","
+            return bare and self.in_order(gold.items, other.items)
+        if isinstance(gold, Words) or isinstance(other, Words):
+            empty = Words("none", "none")
+            kinds = [Words("none", answer.exact) if isinstance(answer, Words) else answer for answer in (gold, other)]
+            if Many((), braced=True) in kinds and any(
+                isinstance(answer, Words) and answer.text == empty.text for answer in (gold, other)
+            ):
+                return True
+        if isinstance(gold, Matrix) or isinstance(other, Matrix):
+            return self.vectors(gold, other)
+        if isinstance(gold, Many) and isinstance(other, Many):
+            return self.collections(gold, other) or self.same_set(gold, other)
+        return self.same_set(gold, other)
+
+    def in_order(self, gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
+        if len(gold) != len(other):
+            return False
+        return all(self.answers(*pair) for pair in zip(gold, other, strict=True))
+
+    def collections(self, gold: Many, other: Many) -> bool:
+        """Each member of either has an equal in the other."""
+        if max(len(gold.items), len(other.items)) > _MOST_ITEMS:
+            raise TooLarge("a collection of very many members")
+        if not gold.items or not other.items:
+            return not gold.items and not other.items
+        if distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items):
+            return self.in_order(gold.items, other.items)
+        if not gold.braced and not other.braced:
+            return self.one_to_one(gold.items, other.items)
+        return all(any(self.answers(g, o) for o in other.items) for g in gold.items) and all(
+            any(self.answers(g, o) for g in gold.items) for o in other.items
+        )
+
+    def one_to_one(self, gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
+        """Lists in any order, each member as often in one as in the other."""
+        if len(gold) != len(other):
+            return False
+        left = list(other)
+        for item in gold:
+            twin = next((place for place, candidate in enumerate(left) if self.answers(item, candidate)), None)
+            if twin is None:
+                return False
+            del left[twin]
+        return True
+
+    def matrices(self, gold: Matrix, other: Matrix) -> bool:
+        if gold.kind != other.kind:
+            return False
+        if len(gold.rows) != len(other.rows):
+            return False
+        return all(self.in_order(*rows) for rows in zip(gold.rows, other.rows, strict=True))
+
+    def vectors(self, gold: Answer, other: Answer) -> bool:
+        """A matrix of one column or one row and a tuple."""
+        sides = [_vector(gold), _vector(other)]
+        if sides[0] is None or sides[1] is None:
+            return False
+        return self.in_order(sides[0], sides[1])
+
+    def same_set(self, gold: Answer, other: Answer) -> bool:
+        if not any(isinstance(answer, Union | Relation | Many | Words) for answer in (gold, other)):
+            return self.real_line(gold, other)
+        left, right = as_intervals(gold), as_intervals(other)
+        if left is not None and right is not None:
+            return self.intervals(left, right)
+        if isinstance(gold, Union) and isinstance(other, Union) and set(gold.signs + other.signs) == {r"\cup"}:
+            return self.collections(Many(gold.parts), Many(other.parts))
+        return False
+
+    def real_line(self, gold: Answer, other: Answer) -> bool:
+        r"""`\mathbb{R}` is a formula to the parser, and an interval to us."""
+        left, right = as_intervals(gold), as_intervals(other)
+        return left is not None and right is not None and self.intervals(left, right)
+
+    def intervals(self, left: tuple[Interval, ...], right: tuple[Interval, ...]) -> bool:
+        if len(left) != len(right):
+            return False
+        for one, two in zip(left, right, strict=True):
+            for edge, twin in ((one.low, two.low), (one.high, two.high)):
+                if edge.closed != twin.closed or not self.nodes(edge.node, twin.node, 0.0):
+                    return False
+        return True
+
+    # relations --------------------------------------------------------------------------------------------------------
+    def relations(self, gold: Answer, other: Answer) -> bool:
+        if isinstance(gold, Relation) and isinstance(other, Relation):
+            return self.two_relations(gold, other)
+        if isinstance(other, Relation) and set(other.signs) == {r"\approx"} and not is_name(other.sources[0]):
+            return self.answers(gold, other.sides[0])  # `3\sqrt{7} \approx 7.94`: the exact value is the answer
+        if isinstance(gold, Relation) and set(gold.signs) == {r"\approx"}:
+            return any(self.answers(side, other) for side in gold.sides)
+        if isinstance(other, Relation):
+            return self.claimed(gold, other) or self.same_set(gold, other)
+        assert isinstance(gold, Relation)
+        value = named_value(gold)
+        return (value is not None and self.answers(value, other)) or self.same_set(gold, other)
+
+    def claimed(self, gold: Answer, relation: Relation) -> bool:
+        r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7."""
+        if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
+            return False
+        sides = relation.sides
+        named = [is_name(source) for source in relation.sources]
+        if all(named):  # `x = y`: a formula that happens to look like a name
+            named[-1] = False
+        if r"\in" in relation.signs:
+            return len(sides) == 2 and named[0] and self.answers(gold, sides[1])
+        if len(sides) == 2 and named[1] and not named[0]:  # `5 = x`
+            named.reverse()
+            sides = sides[::-1]
+        return all(self.answers(gold, side) for side, name in zip(sides, named, strict=True) if not name)
+
+    def two_relations(self, gold: Relation, other: Relation) -> bool:
+        if gold.signs == other.signs == ("=",) or (gold.signs == other.signs and set(gold.signs) == {r"\in"}):
+            return self.equations(gold, other)
+        if set(gold.signs + other.signs) == {"="}:
+            return self.chains(gold, other)
+        left, right = as_intervals(gold), as_intervals(other)
+        if left is not None and right is not None:
+            return letters_of(gold) == letters_of(other) and self.intervals(left, right)
+        if gold.signs == other.signs and self.in_order(gold.sides, other.sides):
+            return True
+        return self.inequalities(gold, other)
+
+    def chains(self, gold: Relation, other: Relation) -> bool:
+        """Two chains of equations with names at their heads: the names and the last sides."""
+        heads = string_key(gold.sources[0]) == string_key(other.sources[0]) and is_name(gold.sources[0])
+        return heads and self.claimed(gold.sides[-1], other)
+
+    def equations(self, gold: Relation, other: Relation) -> bool:
+        names = [string_key(source) for source in gold.sources], [string_key(source) for source in other.sources]
+        for left, right in ((0, 1), (1, 0)):
+            if names[0][0] == names[1][left] and self.answers(gold.sides[1], other.sides[right]):
+                return True
+            if names[0][1] == names[1][right] and self.answers(gold.sides[0], other.sides[left]):
+                return True
+        if gold.signs[0] != "=":
+            return False
+        heads = [relation.sources[0] for relation in (gold, other)]
+        named = all(map(is_name, heads)) and string_key(heads[0]) != string_key(heads[1])
+        if named and (bare_number(gold) or bare_number(other)):
+            return False  # x=5 is not y=5
+        return self.proportional(gold, other) != 0
+
+    def inequalities(self, gold: Relation, other: Relation) -> bool:
+        if len(gold.signs) != 1 or len(other.signs) != 1:
+            return False
+        turns = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
+        (sign, turn), (twin, other_turn) = (turns.get(relation.signs[0], ("", 0)) for relation in (gold, other))
+        if not sign or sign != twin:
+            return False
+        ratio = self.proportional(gold, other)
+        return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
+
+    def proportional(self, gold: Relation, other: Relation) -> int:
+        differences = []
+        for relation in (gold, other):
+            left, right = relation.sides
+            if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
+                return 0
+            if left.quantity[1:] != Quantity("")[1:] or right.quantity[1:] != Quantity("")[1:]:
+                return 0
+            differences.append(Node("add", "", (left.node, Node("negate", "", (right.node,)))))
+        self.reach("symbolic")
+        return self.needed().ratio_sign(differences[0], differences[1])
+
+    # formulas ---------------------------------------------------------------------------------------------------------
+    def needed(self) -> Engine:
+        if self.engine is None:
+            raise _Undecided
+        return self.engine
+
+    def leaves(self, gold: Leaf, other: Leaf) -> bool:
+        """Two formulas with what surrounds them."""
+        left, right = gold.quantity, other.quantity
+        if clash(left.unit, right.unit) or (not self.conventions.missing_unit and left.unit != right.unit):
+            return False
+        if string_key(left.text) == string_key(right.text) and left[2:] == right[2:]:
+            return True
+        if gold.node is None or other.node is None:
+            return self.unknown(left, right, other.node is None)
+        slack = self.slack(left, right)
+        scaled_gold, scaled = scaled_by_zeros(gold.node, left.zeros), scaled_by_zeros(other.node, right.zeros)
+        factors = self.factors(left, right)
+        return any(self.nodes(times(scaled_gold, a), times(scaled, b), slack) for a, b in factors)
+
+    def factors(self, left: Quantity, right: Quantity) -> list[tuple[Node | None, Node | None]]:
+        """What the two formulas may be multiplied with before they are compared."""
+        hundredth, radian = number(Fraction(1, 100)), Node("function", "degrees", (number(1),))
+        if left.percent != right.percent:
+            plain, part = self.conventions.percent_as_number, self.conventions.percent_as_fraction
+            scales = ([None] if plain else []) + ([hundredth] if part else [])
+            return [(scale, None) if left.percent else (None, scale) for scale in scales]
+        if left.degrees != right.degrees:
+            bare = right if left.degrees else left
+            if r"\pi" in bare.text:
+                return [(radian, None) if left.degrees else (None, radian)]
+        return [(None, None)]
+
+    def slack(self, left: Quantity, right: Quantity) -> float:
+        """The relative tolerance: none unless exactly one of the two is a decimal of four or more digits."""
+        decimals = [significant_digits(quantity.text) for quantity in (left, right)]
+        lone = max(decimals) >= 4 and min(decimals) == 0
+        return self.conventions.tolerance if lone else 0.0
+
+    def nodes(self, gold: Node, other: Node, slack: float) -> bool:
+        if gold == other:
+            return True
+        left, right = rational(gold), rational(other)
+        if left is not None and right is not None:
+            self.reach("number")
+            exact = left == right or slack == 0 or (is_terminating(left) and is_terminating(right))
+            return left == right if exact else abs(left - right) <= Fraction(str(slack)) * abs(left)
+        if infinite(gold) or infinite(other):
+            return sign_of_infinity(gold) == sign_of_infinity(other) != 0
+        if gold.kind == other.kind == "symbol":
+            return False
+        if (left is not None and single(other)) or (right is not None and single(gold)):
+            return False
+        engine = self.needed()
+        self.reach("symbolic")
+        return engine.equal(gold, other, slack)
+
+    def unknown(self, left: Quantity, right: Quantity, prediction_unknown: bool) -> bool:
+        """A formula outside of the grammar."""
+        if wordy(left.text) or wordy(right.text):
+            if prediction_unknown:
+                raise _Unparseable
+            return False
+        engine = self.needed()
+        self.reach("math-verify")
+        verdict = engine.external(left.text, right.text, self.conventions.tolerance)
+        if verdict is None:
+            raise _Unparseable
+        return verdict
+
+
+def _unwrapped(answer: Answer) -> Answer:
+    return (
+        answer.items[0]
+        if isinstance(answer, Many) and len(answer.items) == 1 and not isinstance(answer.items[0], Many)
+        else answer
+    )
+
+
+def _vector(answer: Answer) -> tuple[Answer, ...] | None:
+    if isinstance(answer, Matrix) and answer.kind == "m":
+        if len(answer.rows) == 1:
+            return answer.rows[0]
+        return tuple(row[0] for row in answer.rows) if all(len(row) == 1 for row in answer.rows) else None
+    return answer.items if isinstance(answer, Group) and answer.brackets == "()" else None

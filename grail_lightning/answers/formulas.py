@@ -1,0 +1,54 @@
+"""Small questions about one formula that decide how two are compared."""
+
+import re
+
+from grail_lightning.answers.nodes import Node, number
+
+__all__ = ["infinite", "scaled_by_zeros", "sign_of_infinity", "significant_digits", "single", "times", "wordy"]
+
+
+def single(node: Node) -> bool:
+    """Whether a formula is one letter, possibly with a rational factor: never equal to a number."""
+    return node.kind == "symbol" or (
+        node.kind in ("negate", "multiply")
+        and all(single(argument) or argument.kind == "number" for argument in node.args)
+        and sum(single(argument) for argument in node.args) == 1
+        and all(argument.value != 0 for argument in node.args if argument.kind == "number")
+    )
+
+
+def infinite(node: Node) -> bool:
+    """Whether infinity occurs in a formula."""
+    return (node.kind == "constant" and node.value == "inf") or any(infinite(argument) for argument in node.args)
+
+
+def sign_of_infinity(node: Node) -> int:
+    """1 or -1 for a signed infinity, 0 for anything else."""
+    if node == Node("constant", "inf"):
+        return 1
+    return -sign_of_infinity(node.args[0]) if node.kind == "negate" else 0
+
+
+def scaled_by_zeros(node: Node, zeros: int) -> Node:
+    """The formula times ten to the power of `zeros`."""
+    return Node("multiply", "", (node, number(10**zeros))) if zeros else node
+
+
+def times(node: Node, factor: Node | None) -> Node:
+    """The product; None is one."""
+    return node if factor is None else Node("multiply", "", (node, factor))
+
+
+_DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?)?", re.ASCII)
+_WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
+
+
+def significant_digits(text: str) -> int:
+    """Digits of a decimal literal from the first that is not zero; 0 for anything else."""
+    found = _DECIMAL.fullmatch(text.replace(" ", ""))
+    return len(found[1].replace(".", "").lstrip("0")) if found else 0
+
+
+def wordy(text: str) -> bool:
+    """Whether a formula that cannot be read has words in it, which no mathematical library should see."""
+    return bool(_WORDY.search(text))

@@ -1,0 +1,231 @@
+"""Which sampled tokens carry which characters: exact alignment of token ids with the decoded text.
+
+Nothing is re-tokenised: a policy may sample ids that its tokenizer would never produce for the same text, so a second
+tokenisation is off by one sooner or later. Instead each id is turned into what it adds to the decoded text.
+Three readings are tried, each checked against `tokenizer.decode`:
+
+1. byte-level BPE (GPT, Qwen, Llama 3): a token is a string of bytes; characters are cut from the bytes as UTF-8;
+2. SentencePiece-like (Llama 2, Gemma, Mistral): `▁` is a space, `<0x0A>` a byte;
+3. any other tokenizer: windowed incremental decoding.
+
+A token that carries some of a character's bytes covers that character, so several tokens may cover one emoji.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["Alignment", "align", "token_span"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+# Tokens decoded before the one in question: decoders look back over one character (four bytes) or one word piece.
+_WINDOW = 8
+# A run of tokens that never completes a character is cut here, so that hostile ids cost linear time.
+_LONGEST_RUN = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alignment:
+    """A decoded text and the range of characters that each of its N tokens covers.
+
+    Args:
+        text: `tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`.
+        starts: [N] first character of each token; among tokens with text it never falls.
+        stops: [N] index after its last character; equal to the start for a token without text, such as a special one.
+    """
+
+    text: str
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    def overlapping(self, start: int, stop: int) -> list[int]:
+        """Indices of the tokens that cover at least one character of `text[start:stop]`."""
+        spans = zip(self.starts, self.stops, strict=True)
+        return [index for index, (low, high) in enumerate(spans) if max(low, start) < min(high, stop)]
+
+
+def align(token_ids: Sequence[int], tokenizer: Any) -> Alignment:
+    """The character range of each token in the decoded text.
+
+    Args:
+        token_ids: [N] ids as they were sampled, special tokens and padding included.
+        tokenizer: a Hugging Face tokenizer, of which only `decode`, `convert_ids_to_tokens` and the special tokens
+            are used.
+    """
+    ids = [int(token_id) for token_id in token_ids]
+    text = _decode(tokenizer, ids)
+    tokens = _visible_tokens(tokenizer, ids)
+    if tokens is not None:
+        for pieces_of in (_byte_level_pieces, _sentencepiece_pieces):
+            spans = _spans_of_pieces(pieces_of(tokens, text), text)
+            if spans is not None:
+                return _alignment(text, spans)
+    return _alignment(text, _incremental_spans(tokenizer, ids, text))
+
+
+def token_span(token_ids: Sequence[int], tokenizer: Any, start: int, stop: int) -> list[int]:
+    """Indices of the tokens that cover at least one character of the decoded text's range [start, stop).
+
+    Args:
+        token_ids: [N] ids as they were sampled.
+        tokenizer: a Hugging Face tokenizer.
+        start: first character of the range in the decoded text.
+        stop: index after its last character.
+    """
+    return align(token_ids, tokenizer).overlapping(start, stop)
+
+
+def _decode(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _alignment(text: str, spans: list[tuple[int, int]]) -> Alignment:
+    return Alignment(text=text, starts=tuple(start for start, _ in spans), stops=tuple(stop for _, stop in spans))
+
+
+def _visible_tokens(tokenizer: Any, ids: list[int]) -> list[str | None] | None:
+    """Each id's entry in the vocabulary; None for what `decode` leaves out (special, or beyond it)."""
+    special = set(tokenizer.all_special_ids)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if hasattr(backend, "get_added_tokens_decoder"):
+        special |= {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    try:
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+    except (IndexError, KeyError, ValueError, OverflowError):
+        return None
+    return [token if index not in special else None for index, token in zip(ids, tokens, strict=True)]
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` of its encoder)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(rest)}
+
+
+def _byte_level_pieces(tokens: list[str | None], text: str) -> list[bytes]:
+    table = _byte_of_character()
+    pieces = []
+    for token in tokens:
+        known = token is not None and all(character in table for character in token)
+        if token is None:
+            pieces.append(b"")
+        else:  # an added token such as `<think>` with characters outside of the table stands for itself
+            pieces.append(bytes(table[character] for character in token) if known else _utf8(token))
+    return pieces
+
+
+def _sentencepiece_pieces(tokens: list[str | None], text: str) -> list[bytes]:
+    pieces = []
+    for token in tokens:
+        byte = _BYTE_TOKEN.match(token) if token else None
+        pieces.append(bytes([int(byte[1], 16)]) if byte else _utf8((token or "").replace("\u2581", " ")))
+    _break_invalid_runs(tokens, pieces)
+    leading = next((place for place, piece in enumerate(pieces) if piece), None)
+    if leading is not None and pieces[leading].startswith(b" ") and b"".join(pieces) != _utf8(text):
+        pieces[leading] = pieces[leading][1:]  # these decoders strip the one space that encoding put before the text
+    return pieces
+
+
+def _break_invalid_runs(tokens: list[str | None], pieces: list[bytes]) -> None:
+    """A run of byte tokens that is not UTF-8 as a whole decodes to one replacement character per byte."""
+    start = 0
+    while start < len(pieces):
+        stop = start
+        while stop < len(pieces) and (tokens[stop] is None or _BYTE_TOKEN.match(tokens[stop] or "")):
+            stop += 1
+        try:
+            b"".join(pieces[start:stop]).decode()
+        except UnicodeDecodeError:
+            pieces[start:stop] = [_utf8("\ufffd") if piece else b"" for piece in pieces[start:stop]]
+        start = stop + 1
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _spans_of_pieces(pieces: list[bytes], text: str) -> list[tuple[int, int]] | None:
+    """Character range of each piece, or None if the pieces do not make the text."""
+    data = b"".join(pieces)
+    if data.decode("utf-8", "replace") != text:
+        return None
+    character_at = _character_of_byte(data, text)
+    spans, position = [], 0
+    for piece in pieces:
+        start, position = position, position + len(piece)
+        first = character_at[start]
+        spans.append((first, character_at[position - 1] + 1 if piece else first))
+    return spans
+
+
+def _character_of_byte(data: bytes, text: str) -> list[int]:
+    """Index of the character that each byte belongs to, and the number of characters for the end."""
+    owners: list[int] = []
+    for index, character in enumerate(text):
+        start = len(owners)
+        encoded = character.encode()
+        # U+FFFD may be in the data as itself, or stand for as many bytes as a broken sequence has before it breaks.
+        length = len(encoded) if data.startswith(encoded, start) else _broken_length(data, start)
+        owners.extend([index] * length)
+    return [*owners, len(text)]
+
+
+def _broken_length(data: bytes, start: int) -> int:
+    """Bytes that one replacement character stands for (Unicode's maximal subpart, in Python as in Rust)."""
+    try:
+        data[start : start + 4].decode()
+    except UnicodeDecodeError as error:
+        return error.end
+    raise AssertionError("a replacement character without broken bytes")
+
+
+def _incremental_spans(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
+    """What each token adds when decoded after its predecessors; tokens that only make text together share its range."""
+    spans: list[tuple[int, int]] = []
+    written: list[str] = []
+    position = 0
+    first = 0  # of the tokens that wait for their text
+    before = ""
+    for stop in range(1, len(ids) + 1):
+        window = max(0, first - _WINDOW)
+        if stop == first + 1:
+            before = _decode(tokenizer, ids[window:first])
+        now = _decode(tokenizer, ids[window:stop])
+        waits = now.endswith("\ufffd") or not now.startswith(before)
+        if waits and stop - first < _LONGEST_RUN and stop < len(ids):
+            continue
+        added = now[len(before) :]
+        spans.extend([(position, position + len(added))] * (stop - first))
+        written.append(added)
+        position += len(added)
+        first = stop
+    return _reconciled(spans, "".join(written), text)
+
+
+def _reconciled(spans: list[tuple[int, int]], written: str, text: str) -> list[tuple[int, int]]:
+    """Where the windows did not make the text, every token that touches the doubtful stretch covers all of it."""
+    if written == text:
+        return spans
+    head = _common_prefix(written, text)
+    tail = _common_prefix(written[head:][::-1], text[head:][::-1])
+    shift, doubt_stop, text_stop = len(text) - len(written), len(written) - tail, len(text) - tail
+    nobodys = head == doubt_stop  # characters that no window wrote: the neighbours on both sides answer for them
+    reconciled = []
+    for start, stop in spans:
+        if stop < head or (stop == head and not nobodys):
+            reconciled.append((start, stop))
+        elif start > doubt_stop or (start == doubt_stop and not nobodys):
+            reconciled.append((start + shift, stop + shift))
+        else:
+            reconciled.append((min(start, head), max(stop + shift, text_stop)))
+    return reconciled
+
+
+def _common_prefix(left: str, right: str) -> int:
+    return next(
+        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )
