@@ -1,0 +1,55 @@
+r"""Problems in words with a boxed answer: the prompt of the published runs, and 1 or 0 for the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grail_lightning.answers import find_boxes
+from grail_lightning.rollout import GradedAnswer, Messages, Prompt, Task
+
+INSTRUCTION = r" Please reason step by step, and put your final answer within \boxed{}."
+
+
+class MathTask(Task):
+    r"""A problem and an instruction as one user turn; the answer is what stands in the last complete `\boxed{...}`.
+
+    Args:
+        instruction: Follows the problem, as it stands (with its leading space).
+        system_prompt: A system turn in front of it; none by default.
+
+    Raises:
+        ValueError: If a text holds a backspace, which is what `"\boxed"` means inside double quotes.
+    """
+
+    def __init__(self, instruction: str = INSTRUCTION, system_prompt: str | None = None) -> None:
+        for name, text in (("instruction", instruction), ("system_prompt", system_prompt)):
+            if text is not None and "\b" in text:
+                raise ValueError(
+                    rf"`{name}` must not hold a backspace character, but got {text!r}. Inside double quotes `\b` is "
+                    r"one: write `\\boxed`, or use single quotes."
+                )
+        self.instruction, self.system_prompt = instruction, system_prompt
+
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
+        """The columns `problem` and `answer` of a row as a prompt; all its columns travel along.
+
+        Raises:
+            ValueError: If one of the two is not there.
+        """
+        missing = [name for name in ("problem", "answer") if name not in row]
+        if missing:
+            raise ValueError(f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}.")
+        messages: Messages = [{"role": "user", "content": f"{row['problem']}{self.instruction}"}]
+        if self.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        return Prompt(messages=messages, reference=str(row["answer"]).strip(), task=self, columns=dict(row))
+
+    def answer(self, text: str) -> str | None:
+        """What stands in the last complete box, without outer white space."""
+        boxes = find_boxes(text)
+        return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
+
+    def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
+        """1 for a right answer, else 0."""
+        return [float(verdict.correct) for verdict in verdicts]

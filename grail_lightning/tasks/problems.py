@@ -1,0 +1,226 @@
+r"""Chains of additions and subtractions: problems, their splits, and demonstrations with known mistakes.
+
+A problem is an expression such as ``7+5-3+8``. It is worked out from left to right, one line an operator::
+
+    7+5=12
+    12-3=9
+    9+8=17
+    \boxed{17}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Split = Literal["train", "validation", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+FILLERS = ("Next", "So far so good", "Let me go on", "Then")
+SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
+LARGEST_SLIP = 9
+
+_EXPRESSION = re.compile(r"[0-9]{1,9}([+-][0-9]{1,9})+")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``operands[0] operators[0] operands[1] …``, evaluated from left to right.
+
+    Attributes:
+        operands: Numbers that are not negative, at least two.
+        operators: One ``+`` or ``-`` between each two of them.
+    """
+
+    operands: tuple[int, ...]
+    operators: str
+
+    @classmethod
+    def parse(cls, expression: str) -> Problem:
+        """The problem that is written ``7+5-3+8``.
+
+        Raises:
+            ValueError: If it is written otherwise.
+        """
+        if not _EXPRESSION.fullmatch(expression):
+            raise ValueError(
+                f"An arithmetic problem must be whole numbers joined by + and -, such as '7+5-3+8', "
+                f"but got {expression!r}."
+            )
+        numbers = re.split(r"[+-]", expression)
+        return cls(tuple(map(int, numbers)), re.sub("[0-9]", "", expression))
+
+    @property
+    def expression(self) -> str:
+        """``7+5-3+8``."""
+        return str(self.operands[0]) + "".join(f"{sign}{b}" for sign, b in self.terms)
+
+    @cached_property
+    def terms(self) -> tuple[tuple[str, int], ...]:
+        """Each operator with the operand behind it."""
+        return tuple(zip(self.operators, self.operands[1:], strict=True))
+
+    @cached_property
+    def totals(self) -> tuple[int, ...]:
+        """The running total before the first operator and after each: ``7, 12, 9, 17``."""
+        totals = [self.operands[0]]
+        for sign, b in self.terms:
+            totals.append(calculate(totals[-1], sign, b))
+        return tuple(totals)
+
+    @property
+    def answer(self) -> int:
+        """The value of the expression."""
+        return self.totals[-1]
+
+
+@dataclass(frozen=True)
+class ProblemSpace:
+    """All problems of a kind, and seeded draws from them.
+
+    Every problem belongs to one split for good, by a hash of its text: 80 % train, 10 % validation, 10 % test. Draws
+    for different splits are therefore disjoint, whatever their seeds, sizes and options.
+
+    Attributes:
+        min_terms: Fewest numbers in an expression.
+        max_terms: Most numbers in an expression.
+        min_operand: Smallest number.
+        max_operand: Largest number.
+        operators: Which of ``+`` and ``-`` occur.
+    """
+
+    min_terms: int = 5
+    max_terms: int = 5
+    min_operand: int = 1
+    max_operand: int = 9
+    operators: str = "+-"
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_terms <= self.max_terms:
+            raise ValueError(
+                f"`min_terms` and `max_terms` must satisfy 2 <= min_terms <= max_terms, "
+                f"but got {self.min_terms} and {self.max_terms}."
+            )
+        if not 0 <= self.min_operand <= self.max_operand < 10**9:
+            raise ValueError(
+                f"`min_operand` and `max_operand` must satisfy 0 <= min_operand <= max_operand < 10^9, "
+                f"but got {self.min_operand} and {self.max_operand}."
+            )
+        if self.operators not in ("+", "-", "+-", "-+"):
+            raise ValueError(f"`operators` must be '+', '-' or '+-', but got {self.operators!r}.")
+
+    @property
+    def size(self) -> int:
+        """How many problems there are, over all splits."""
+        operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
+        return sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
+
+    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
+        """Distinct problems of one split, always the same for the same arguments.
+
+        Args:
+            num_problems: How many.
+            split: train, validation or test.
+            seed: Another seed draws other problems of the same split.
+
+        Raises:
+            ValueError: If the split is unknown or holds fewer problems.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
+        rng = random.Random(f"{split}-{seed}")  # noqa: S311 - problems, not secrets
+        # Drawing until enough are distinct is quick only while most draws are new.
+        if num_problems <= 0.5 * SHARES[split] * self.size:
+            return self._draw(num_problems, split, rng)
+        return self._choose(num_problems, split, rng)
+
+    def _draw(self, num_problems: int, split: Split, rng: random.Random) -> list[Problem]:
+        drawn: dict[str, Problem] = {}
+        while len(drawn) < num_problems:
+            num_terms = rng.randint(self.min_terms, self.max_terms)
+            operands = tuple(rng.randint(self.min_operand, self.max_operand) for _ in range(num_terms))
+            problem = Problem(operands, "".join(rng.choices(self.operators, k=num_terms - 1)))
+            if split_of(problem.expression) == split:
+                drawn[problem.expression] = problem
+        return list(drawn.values())
+
+    def _choose(self, num_problems: int, split: Split, rng: random.Random) -> list[Problem]:
+        # A space that is smaller than the request need not be enumerated to know that it does not suffice.
+        found = [p for p in self._all() if split_of(p.expression) == split] if num_problems <= self.size else None
+        if found is None or len(found) < num_problems:
+            available = f"{len(found)} problems" if found is not None else f"fewer than {self.size} problems"
+            raise ValueError(
+                f"`num_problems` must not exceed what the {split} split holds ({available}), but got {num_problems}. "
+                "Ask for fewer, or widen `max_terms` or `max_operand`."
+            )
+        return rng.sample(found, num_problems)
+
+    def _all(self) -> Iterator[Problem]:
+        numbers = range(self.min_operand, self.max_operand + 1)
+        for num_terms in range(self.min_terms, self.max_terms + 1):
+            for operands in itertools.product(numbers, repeat=num_terms):
+                for signs in itertools.product(self.operators, repeat=num_terms - 1):
+                    yield Problem(operands, "".join(signs))
+
+
+def split_of(expression: str) -> Split:
+    """The one split to which a problem belongs, by a hash that is the same on every machine and in every run."""
+    bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=8).digest(), "big") % 10
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+
+
+def calculate(a: int, sign: str, b: int) -> int:
+    """``a+b`` or ``a-b``."""
+    return a + b if sign == "+" else a - b
+
+
+def misconception(a: int, sign: str, b: int) -> int | None:
+    """The wrong result of somebody who forgets the carry; None where there is none to forget.
+
+    An addition to a number that is not negative, whose unit digits sum to ten or more, comes out ten too small:
+    ``7+5=2``, ``17+5=12``, but ``12+5=17`` and ``17-5=12``.
+    """
+    if sign == "+" and a >= 0 and a % 10 + b % 10 >= 10:
+        return a + b - 10
+    return None
+
+
+def demonstration(
+    problem: Problem,
+    rng: random.Random,
+    slip_rate: float = 0.0,
+    misconception_rate: float = 0.0,
+    filler_rate: float = 0.0,
+) -> str:
+    r"""A worked solution with mistakes, which goes on consistently from a wrong result.
+
+    Args:
+        problem: What to solve.
+        rng: Decides where the mistakes are.
+        slip_rate: Probability that a line gets a random wrong result, off by at most nine.
+        misconception_rate: Probability that a line on which the carry can be forgotten forgets it.
+        filler_rate: Probability of a line without content in front of a line.
+
+    Returns:
+        Lines ``a+b=c``, then ``\boxed{c}``.
+    """
+    lines, total = [], problem.operands[0]
+    for sign, b in problem.terms:
+        right, tempting = calculate(total, sign, b), misconception(total, sign, b)
+        result = right
+        if tempting is not None and rng.random() < misconception_rate:
+            result = tempting
+        elif rng.random() < slip_rate:
+            # Less than ten off, so a slip never looks like a forgotten carry.
+            result = rng.choice([right + d for d in range(-LARGEST_SLIP, LARGEST_SLIP + 1) if d])
+        if rng.random() < filler_rate:
+            lines.append(rng.choice(FILLERS))
+        lines.append(f"{total}{sign}{b}={result}")
+        total = result
+    return "\n".join([*lines, f"\\boxed{{{total}}}"])
