@@ -97,6 +97,10 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
 
+    def to(self, device: Any) -> Self:
+        """Itself: no tensors inside. Lightning moves what has this method, and refuses other frozen records."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:

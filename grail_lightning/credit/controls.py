@@ -1,0 +1,86 @@
+"""Controls around any credit method: what a referee asks for first.
+
+A control takes the weights of the configured method, so that gate, clips, answer overwrite and the histogram stay those
+of the treatment. Its random numbers are keyed by seed, step and row: they touch no other stream of the run.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grail_lightning.credit.base import CreditContext, CreditControl
+from grail_lightning.rollout import RolloutBatch, TokenWeights
+
+
+class Shuffled(CreditControl):
+    """Each rollout's weights, permuted among its tokens outside the answer: same histogram, no information."""
+
+    def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The permuted weights."""
+        free = _reasoning(batch).cpu()
+        source = weights.values.cpu()
+        values = source.clone()
+        for k, row in enumerate(batch.row.tolist()):
+            places = free[k].nonzero().flatten()
+            order = torch.randperm(len(places), generator=context.row_generator(row))
+            values[k, places] = source[k, places[order]]
+        return replace(weights, values=values.to(weights.values.device))
+
+
+class Random(CreditControl):
+    """The clipped normal of GRAIL's map, drawn without looking: same mean, spread and clips, no saliency.
+
+    Rows that the method left uniform outside the answer stay so.
+
+    Args:
+        mean: Of the normal.
+        std: Of the normal.
+        w_min: Lower clamp.
+        w_max: Upper clamp.
+
+    Raises:
+        ValueError: For clamps that contain nothing or a negative `std`.
+    """
+
+    def __init__(self, mean: float = 1.0, std: float = 0.5, w_min: float = 0.5, w_max: float = 5.0) -> None:
+        if not 0 <= w_min <= w_max or std < 0:
+            raise ValueError(f"0 ≤ `w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
+        self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
+
+    def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The drawn weights."""
+        free = _reasoning(batch)
+        treated = _varies(weights.values, free)
+        values = weights.values.clone()
+        for k in treated.nonzero().flatten().tolist():
+            places = free[k].nonzero().flatten()
+            drawn = torch.randn(len(places), generator=context.row_generator(int(batch.row[k])))
+            clamped = (self.mean + self.std * drawn).clamp(self.w_min, self.w_max)
+            values[k, places] = clamped.to(values)
+        return replace(weights, values=values)
+
+
+class AnswerOnly(CreditControl):
+    """Weight 1 outside the answer: the method's answer overwrite without its scores."""
+
+    def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The overwritten weights."""
+        return replace(weights, values=weights.values.masked_fill(_reasoning(batch), 1))
+
+
+def _reasoning(batch: RolloutBatch) -> Tensor:
+    """``[B, T]`` bool: valid tokens that are neither in the answer nor behind it."""
+    assert batch.answer is not None
+    return batch.response_mask & ~batch.answer.whole & ~batch.answer.after
+
+
+def _varies(values: Tensor, mask: Tensor) -> Tensor:
+    """``[B]`` bool: rows whose weights differ within the mask."""
+    high = values.masked_fill(~mask, -torch.inf).amax(1)
+    low = values.masked_fill(~mask, torch.inf).amin(1)
+    return high > low

@@ -1,0 +1,147 @@
+"""GRAIL: gradient-reweighted advantages (arXiv 2606.04889)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grail_lightning.credit.base import CreditContext, Refresh, TokenCredit
+from grail_lightning.credit.saliency import Alignment, Leaf, saliency_of_rows
+from grail_lightning.functional import answer_overwrite, grail_map, mean_one
+from grail_lightning.locate import WhichBox, align_rows, answer_masks
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights
+
+Gate = Literal["negative", "positive", "all"]
+Overwrite = Literal["always", "gated", "never"]
+Normalise = Literal["none", "mean_one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaliencyOptions:
+    """Where and when saliency is measured.
+
+    Attributes:
+        leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
+        alignment: predictor reads for token t the position t − 1, which predicts it; token reads t itself.
+        box: last is the box that is graded; first is what the published code explains.
+        refresh: rollout computes the weights once for a batch of rollouts; update anew before every optimiser step, as
+            the published code does.
+    """
+
+    leaf: Leaf | int = "embeddings"
+    alignment: Alignment = "predictor"
+    box: WhichBox = "last"
+    refresh: Refresh = "rollout"
+
+
+class GRAIL(TokenCredit):
+    r"""Weights by how much each position moves the likelihood of the model's own answer.
+
+    .. math:: \phi = -\sum_{t \in box} \log\pi(y_t), \quad s_t = \lVert \partial\phi/\partial a \odot a \rVert_2, \quad
+              w_t = \mathrm{clamp}(\mu + \sigma\,\mathrm{zscore}(\log(s_t + 10^{-8})),\ w_{min}, w_{max})
+
+    Only rollouts inside the gate with a complete box and a non-zero advantage cost anything. Differs from the published
+    code in its exact spans, in taking the last box, and in computing the weights once a batch (see docs/methods.md).
+
+    Args:
+        gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0), positive or all.
+        mean: Weight of a token of average log-saliency.
+        std: How far the weights spread.
+        w_min: Lower clamp.
+        w_max: Upper clamp, and the weight of the answer's content.
+        answer_overwrite: Whether answer tokens get fixed weights: always (also outside the gate, as published), gated,
+            or never.
+        normalise: none, or mean_one to keep the total step size of each rollout.
+        saliency: Where and when saliency is measured.
+
+    Raises:
+        ValueError: For clamps that contain nothing, a negative `std` or an unknown name.
+
+    Source: arXiv 2606.04889 and its published trainer.
+    """
+
+    def __init__(
+        self,
+        gate: Gate = "negative",
+        mean: float = 1.0,
+        std: float = 0.5,
+        w_min: float = 0.5,
+        w_max: float = 5.0,
+        answer_overwrite: Overwrite = "always",
+        normalise: Normalise = "none",
+        saliency: SaliencyOptions = SaliencyOptions(),
+    ) -> None:
+        if not 0 <= w_min <= w_max:
+            raise ValueError(f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {w_min} and {w_max}.")
+        if std < 0:
+            raise ValueError(f"`std` must not be negative, but got {std}. Use 0 for the same weight everywhere.")
+        for name, value, known in (
+            ("gate", gate, ("negative", "positive", "all")),
+            ("answer_overwrite", answer_overwrite, ("always", "gated", "never")),
+            ("normalise", normalise, ("none", "mean_one")),
+        ):
+            if value not in known:
+                raise ValueError(f"`{name}` must be one of {', '.join(known)}, but got {value!r}.")
+        self.gate, self.overwrite, self.normalise = gate, answer_overwrite, normalise
+        self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
+        self.saliency = saliency
+        self.refresh = saliency.refresh
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages and answer masks are set."""
+        assert batch.advantages is not None
+        answer, mask = self._answer(policy, batch), batch.response_mask
+        gated, boxed = self.in_gate(batch.advantages), answer.whole.any(1)
+        eligible = gated & boxed & (batch.advantages != 0)
+        scores = saliency_of_rows(
+            policy,
+            batch,
+            answer.whole,
+            eligible.nonzero().flatten(),
+            token_budget=context.token_budget,
+            leaf=self.saliency.leaf,
+            alignment=self.saliency.alignment,
+            temperature=context.temperature,
+        )
+        values = self.map(scores, mask, eligible)
+        values = self.write_answer(values, answer, mask, gated & boxed)
+        if self.normalise == "mean_one":
+            values = mean_one(values, mask)
+        metrics = {"eligible": eligible.float().mean().item(), "at_clip": self._share_at_clips(values, mask, eligible)}
+        return TokenWeights(values=values, scores=scores, fallback=gated & ~boxed, metrics=metrics)
+
+    def in_gate(self, advantages: Tensor) -> Tensor:
+        """``[B]`` bool: rows that the method reweights."""
+        match self.gate:
+            case "negative":
+                return advantages <= 0
+            case "positive":
+                return advantages > 0
+            case _:
+                return torch.ones_like(advantages, dtype=torch.bool)
+
+    def map(self, scores: Tensor, mask: Tensor, eligible: Tensor) -> Tensor:
+        """Scores ``[B, T]`` to weights ``[B, T]``; 1 on rows that are not eligible."""
+        weights = grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
+        return torch.where(eligible[:, None], weights, mask.to(weights.dtype))
+
+    def write_answer(self, values: Tensor, answer: AnswerMasks, mask: Tensor, gated: Tensor) -> Tensor:
+        """The answer's own tokens get `w_max` (content) and `mean` (marker, brace and what follows)."""
+        if self.overwrite == "never":
+            return values
+        written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)
+        return written if self.overwrite == "always" else torch.where(gated[:, None], written, values)
+
+    def _answer(self, policy: Policy, batch: RolloutBatch) -> AnswerMasks:
+        if self.saliency.box == "last" and batch.answer is not None:
+            return batch.answer
+        return answer_masks(batch, align_rows(batch, policy.tokenizer), self.saliency.box)
+
+    def _share_at_clips(self, values: Tensor, mask: Tensor, eligible: Tensor) -> float:
+        tokens = mask & eligible[:, None]
+        at_clip = ((values <= self.w_min) | (values >= self.w_max)) & tokens
+        return (at_clip.sum() / tokens.sum().clamp(min=1)).item()

@@ -1,0 +1,230 @@
+"""OAR: outcome-grounded advantage reshaping (arXiv 2601.07408), by one gradient.
+
+Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.credit.saliency import Alignment, cut_responses, explaining, last_marked
+from grail_lightning.functional import bilevel_map
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights, micro_batches
+
+AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
+Scope = Literal["reasoning", "response"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BilevelOptions:
+    """From scores to weights; see `grail_lightning.functional.bilevel_map`.
+
+    Attributes:
+        quantile: Scores below this quantile are damped, the others boosted.
+        boost: Weight of the highest score is 1 + boost, before rescaling.
+        floor: Least weight, before rescaling.
+        interpolate: Whether the quantile interpolates; false takes sorted[floor(quantile * length)].
+        preserve_mass: Whether each row's weights are rescaled to sum to its number of weighted tokens.
+        eps: Guards the divisions.
+    """
+
+    quantile: float = 0.4
+    boost: float = 2.0
+    floor: float = 0.1
+    interpolate: bool = True
+    preserve_mass: bool = True
+    eps: float = 1e-8
+
+
+class OARGradient(TokenCredit):
+    r"""Weights by how much each position moves the answer's distribution, to first order (OAR-G).
+
+    .. math:: J = KL(p_0 \,\Vert\, p_{e+\epsilon}), \quad \epsilon \sim N(0, \sigma^2), \quad
+              I_j = \left|\sum_d \frac{\partial J}{\partial e_{jd}} e_{jd}\right|, \quad w = \text{bilevel}(I)
+
+    Without the noise the gradient of the KL vanishes. The defaults are the OAR code's. The re-implementation in the
+    GRAIL repository is ``scope: response, alignment: predictor, product: noisy`` with ``interpolate: false`` and
+    ``eps: 1e-12`` in `bilevel`. There is no gate by sign; rows without a box or an advantage have weight 1.
+
+    Args:
+        distribution: Of the answer: answer_mean is the softmax of the mean logits that predict its tokens, last the
+            softmax at its last token, answer_joint stands for the drop of its mean log-likelihood.
+        scope: Which tokens are perturbed and weighed: reasoning (before the answer), or the whole response.
+        alignment: token reads each token's own position, predictor the one before it.
+        product: Whether the gradient is multiplied with the clean or the noisy embedding.
+        noise: Standard deviation σ of the noise on the embeddings.
+        at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
+        bilevel: From scores to weights.
+
+    Raises:
+        ValueError: For noise that is not positive or an unknown name.
+
+    Source: arXiv 2601.07408 and its published scorer.
+    """
+
+    def __init__(
+        self,
+        distribution: AnswerDistribution = "answer_mean",
+        scope: Scope = "reasoning",
+        alignment: Alignment = "token",
+        product: Literal["clean", "noisy"] = "clean",
+        noise: float = 1e-3,
+        at_temperature: bool = False,
+        bilevel: BilevelOptions = BilevelOptions(),
+    ) -> None:
+        if noise <= 0:
+            raise ValueError(
+                f"`noise` must be positive, but got {noise}. Without noise the gradient of the KL is zero."
+            )
+        for name, value, known in (
+            ("distribution", distribution, ("answer_mean", "last", "answer_joint")),
+            ("scope", scope, ("reasoning", "response")),
+            ("alignment", alignment, ("token", "predictor")),
+            ("product", product, ("clean", "noisy")),
+        ):
+            if value not in known:
+                raise ValueError(f"`{name}` must be one of {', '.join(known)}, but got {value!r}.")
+        self.distribution, self.scope, self.alignment, self.product = distribution, scope, alignment, product
+        self.noise, self.at_temperature, self.bilevel = noise, at_temperature, bilevel
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages and answer masks are set."""
+        assert batch.advantages is not None
+        assert batch.answer is not None
+        boxed = batch.answer.whole.any(1)
+        eligible = boxed & (batch.advantages != 0)
+        scores = self._scores_of_rows(policy, batch, eligible.nonzero().flatten(), context)
+        scope = scoped_tokens(batch, batch.answer, self.scope)
+        options = self.bilevel
+        mapped = bilevel_map(
+            scores,
+            scope,
+            quantile=options.quantile,
+            boost=options.boost,
+            floor=options.floor,
+            interpolate=options.interpolate,
+            preserve_mass=options.preserve_mass,
+            eps=options.eps,
+        )
+        values = torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype))
+        return TokenWeights(
+            values=values, scores=scores, fallback=~boxed, metrics={"eligible": eligible.float().mean().item()}
+        )
+
+    def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
+        assert batch.answer is not None
+        ends = last_marked(batch.answer.whole)
+        short = cut_responses(batch, ends)
+        scores = torch.zeros(batch.response_mask.shape, device=batch.response_mask.device)
+        for part in micro_batches(batch.prompt_lengths + ends, context.token_budget, rows):
+            piece = short.select(part)
+            assert piece.answer is not None
+            noise = self.draw_noise(policy, piece, context)
+            found = gradient_scores(
+                policy,
+                piece,
+                noise,
+                distribution=self.distribution,
+                alignment=self.alignment,
+                product=self.product,
+                temperature=context.temperature if self.at_temperature else 1.0,
+            )
+            scores = scores.to(found.dtype)
+            scores[part.to(scores.device), : found.shape[1]] = found
+        return scores
+
+    def draw_noise(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+        """``[B, P+T, D]``, zero outside the positions of the scoped tokens; keyed by row, whatever the padding."""
+        assert batch.answer is not None
+        width = policy.model.get_input_embeddings().weight.shape[1]
+        noise = torch.zeros(*batch.input_ids.shape, width, dtype=policy.model.dtype)
+        scope = scoped_tokens(batch, batch.answer, self.scope).cpu()
+        shift = batch.prompt_width - (self.alignment == "predictor")
+        for k, row in enumerate(batch.row.tolist()):
+            places = scope[k].nonzero().flatten() + shift
+            drawn = torch.randn(len(places), width, generator=context.row_generator(row))
+            noise[k, places] = (self.noise * drawn).to(noise.dtype)
+        return noise.to(batch.input_ids.device)
+
+
+def gradient_scores(
+    policy: Policy,
+    batch: RolloutBatch,
+    noise: Tensor,
+    *,
+    distribution: AnswerDistribution = "answer_mean",
+    alignment: Alignment = "token",
+    product: Literal["clean", "noisy"] = "clean",
+    temperature: float = 1.0,
+) -> Tensor:
+    """OAR-G's scores under given noise: ``|Σ_d g_d·e_d|`` at each response token.
+
+    Args:
+        policy: Answers for the distributions.
+        batch: ``B`` rows, each with an answer.
+        noise: ``[B, P+T, D]``, added to the embeddings.
+        distribution: Of the answer.
+        alignment: Which position a token reads.
+        product: Whether the embedding in the product carries the noise.
+        temperature: Divides the logits.
+
+    Returns:
+        ``[B, T]``, zero outside the response mask.
+    """
+    length = batch.response_mask.shape[1]
+    clean = policy.embed(batch.input_ids).detach()
+    with explaining(policy):
+        with torch.no_grad():
+            reference = _answer_log_distribution(policy, batch, clean, distribution, temperature)
+        with torch.enable_grad():
+            noisy = (clean + noise.to(clean.dtype)).requires_grad_(True)
+            moved = _answer_log_distribution(policy, batch, noisy, distribution, temperature)
+            if distribution == "answer_joint":
+                objective = (reference - moved).sum()
+            else:
+                objective = (reference.exp() * (reference - moved)).sum()
+            gradient = torch.autograd.grad(objective, noisy)[0]
+    exact = torch.promote_types(gradient.dtype, torch.float32)
+    factor = clean if product == "clean" else noisy.detach()
+    score = (gradient.to(exact) * factor.to(exact)).sum(-1).abs()
+    aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
+    return aligned.masked_fill(~batch.response_mask, 0)
+
+
+def scoped_tokens(batch: RolloutBatch, answer: AnswerMasks, scope: Scope) -> Tensor:
+    """``[B, T]`` bool: the whole response, or the tokens before the answer (none without an answer)."""
+    if scope == "response":
+        return batch.response_mask
+    begun = answer.whole.long().cumsum(1) > 0
+    return batch.response_mask & ~begun & answer.whole.any(1, keepdim=True)
+
+
+def _answer_log_distribution(
+    policy: Policy, batch: RolloutBatch, embeds: Tensor, distribution: AnswerDistribution, temperature: float
+) -> Tensor:
+    """``[B, V]`` log-probabilities, or for answer_joint the mean log-likelihood ``[B]`` of the answer's tokens."""
+    assert batch.answer is not None
+    length, whole = batch.response_mask.shape[1], batch.answer.whole
+    states = policy.hidden(batch.attention_mask, embeds=embeds)
+    if distribution == "last":
+        last = last_marked(whole) - 1 + batch.prompt_width
+        logits = policy.head(states[torch.arange(len(batch), device=last.device), last])
+        return _float(logits).div(temperature).log_softmax(-1)
+    logits = _float(policy.head(states[:, -length - 1 : -1][whole])) / temperature
+    rows = whole.nonzero()[:, 0]
+    counts = whole.sum(1).clamp(min=1)
+    if distribution == "answer_joint":
+        chosen = logits.log_softmax(-1).gather(1, batch.response_ids[whole][:, None]).squeeze(1)
+        return chosen.new_zeros(len(batch)).index_add(0, rows, chosen) / counts
+    sums = logits.new_zeros(len(batch), logits.shape[-1]).index_add(0, rows, logits)
+    return (sums / counts[:, None]).log_softmax(-1)
+
+
+def _float(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,6 @@
+"""Rollout engines: tokens in, tokens out."""
+
+from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.engines.hf import HFEngine
+
+__all__ = ["HFEngine", "RolloutEngine", "build_batch"]

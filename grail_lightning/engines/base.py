@@ -1,0 +1,82 @@
+"""What samples: prompts in, rollouts out.
+
+Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, lengths_to_mask, pad_left
+
+
+class RolloutEngine(ABC):
+    """Draws responses. Sampled ids are kept as they are; nothing is re-tokenised."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> RolloutBatch:
+        """`group_size` responses to each prompt; rows of one prompt are neighbours.
+
+        The result is a function of the weights and the arguments: the global random state is neither read nor moved.
+        """
+
+    @abstractmethod
+    def update_weights(self, policy: Policy) -> None:
+        """Sample with the weights that `policy` has now."""
+
+
+def build_batch(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    responses: list[list[int]],
+    finished: list[bool],
+    sampling_logprobs: list[list[float]] | None = None,
+) -> RolloutBatch:
+    """Assemble a batch from sampled ids; for engines.
+
+    Args:
+        policy: Encodes the prompts and decodes the responses.
+        prompts: ``B / group_size`` of them.
+        group_size: Responses of each prompt.
+        responses: ``B`` lists of sampled ids, the end token included.
+        finished: ``B``: whether each ended by itself.
+        sampling_logprobs: ``B`` lists as long as the responses.
+    """
+    pad = policy.tokenizer.pad_token_id
+    encoded = [policy.encode(prompt.messages) for prompt in prompts for _ in range(group_size)]
+    prompt_ids, prompt_mask = pad_left(encoded, pad)
+    lengths = torch.tensor([len(ids) for ids in responses], dtype=torch.long)
+    width = int(lengths.max()) if len(lengths) else 0
+    response_mask = lengths_to_mask(lengths, width)
+    response_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids in responses], dtype=torch.long)
+    response_ids = response_ids.reshape(len(responses), width)
+    return RolloutBatch(
+        input_ids=torch.cat([prompt_ids, response_ids], 1),
+        attention_mask=torch.cat([prompt_mask, response_mask], 1),
+        response_ids=response_ids,
+        response_mask=response_mask,
+        group=torch.arange(len(prompts)).repeat_interleave(group_size),
+        row=torch.arange(len(responses)),
+        finished=torch.tensor(finished, dtype=torch.bool),
+        prompts=[prompt for prompt in prompts for _ in range(group_size)],
+        texts=[decode(policy, ids) for ids in responses],
+        sampling_logprobs=_right_padded(sampling_logprobs, width),
+    ).to(policy.device)
+
+
+def decode(policy: Policy, ids: list[int]) -> str:
+    """The text that is graded: special tokens left out, nothing cleaned up."""
+    text: str = policy.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _right_padded(rows: list[list[float]] | None, width: int) -> Tensor | None:
+    if rows is None:
+        return None
+    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows]).reshape(len(rows), width)

@@ -1,0 +1,174 @@
+"""Sampling with Transformers' own `generate`, on the weights that are being trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers.spans import align
+from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.policy import Policy
+from grail_lightning.ranks import over_ranks, world_size
+from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, pad_left
+
+
+class HFEngine(RolloutEngine):
+    """Transformers `generate`: left-padded prompts, KV cache on, evaluation mode.
+
+    Args:
+        rows_per_call: Most rows that are decoded at a time; bounds the KV cache.
+        synchronised: Keep ranks in step while they decode. Fully sharded weights (FSDP) need it; default: found out
+            from the process group.
+
+    Raises:
+        ValueError: If `rows_per_call` is not positive.
+    """
+
+    def __init__(self, rows_per_call: int = 256, synchronised: bool | None = None) -> None:
+        if rows_per_call < 1:
+            raise ValueError(f"`rows_per_call` must be at least 1, but got {rows_per_call}.")
+        self.rows_per_call = rows_per_call
+        self.synchronised = synchronised
+        self._policy: Policy | None = None
+
+    def update_weights(self, policy: Policy) -> None:
+        """Nothing to copy: the policy itself samples."""
+        self._policy = policy
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> RolloutBatch:
+        """See `RolloutEngine.generate`.
+
+        Raises:
+            ValueError: Before `update_weights`, or if a prompt and the response limit exceed the model's positions.
+        """
+        if self._policy is None:
+            raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
+        policy = self._policy
+        encoded = [policy.encode(prompt.messages) for prompt in prompts]
+        _check_room(policy, encoded, sampling)
+        rows = [ids for ids in encoded for _ in range(group_size)]
+        responses: list[list[int]] = []
+        logprobs: list[list[float]] = []
+        training, devices = policy.training, [policy.device] if policy.device.type == "cuda" else []
+        policy.eval()
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad():
+                torch.manual_seed(seed)
+                for part in self._calls(policy, rows):
+                    ids, lps = self._call(policy, part or [policy.encode(".")], sampling)
+                    responses += ids.tolist()[: len(part)]
+                    logprobs += lps.tolist()[: len(part)]
+        finally:
+            policy.train(training)
+        ends = [response_end(policy, ids, sampling) for ids in responses]
+        return build_batch(
+            policy,
+            prompts,
+            group_size,
+            [ids[:end] for ids, (end, _) in zip(responses, ends, strict=True)],
+            [finished for _, finished in ends],
+            [lps[:end] for lps, (end, _) in zip(logprobs, ends, strict=True)],
+        )
+
+    def _calls(self, policy: Policy, rows: list[list[int]]) -> list[list[list[int]]]:
+        """Rows cut into calls; ranks in step all make as many, the added ones with a prompt that is thrown away."""
+        parts = [rows[k : k + self.rows_per_call] for k in range(0, len(rows), self.rows_per_call)]
+        most = over_ranks(torch.tensor(len(parts), device=policy.device), "max") if self._in_step else len(parts)
+        return parts + [[]] * (int(most) - len(parts))
+
+    @property
+    def _in_step(self) -> bool:
+        return world_size() > 1 if self.synchronised is None else self.synchronised
+
+    def _call(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Sampled ids and their log-probabilities, ``[n, T]`` each, with padding behind each row's end."""
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
+        recorder = LogprobRecorder(sampling.logprob_temperature)
+        out = policy.model.generate(
+            input_ids=ids.to(policy.device),
+            attention_mask=mask.long().to(policy.device),
+            generation_config=GenerationConfig(
+                do_sample=sampling.temperature > 0,
+                max_new_tokens=sampling.max_response_length,
+                eos_token_id=list(policy.end_token_ids) or None,
+                pad_token_id=policy.tokenizer.pad_token_id,
+                use_cache=True,
+                return_dict_in_generate=True,
+                stop_strings=list(sampling.stop) or None,
+            ),
+            logits_processor=LogitsProcessorList([recorder, *_warpers(sampling)]),
+            tokenizer=policy.tokenizer if sampling.stop else None,
+            synced_gpus=self._in_step,
+        )
+        assert out.past_key_values is not None, "`generate` ran without its KV cache"
+        sampled = out.sequences[:, ids.shape[1] :]
+        return sampled, recorder.finish(sampled)
+
+
+class LogprobRecorder:
+    """A logits processor that divides by the temperature and keeps the log-probability of each sampled token.
+
+    It stands before top-k and top-p, so that its figures compare with those of the training forward pass. Holds the
+    log-probabilities of one position for the whole vocabulary, not of all positions.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self._pending: Tensor | None = None
+        self._chosen: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores ``[n, V]`` divided by the temperature."""
+        self._gather(input_ids[:, -1])
+        scaled = scores / self.temperature
+        self._pending = scaled.log_softmax(-1)
+        return scaled
+
+    def finish(self, sampled: Tensor) -> Tensor:
+        """``[n, T]`` log-probabilities of the sampled ids."""
+        self._gather(sampled[:, -1])
+        return torch.stack(self._chosen, 1)
+
+    def _gather(self, last_ids: Tensor) -> None:
+        if self._pending is not None:
+            self._chosen.append(self._pending.gather(1, last_ids[:, None]).squeeze(1))
+
+
+def response_end(policy: Policy, ids: list[int], sampling: Sampling) -> tuple[int, bool]:
+    """How many of the sampled ids belong to the response, and whether it ended by itself.
+
+    Decoding stops a row at its first end token or stop string; what stands behind is padding, whatever its id is.
+    """
+    end = next((k + 1 for k, token in enumerate(ids) if token in policy.end_token_ids), None)
+    length = len(ids) if end is None else end
+    if not sampling.stop:
+        return length, end is not None
+    aligned = align(ids[:length], policy.tokenizer)
+    found = [place + len(stop) for stop in sampling.stop if (place := aligned.text.find(stop)) >= 0]
+    if not found:
+        return length, end is not None
+    return aligned.overlapping(min(found) - 1, min(found))[-1] + 1, True
+
+
+def _warpers(sampling: Sampling) -> list[Any]:
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    if sampling.temperature == 0:
+        return []
+    top_k = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
+
+
+def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((len(ids) for ids in encoded), default=0)
+    if limit is not None and longest + sampling.max_response_length > limit:
+        raise ValueError(
+            f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
+            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
+        )

@@ -1,0 +1,72 @@
+"""From characters to sampled tokens: where answers and labelled steps stand in a batch of rollouts.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers.extract import find_boxes
+from grail_lightning.answers.spans import Alignment, align
+from grail_lightning.rollout import AnswerMasks, RolloutBatch, StepKind
+
+WhichBox = Literal["last", "first"]
+
+
+def align_rows(batch: RolloutBatch, tokenizer: Any) -> list[Alignment]:
+    """The characters of each row's response beside its sampled tokens."""
+    lengths = batch.response_lengths.tolist()
+    return [align(ids[:n], tokenizer) for ids, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
+
+
+def answer_masks(batch: RolloutBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:
+    r"""Where each row's ``\boxed{…}`` stands; a row without a complete box has empty masks.
+
+    Args:
+        batch: ``B`` rows.
+        alignments: One a row, from `align_rows`.
+        which: "last" is the box that is graded; "first" is what the published GRAIL code takes.
+
+    Returns:
+        Four bool masks ``[B, T]``.
+    """
+    shape, device = batch.response_mask.shape, batch.response_mask.device
+    whole, content, marker, after = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
+    for row, aligned in enumerate(alignments):
+        boxes = find_boxes(aligned.text)
+        if not boxes:
+            continue
+        box = boxes[-1 if which == "last" else 0]
+        tokens = aligned.overlapping(box.start, box.stop)
+        if not tokens:
+            continue
+        whole[row, tokens] = True
+        content[row, aligned.overlapping(box.content_start, box.content_stop)] = True
+        marker[row, aligned.overlapping(box.start, box.content_start)] = True
+        marker[row, aligned.overlapping(box.content_stop, box.stop)] = True
+        after[row, tokens[-1] + 1 :] = True
+    masks = (mask.to(device) for mask in (whole, content, marker, after))
+    whole, content, marker, after = masks
+    return AnswerMasks(whole=whole, content=content, marker=marker, after=after & batch.response_mask)
+
+
+def step_masks(batch: RolloutBatch, alignments: list[Alignment]) -> dict[StepKind, Tensor] | None:
+    """The tokens of each kind of step, ``[B, T]`` bool, where the tasks can label steps; None if none can.
+
+    A step with a `result` marks the tokens of its result alone: that is where an error shows.
+    """
+    kinds: tuple[StepKind, ...] = get_args(StepKind)
+    masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
+    labelled = False
+    for row, (aligned, prompt) in enumerate(zip(alignments, batch.prompts, strict=True)):
+        steps = prompt.task.label_steps(aligned.text, prompt)
+        labelled |= steps is not None
+        for step in steps or []:
+            start, stop = step.result or (step.start, step.stop)
+            masks[step.kind][row, aligned.overlapping(start, stop)] = True
+    device = batch.response_mask.device
+    return {kind: mask.to(device) for kind, mask in masks.items()} if labelled else None

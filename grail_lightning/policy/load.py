@@ -1,0 +1,94 @@
+"""Read model and tokenizer from a checkpoint, and check that they are what the rest of the package takes them for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from grail_lightning.policy.model import Policy
+from grail_lightning.policy.options import Loading, LoRA, choose_attention, resolve_policy
+from grail_lightning.policy.tokenizer import load_tokenizer
+
+HEAD_TOLERANCE = 1e-3
+
+
+def load_policy(
+    name: str, loading: Loading | None = None, *, half_precision: bool = False, trainable: bool = True
+) -> Policy:
+    """Load model and tokenizer by name or path.
+
+    Args:
+        name: A model on the hub, a folder in Hugging Face format, or a packaged policy (`arithmetic`).
+        loading: How.
+        half_precision: Whether it will run in half precision (autocast included).
+        trainable: False freezes it: a reference.
+
+    Raises:
+        ValueError: If it cannot be loaded, has no decoder stack of the usual form, or applies its head in a way that
+            `Policy.head` does not know.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    loading = loading or Loading()
+    path = resolve_policy(name)
+    dtype = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
+    half_precision = half_precision or dtype in (torch.bfloat16, torch.float16)
+    common = {
+        "dtype": dtype,
+        "attn_implementation": choose_attention(loading.attention, half_precision),
+        "trust_remote_code": loading.trust_remote_code,
+    }
+    if loading.from_scratch:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
+        common["dtype"] = config.dtype if dtype == "auto" else dtype
+        model = AutoModelForCausalLM.from_config(config, **common)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, **common)
+    if not hasattr(model.get_decoder(), "layers"):
+        raise ValueError(
+            f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}."
+        )
+    policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
+    check_head(policy)
+    if loading.lora is not None:
+        _add_lora(model, loading.lora)
+    if not trainable:
+        policy.requires_grad_(False).eval()
+    elif loading.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return policy
+
+
+@torch.no_grad()
+def check_head(policy: Policy) -> None:
+    """Compare `Policy.head` with the model's own logits on four tokens.
+
+    Raises:
+        ValueError: If they differ: the architecture does something to its logits that we do not know.
+    """
+    training = policy.model.training
+    policy.model.eval()
+    ids = torch.arange(4, device=policy.device)[None] % policy.model.config.get_text_config().vocab_size
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
+    ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
+    policy.model.train(training)
+    if (own - ours).abs().max() > HEAD_TOLERANCE * own.abs().max().clamp(min=1):
+        raise ValueError(
+            f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
+            f"(largest difference {(own - ours).abs().max():.3g}). Please report the architecture."
+        )
+
+
+def _add_lora(model: Any, lora: LoRA) -> None:
+    from peft import LoraConfig
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    model.add_adapter(config)

@@ -1,0 +1,167 @@
+"""The policy as a module: log-probabilities and entropy without full logits, and the leaves for saliency.
+
+Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from grail_lightning.functional.tokens import TokenStats, token_logprobs
+from grail_lightning.policy.options import Loading
+from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
+from grail_lightning.rollout import Messages
+
+
+class Policy(nn.Module):
+    """A causal language model that says how likely given responses are.
+
+    Args:
+        model: A Transformers causal language model with a decoder stack.
+        tokenizer: Its tokenizer.
+        loading: How it was loaded; the chat template's arguments and the chunk size are used from here on.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, loading: Loading | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.loading = loading or Loading()
+        # What the checkpoint says about sampling must not leak into ours; it is kept for the export.
+        self.saved_generation_config = copy.deepcopy(model.generation_config)
+        self.end_token_ids = end_token_ids(tokenizer, model.generation_config)
+        model.generation_config = type(model.generation_config)(
+            eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The stack without the language-model head."""
+        decoder: nn.Module = self.model.get_decoder()
+        return decoder
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder blocks, first to last."""
+        return cast(nn.ModuleList, self.decoder.layers)
+
+    def encode(self, messages: Messages | str) -> list[int]:
+        """A prompt as token ids."""
+        return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """``[B, P+T] -> [B, P+T, D]``: the input embeddings."""
+        embeddings: Tensor = self.model.get_input_embeddings()(input_ids)
+        return embeddings
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """``[..., D] -> [..., V]``: logits as the model itself makes them from its decoder's output."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.model.config.get_text_config()
+        if scale := getattr(config, "logit_scale", None):  # Cohere
+            logits = logits * scale
+        if scale := getattr(config, "logits_scaling", None):  # Granite
+            logits = logits / scale
+        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def hidden(
+        self, attention_mask: Tensor, *, input_ids: Tensor | None = None, embeds: Tensor | None = None
+    ) -> Tensor:
+        """The decoder's output ``[B, P+T, D]`` for ids or for embeddings; padding does not shift positions."""
+        positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        out = self.decoder(
+            input_ids=input_ids,
+            inputs_embeds=embeds,
+            attention_mask=attention_mask.long(),
+            position_ids=positions,
+            use_cache=False,
+        )
+        states: Tensor = out.last_hidden_state
+        return states
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        response_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> TokenStats:
+        """Log-probability of each valid response token, and on request the entropy of its distribution.
+
+        The head runs on valid response positions alone, in chunks.
+
+        Args:
+            input_ids: ``[B, P+T]``, prompts padded left, responses padded right.
+            attention_mask: ``[B, P+T]`` bool.
+            response_mask: ``[B, T]`` bool.
+            temperature: Divides the logits.
+            with_entropy: Whether to return the entropy in nats, too.
+
+        Returns:
+            ``[B, T]`` each, zero outside the mask.
+        """
+        length = response_mask.shape[1]
+        states = self.hidden(attention_mask, input_ids=input_ids)[:, -length - 1 : -1]
+        flat = token_logprobs(
+            states[response_mask],
+            self.head,
+            input_ids[:, -length:][response_mask],
+            temperature=temperature,
+            chunk_tokens=self.loading.chunk_tokens,
+            with_entropy=with_entropy,
+        )
+        zeros = flat.logprobs.new_zeros(response_mask.shape)
+        entropy = None if flat.entropy is None else zeros.masked_scatter(response_mask, flat.entropy)
+        return TokenStats(zeros.masked_scatter(response_mask, flat.logprobs), entropy)
+
+    @contextmanager
+    def adapters_off(self) -> Iterator[None]:
+        """Run without LoRA adapters: the reference policy of an adapter run costs no second copy."""
+        self.model.disable_adapters()
+        try:
+            yield
+        finally:
+            self.model.enable_adapters()
+
+    def save(self, folder: str | Path) -> None:
+        """Write model (adapters merged), tokenizer and generation config in Hugging Face format."""
+        model = self.model
+        if self.loading.lora is not None:
+            model = merge_adapters(copy.deepcopy(model))
+        ours, model.generation_config = model.generation_config, self.saved_generation_config
+        try:
+            model.save_pretrained(folder)
+        finally:
+            model.generation_config = ours
+        self.tokenizer.save_pretrained(folder)
+
+
+def merge_adapters(model: Any) -> Any:
+    """Fold LoRA adapters into the weights of `model`, in place, and take them out."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    del model.peft_config
+    model._hf_peft_config_loaded = False
+    return model

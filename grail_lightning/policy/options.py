@@ -1,0 +1,145 @@
+"""How a policy is loaded: the options, and the checks that can be made before any weights are read."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
+
+ASSETS = Path(__file__).parents[1] / "assets"
+WEIGHTS_ENDINGS = (".safetensors", ".bin")
+
+Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters (peft); everything else is frozen.
+
+    Attributes:
+        rank: Rank of the update.
+        alpha: Its scale is ``alpha / rank``.
+        dropout: On the adapter's input.
+        target_modules: Names of the linear layers, or "all-linear".
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a policy is loaded.
+
+    Attributes:
+        dtype: Of the weights. float32 keeps master weights; pair it with `--trainer.precision=bf16-mixed` on GPUs.
+        attention: auto takes flash-attn on CUDA in half precision where it is installed, else SDPA.
+        gradient_checkpointing: Recompute activations in the backward pass.
+        lora: Train adapters instead of all weights.
+        trust_remote_code: Run Python code that comes with the checkpoint. Off unless you trust it.
+        from_scratch: Build the architecture of the config with random weights.
+        chat_template_kwargs: Passed to the chat template.
+        chunk_tokens: Positions whose logits exist at a time.
+    """
+
+    dtype: Dtype = "float32"
+    attention: Attention = "auto"
+    gradient_checkpointing: bool = False
+    lora: LoRA | None = None
+    trust_remote_code: bool = False
+    from_scratch: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=lambda: {"enable_thinking": False})
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < 1:
+            raise ValueError(f"`chunk_tokens` must be at least 1, but got {self.chunk_tokens}.")
+        if self.lora is not None and importlib.util.find_spec("peft") is None:
+            raise ValueError(
+                "`loading.lora` needs peft, which is not installed. Run: pip install 'grail-lightning[lora]'."
+            )
+
+
+def resolve_policy(name: str) -> str:
+    """A name as Transformers takes it: packaged policies by their short name, folders and hub names as they are.
+
+    Raises:
+        ValueError: If it looks like a path and there is no such folder, or the folder holds no `config.json`.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"`policy` must be a folder with a `config.json`, but {folder} has none.")
+        return str(folder)
+    if (ASSETS / name / "config.json").is_file():
+        return str(ASSETS / name)
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/export"):
+        raise ValueError(f"`policy` must be a model on the hub or an existing folder, but there is no folder {name!r}.")
+    return name
+
+
+def check_policy(name: str, loading: Loading) -> None:
+    """Find out cheaply whether a policy can be loaded: its config is there, and so are its weights if it is local.
+
+    Raises:
+        ValueError: If not, with what to do about it.
+    """
+    path = resolve_policy(name)
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"`policy` {name!r} cannot be loaded: {str(error).splitlines()[0]} "
+            "Give a folder in Hugging Face format, a model on the hub, or the packaged `arithmetic`."
+        ) from error
+    folder = Path(path)
+    if folder.is_dir() and not loading.from_scratch and not any(f.suffix in WEIGHTS_ENDINGS for f in folder.iterdir()):
+        raise ValueError(
+            f"`policy` {name!r} has a config but no weights. Set `loading.from_scratch: true` to make some."
+        )
+    check_attention(loading.attention)
+
+
+def check_attention(requested: Attention) -> None:
+    """Whether an attention implementation that was asked for by name can run here.
+
+    Raises:
+        ValueError: For flash-attn without CUDA or without the package.
+    """
+    if requested != "flash_attention_2":
+        return
+    if not torch.cuda.is_available():
+        raise ValueError("`attention: flash_attention_2` needs a CUDA device, and there is none. Use auto or sdpa.")
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ValueError(
+            "`attention: flash_attention_2` needs flash-attn, which is not installed. "
+            "Run `pip install 'grail-lightning[flash]'`, or use auto or sdpa."
+        )
+
+
+def choose_attention(requested: Attention, half_precision: bool) -> str:
+    """The attention implementation to load with.
+
+    Raises:
+        ValueError: For flash-attn where it cannot run: without CUDA, without the package, or in full precision.
+    """
+    check_attention(requested)
+    if requested == "flash_attention_2" and not half_precision:
+        raise ValueError(
+            "`attention: flash_attention_2` runs in half precision only. "
+            "Set `--trainer.precision=bf16-mixed` or `loading.dtype: bfloat16`, or use auto or sdpa."
+        )
+    if requested != "auto":
+        return requested
+    can_flash = half_precision and torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if can_flash else "sdpa"

@@ -1,0 +1,49 @@
+"""The tokenizer, and how a prompt becomes token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grail_lightning.policy.options import resolve_policy
+from grail_lightning.rollout import Messages
+
+
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a policy, with a pad token (the end token where it has none of its own)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
+    if tokenizer.pad_token_id is None:
+        # Masks are made from lengths, so the pad token may be any.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
+
+
+def encode_prompt(
+    tokenizer: Any, messages: Messages | str, chat_template_kwargs: dict[str, Any] | None = None
+) -> list[int]:
+    """A prompt as token ids: messages through the chat template where there is one, plain text as it is.
+
+    Raises:
+        ValueError: If it encodes to no token.
+    """
+    if isinstance(messages, str):
+        ids = tokenizer(messages)["input_ids"]
+    elif tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
+        )
+        # The template writes its own special tokens.
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
+    if not ids:
+        raise ValueError(f"A prompt must encode to at least one token, but got none from {messages!r}.")
+    return list(ids)
+
+
+def end_token_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """Tokenizer ∪ generation config: chat models often end on a token that only one of them names."""
+    ids = generation_config.eos_token_id
+    named = [] if ids is None else list(ids) if isinstance(ids, (list, tuple)) else [ids]
+    return tuple(sorted({*named, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}))

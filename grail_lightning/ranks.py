@@ -1,0 +1,33 @@
+"""Sums, maxima and rows over all ranks. Without a process group each is the local value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def world_size() -> int:
+    """How many ranks there are."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1
+
+
+def over_ranks(values: Tensor, op: str) -> Tensor:
+    """Elementwise "sum" or "max" of equally shaped tensors."""
+    if world_size() == 1:
+        return values
+    reduced = values.clone()
+    torch.distributed.all_reduce(reduced, getattr(torch.distributed.ReduceOp, op.upper()))
+    return reduced
+
+
+def all_rows(values: Tensor) -> Tensor:
+    """The values of all ranks, one rank after the other; ranks may differ in their number of rows."""
+    if world_size() == 1:
+        return values
+    gathered: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(gathered, values.detach().cpu())
+    return torch.cat(gathered).to(values.device)

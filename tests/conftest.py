@@ -1,0 +1,69 @@
+"""Small real things that many tests share. Nothing here is a double."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grail_lightning.policy import load_policy
+from grail_lightning.rollout import AnswerMasks, Prompt, RolloutBatch
+from grail_lightning.tasks import ArithmeticTask
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks_between_tests(monkeypatch):
+    """Seeds travel through the environment; a test that sets one must not seed the next."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """The published maths, evaluated once; see tests/golden/README.md."""
+    return load_file(GOLDEN / "golden.safetensors")
+
+
+@pytest.fixture(scope="session")
+def golden_policy():
+    """The model of the golden tensors, in float64."""
+    return load_policy(str(GOLDEN / "model")).double().eval()
+
+
+@pytest.fixture(scope="session")
+def golden_batch(golden):
+    """The golden rows as a batch, with the (shifted) answer masks that the tensors were made with."""
+    mask = golden["completion_mask"].bool()
+    answer = AnswerMasks(
+        whole=golden["mask.answer"].bool(),
+        content=golden["mask.content"].bool(),
+        marker=golden["mask.boundary"].bool(),
+        after=golden["mask.post"].bool(),
+    )
+    task = ArithmeticTask()
+    return RolloutBatch(
+        input_ids=golden["input_ids"],
+        attention_mask=golden["attention_mask"].bool(),
+        response_ids=golden["completion_ids"],
+        response_mask=mask,
+        group=torch.arange(len(mask)),
+        row=torch.arange(len(mask)),
+        finished=torch.ones(len(mask), dtype=torch.bool),
+        prompts=[Prompt(messages="", reference="", task=task) for _ in mask],
+        texts=[""] * len(mask),
+        answer=answer,
+        advantages=golden["advantages"],
+    )
+
+
+@pytest.fixture(scope="session")
+def arithmetic():
+    """The packaged policy."""
+    return load_policy("arithmetic").eval()

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, Shuffled, Uniform
+
+
+def _context(seed=3):
+    return CreditContext(step=0, generator=torch.Generator().manual_seed(seed), token_budget=600)
+
+
+@pytest.fixture
+def treated(golden_policy, golden_batch):
+    return GRAIL(gate="all")(golden_policy, golden_batch, _context())
+
+
+def _free(batch):
+    return batch.response_mask & ~batch.answer.whole & ~batch.answer.after
+
+
+def test_uniform_weights_are_exactly_one(golden_policy, golden_batch):
+    weights = Uniform()(golden_policy, golden_batch, _context())
+    assert torch.equal(weights.values, golden_batch.response_mask.float())
+    assert not weights.fallback.any()
+
+
+def test_shuffling_keeps_each_rows_histogram_and_the_answer(treated, golden_batch):
+    shuffled = Shuffled()(treated, golden_batch, _context()).values
+    free = _free(golden_batch)
+    assert torch.equal(shuffled[~free], treated.values[~free])
+    for row in range(len(golden_batch)):
+        assert torch.equal(shuffled[row][free[row]].sort().values, treated.values[row][free[row]].sort().values)
+    assert (shuffled != treated.values).sum() > 200
+
+
+def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, golden_batch):
+    free = _free(golden_batch)
+    drawn = Random()(treated, golden_batch, _context()).values
+    rows = torch.arange(6) != 4  # row 4 has no box: GRAIL left it uniform, and so does its control
+    assert (drawn[4] == treated.values[4]).all()
+    values = drawn[free & rows[:, None]]
+    assert values.min() == 0.5
+    assert values.max() <= 5.0
+    # A normal(1, 0.5) clamped from below at 0.5 has mean 1 + 0.5·(φ(1) − Φ(−1)·1) = 1 + 0.5·(0.2420 − 0.1587) = 1.0417
+    assert values.mean().item() == pytest.approx(1.0417, abs=0.06)
+
+
+def test_answer_only_keeps_the_overwrite_alone(treated, golden_batch):
+    values = AnswerOnly()(treated, golden_batch, _context()).values
+    free = _free(golden_batch)
+    assert (values[free] == 1).all()
+    assert torch.equal(values[~free], treated.values[~free])
+
+
+@pytest.mark.parametrize("control", [Shuffled(), Random()])
+def test_controls_follow_the_seed_and_the_rows_identity_not_its_place(control, treated, golden_batch):
+    from dataclasses import replace
+
+    first = control(treated, golden_batch, _context()).values
+    assert torch.equal(first, control(treated, golden_batch, _context()).values)
+    assert not torch.equal(first, control(treated, golden_batch, _context(seed=4)).values)
+    order = torch.tensor([5, 2, 0, 1, 4, 3])
+    moved = golden_batch.replace(
+        **{
+            name: getattr(golden_batch, name)[order] for name in ("input_ids", "attention_mask", "response_mask", "row")
+        },
+        answer=replace(golden_batch.answer, **{n: getattr(golden_batch.answer, n)[order] for n in ("whole", "after")}),
+    )
+    again = control(replace(treated, values=treated.values[order]), moved, _context()).values
+    assert torch.equal(again, first[order])
+
+
+def test_controls_touch_no_global_random_state(treated, golden_batch):
+    before = torch.get_rng_state()
+    Shuffled()(treated, golden_batch, _context())
+    Random()(treated, golden_batch, _context())
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,147 @@
+"""Parity with the published maths, and what ours must not do."""
+
+import pytest
+import torch
+
+from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions, input_saliency
+from grail_lightning.credit.saliency import block_number
+from tests.credit.closeness import close_to_golden
+
+LEAVES = ["embeddings", "first", "middle", "last"]
+GATES = {"all": "both", "positive": "correct", "negative": "wrong"}
+
+
+def _context(**changes):
+    return CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=600, **changes)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_batch):
+    rows = golden_batch.answer.whole.any(1).nonzero().flatten()
+    batch = golden_batch.select(rows)
+    for alignment, name in (("predictor", "scores"), ("token", "scores_own_token")):
+        found = input_saliency(golden_policy, batch, batch.answer.whole, leaf=leaf, alignment=alignment)
+        close_to_golden(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_weights_equal_the_golden_tensors(leaf, gate, golden, golden_policy, golden_batch):
+    credit = GRAIL(gate=gate, saliency=SaliencyOptions(leaf=leaf))
+    weights = credit(golden_policy, golden_batch, _context())
+    close_to_golden(weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask)
+
+
+def test_weights_at_another_temperature_equal_the_golden_tensors(golden, golden_policy, golden_batch):
+    weights = GRAIL()(golden_policy, golden_batch, _context(temperature=0.6))
+    close_to_golden(weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask)
+
+
+def test_saliency_is_the_finite_difference_of_the_objective(golden_policy, golden_batch):
+    """Perturb one embedding by a multiple of itself, one coordinate at a time: g_d·e_d is the slope."""
+    row = golden_batch.select(torch.tensor([1]))
+    mask, length = row.answer.whole, row.response_ids.shape[1]
+    token = 10
+    place = row.prompt_width + token - 1  # predictor alignment
+    embeds = golden_policy.embed(row.input_ids).detach()
+
+    @torch.no_grad()
+    def phi(moved):
+        states = golden_policy.hidden(row.attention_mask, embeds=moved)[:, -length - 1 : -1]
+        lp = golden_policy.head(states).double().log_softmax(-1).gather(-1, row.response_ids[..., None]).squeeze(-1)
+        return -(lp * mask).sum().item()
+
+    slopes = []
+    for d in range(embeds.shape[-1]):
+        up, down = embeds.clone(), embeds.clone()
+        up[0, place, d] *= 1 + 1e-3
+        down[0, place, d] *= 1 - 1e-3
+        slopes.append((phi(up) - phi(down)) / 2e-3)
+    expected = torch.tensor(slopes).norm().item()
+    found = input_saliency(golden_policy, row, mask)[0, token].item()
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_cutting_off_what_follows_the_span_changes_nothing(golden_policy, golden_batch):
+    credit = GRAIL(gate="all")
+    weights = credit(golden_policy, golden_batch, _context())
+    whole = input_saliency(golden_policy, golden_batch, golden_batch.answer.whole)
+    torch.testing.assert_close(weights.scores, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("budget", [1, 250, 600, 10_000])
+def test_weights_do_not_depend_on_micro_batching(budget, golden_policy, golden_batch):
+    context = CreditContext(step=0, generator=torch.Generator(), token_budget=budget)
+    found = GRAIL(gate="all")(golden_policy, golden_batch, context).values
+    expected = GRAIL(gate="all")(golden_policy, golden_batch, _context()).values
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("leaf", ["embeddings", "middle"])
+def test_saliency_leaves_everything_as_it_was(leaf, golden_policy, golden_batch):
+    policy = golden_policy
+    policy.train()
+    for parameter in policy.parameters():
+        parameter.grad = torch.full_like(parameter, 0.25)
+    before = torch.get_rng_state()
+    hooks = [len(block._forward_hooks) for block in policy.blocks]
+    input_saliency(policy, golden_batch, golden_batch.answer.whole, leaf=leaf)
+    outside = torch.zeros_like(golden_batch.response_mask) | True
+    with pytest.raises(ValueError, match="within the response mask"):
+        input_saliency(policy, golden_batch, outside, leaf=leaf)
+    policy.blocks[-1].register_forward_hook(lambda *_: 1 / 0).id  # noqa: B018
+    with pytest.raises(ZeroDivisionError):
+        input_saliency(policy, golden_batch, golden_batch.answer.whole, leaf=leaf)
+    policy.blocks[-1]._forward_hooks.clear()
+    assert all((p.grad == 0.25).all() and p.requires_grad for p in policy.parameters())
+    assert all(module.training for module in policy.modules())
+    assert torch.equal(before, torch.get_rng_state())
+    assert hooks == [len(block._forward_hooks) for block in policy.blocks]
+    policy.zero_grad()
+    policy.eval()
+
+
+def test_rows_outside_the_gate_or_without_a_box_or_an_advantage_cost_nothing(golden_policy, golden_batch):
+    seen = []
+    hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: seen.append(len(out.last_hidden_state)))
+    advantages = golden_batch.advantages.clone()
+    advantages[1] = 0  # rows 1, 3, 4, 5 are negative; 4 has no box
+    weights = GRAIL()(golden_policy, golden_batch.replace(advantages=advantages), _context())
+    hook.remove()
+    assert sum(seen) == 2  # rows 3 and 5
+    assert weights.fallback.tolist() == [False, False, False, False, True, False]
+    assert (weights.values[4][golden_batch.response_mask[4]] == 1).all()
+
+
+@pytest.mark.parametrize("overwrite", ["always", "gated", "never"])
+def test_answer_tokens_are_overwritten_where_the_option_says(overwrite, golden_policy, golden_batch):
+    weights = GRAIL(answer_overwrite=overwrite)(golden_policy, golden_batch, _context()).values
+    content = golden_batch.answer.content & ~golden_batch.answer.marker
+    outside, inside = 0, 1  # row 0 has a positive advantage, row 1 a negative one
+    assert (weights[outside][content[outside]] == (5.0 if overwrite == "always" else 1.0)).all()
+    assert ((weights[inside][content[inside]] == 5.0).all()) == (overwrite != "never")
+
+
+def test_mean_one_keeps_the_step_size_of_each_rollout(golden_policy, golden_batch):
+    values = GRAIL(normalise="mean_one")(golden_policy, golden_batch, _context()).values
+    lengths = golden_batch.response_lengths.double()
+    torch.testing.assert_close(values.double().sum(1) / lengths, torch.ones(6).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate": "wrong"}, "`gate` must be one of negative, positive, all, but got 'wrong'"),
+        ({"w_min": 2.0, "w_max": 1.0}, "0 ≤ w_min ≤ w_max, but got 2.0 and 1.0"),
+        ({"std": -1.0}, "`std` must not be negative, but got -1.0"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        GRAIL(**options)
+
+
+def test_leaves_are_counted_as_published():
+    assert [block_number(leaf, 36) for leaf in [*LEAVES, 7, 36]] == [0, 1, 18, 35, 7, 36]
+    with pytest.raises(ValueError, match="block number up to 36, but got 37"):
+        block_number(37, 36)

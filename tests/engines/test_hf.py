@@ -1,0 +1,137 @@
+import pytest
+import torch
+
+from grail_lightning.engines import HFEngine
+from grail_lightning.policy import Policy, load_policy
+from grail_lightning.rollout import Prompt, Sampling
+from grail_lightning.tasks import ArithmeticTask
+
+TASK = ArithmeticTask()
+PROMPTS = [
+    Prompt(messages=text, reference="", task=TASK)
+    for text in ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.")
+]
+
+
+@pytest.fixture
+def engine(arithmetic):
+    made = HFEngine()
+    made.update_weights(arithmetic)
+    return made
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_sampling_and_training_agree_on_the_log_probabilities(temperature, engine, arithmetic):
+    sampling = Sampling(max_response_length=40, temperature=temperature)
+    batch = engine.generate(PROMPTS, 4, sampling, seed=1)
+    with torch.no_grad():
+        trained = arithmetic(
+            batch.input_ids, batch.attention_mask, batch.response_mask, temperature=sampling.logprob_temperature
+        ).logprobs
+    torch.testing.assert_close(trained, batch.sampling_logprobs, rtol=0, atol=1e-4)
+
+
+def test_log_probabilities_are_taken_before_top_k_and_top_p(engine, arithmetic):
+    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=20, top_k=2, top_p=0.9), seed=1)
+    with torch.no_grad():
+        trained = arithmetic(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    torch.testing.assert_close(trained, batch.sampling_logprobs, rtol=0, atol=1e-4)
+
+
+def test_top_k_one_is_greedy(engine):
+    greedy = engine.generate(PROMPTS, 2, Sampling(max_response_length=30, temperature=0.0), seed=1)
+    narrow = engine.generate(PROMPTS, 2, Sampling(max_response_length=30, top_k=1), seed=2)
+    assert greedy.texts == narrow.texts
+
+
+def test_rows_of_a_group_are_neighbours_and_shapes_fit(engine, arithmetic):
+    batch = engine.generate(PROMPTS, 3, Sampling(max_response_length=25), seed=5)
+    assert batch.group.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [p.messages for p in batch.prompts] == [p.messages for p in PROMPTS for _ in range(3)]
+    width = batch.prompt_width
+    for row in range(9):
+        prompt = batch.input_ids[row, :width][batch.attention_mask[row, :width]].tolist()
+        assert prompt == arithmetic.encode(batch.prompts[row].messages)
+        assert not batch.attention_mask[row, : width - len(prompt)].any(), "prompts are padded on the left"
+    assert torch.equal(batch.input_ids[:, width:], batch.response_ids)
+    assert torch.equal(batch.attention_mask[:, width:], batch.response_mask)
+
+
+def test_the_mask_counts_the_end_token_and_finished_says_who_reached_it(engine, arithmetic):
+    batch = engine.generate(PROMPTS, 8, Sampling(max_response_length=33), seed=2)
+    ends = set(arithmetic.end_token_ids)
+    for row in range(len(batch)):
+        ids = batch.response_ids[row, : batch.response_lengths[row]].tolist()
+        assert bool(batch.finished[row]) == (ids[-1] in ends)
+        assert not ends & set(ids[:-1])
+        assert bool(batch.finished[row]) or len(ids) == 33
+    assert batch.finished.any()
+    assert not batch.finished.all(), "the case must hold both"
+
+
+def test_a_pad_token_that_is_the_end_token_hides_nothing(arithmetic):
+    shared = load_policy("arithmetic")
+    shared.tokenizer.pad_token = shared.tokenizer.eos_token
+    shared = Policy(shared.model, shared.tokenizer).eval()
+    engine = HFEngine()
+    engine.update_weights(shared)
+    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40), seed=3)
+    plain = HFEngine()
+    plain.update_weights(arithmetic)
+    expected = plain.generate(PROMPTS, 4, Sampling(max_response_length=40), seed=3)
+    assert torch.equal(batch.response_mask, expected.response_mask)
+    assert batch.texts == expected.texts
+
+
+def test_the_seed_decides_and_the_global_random_state_is_untouched(engine):
+    sampling = Sampling(max_response_length=20)
+    before = torch.get_rng_state()
+    first = engine.generate(PROMPTS, 4, sampling, seed=1)
+    torch.rand(3)
+    assert torch.equal(first.response_ids, engine.generate(PROMPTS, 4, sampling, seed=1).response_ids)
+    assert first.texts != engine.generate(PROMPTS, 4, sampling, seed=2).texts
+    torch.set_rng_state(before)
+    engine.generate(PROMPTS, 4, sampling, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_stop_string_ends_a_response_and_stays_in_it(engine):
+    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, stop=("\n",)), seed=1)
+    assert batch.finished.all()
+    assert all(text.count("\n") == 1 and text.endswith("\n") for text in batch.texts)
+
+
+def test_decoding_in_several_calls_keeps_the_layout(arithmetic):
+    engine = HFEngine(rows_per_call=5)
+    engine.update_weights(arithmetic)
+    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1)
+    whole = HFEngine()
+    whole.update_weights(arithmetic)
+    assert batch.texts == whole.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1).texts
+
+
+def test_sampling_leaves_the_training_mode_as_it_was(engine, arithmetic):
+    arithmetic.train()
+    engine.generate(PROMPTS[:1], 2, Sampling(max_response_length=3), seed=0)
+    assert arithmetic.training
+    arithmetic.eval()
+
+
+def test_a_response_that_cannot_fit_the_model_is_an_error_before_sampling(engine):
+    with pytest.raises(ValueError, match=r"exceed the model's .* positions. Lower `max_response_length`"):
+        engine.generate(PROMPTS, 2, Sampling(max_response_length=1_000_000), seed=0)
+
+
+def test_an_engine_without_a_policy_says_what_to_call():
+    with pytest.raises(ValueError, match=r"Call `update_weights\(policy\)` first"):
+        HFEngine().generate(PROMPTS, 2, Sampling(max_response_length=3), seed=0)
+
+
+def test_no_prompt_at_all_is_an_empty_batch(engine):
+    """With several ranks one may have no problem left; in step with the others it decodes one that is thrown away."""
+    for synchronised in (False, True):
+        engine.synchronised = synchronised
+        batch = engine.generate([], 4, Sampling(max_response_length=5), seed=0)
+        assert len(batch) == 0
+        assert batch.texts == []
+    engine.synchronised = None

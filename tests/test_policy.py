@@ -1,0 +1,190 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, MistralConfig
+
+from grail_lightning.policy import Loading, LoRA, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.policy.load import check_head
+from grail_lightning.policy.options import choose_attention
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+ARCHITECTURES = {
+    "llama, tied": LlamaConfig(**TINY, tie_word_embeddings=True),
+    "mistral": MistralConfig(**TINY, sliding_window=8),
+    "gemma 2, soft-capped": Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=3.0, sliding_window=8),
+    "cohere, scaled": CohereConfig(**TINY, logit_scale=0.25),
+    "granite, scaled": GraniteConfig(**TINY, logits_scaling=4.0),
+}
+
+
+def _rows(policy, seed=0):
+    torch.manual_seed(seed)
+    ids = torch.randint(3, 60, (3, 12))
+    mask = torch.ones(3, 12, dtype=torch.bool)
+    response = torch.ones(3, 7, dtype=torch.bool)
+    response[1, 4:] = False
+    mask[1, 9:] = False
+    return ids, mask, response
+
+
+def test_log_probabilities_equal_the_golden_tensors(golden, golden_policy, golden_batch):
+    mask = golden_batch.response_mask
+    with torch.no_grad():
+        found = golden_policy(golden_batch.input_ids, golden_batch.attention_mask, mask).logprobs
+    assert (found - golden["logprobs"])[mask].abs().max() < 1e-5
+    assert (found[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_log_probabilities_equal_the_models_own_logits(name, arithmetic):
+    policy = Policy(AutoModelForCausalLM.from_config(ARCHITECTURES[name]), arithmetic.tokenizer).double().eval()
+    check_head(policy)
+    ids, mask, response = _rows(policy)
+    with torch.no_grad():
+        logits = policy.model(input_ids=ids, attention_mask=mask.long()).logits[:, -8:-1] / 0.7
+        found = policy(ids, mask, response, temperature=0.7, with_entropy=True)
+    distribution = torch.distributions.Categorical(logits=logits.double())
+    expected = distribution.log_prob(ids[:, -7:])
+    torch.testing.assert_close(found.logprobs[response].double(), expected[response], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.entropy[response].double(), distribution.entropy()[response], rtol=0, atol=1e-6)
+
+
+def test_a_head_that_we_do_not_know_is_an_error(arithmetic):
+    policy = Policy(AutoModelForCausalLM.from_config(ARCHITECTURES["mistral"]), arithmetic.tokenizer)
+    original = policy.model.forward
+
+    def changed(*args, **kwargs):
+        out = original(*args, **kwargs)
+        out.logits = out.logits * 2 + 1
+        return out
+
+    policy.model.forward = changed
+    with pytest.raises(ValueError, match="changes its logits in a way"):
+        check_head(policy)
+
+
+def test_left_padding_changes_nothing(arithmetic):
+    ids, mask, response = _rows(arithmetic)
+    padded = torch.cat([torch.zeros(3, 5, dtype=torch.long), ids], 1)
+    padded_mask = torch.cat([torch.zeros(3, 5, dtype=torch.bool), mask], 1)
+    with torch.no_grad():
+        plain, moved = arithmetic(ids, mask, response).logprobs, arithmetic(padded, padded_mask, response).logprobs
+    torch.testing.assert_close(plain, moved, rtol=0, atol=2e-5)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    plain = load_policy("arithmetic").train()
+    saving = load_policy("arithmetic", Loading(gradient_checkpointing=True)).train()
+    grads = []
+    for policy in (plain, saving):
+        ids, mask, response = _rows(policy)
+        policy(ids, mask, response).logprobs.sum().backward()
+        grads.append(policy.model.get_input_embeddings().weight.grad)
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-5)
+
+
+def test_adapters_alone_are_trainable_and_switched_off_they_are_the_reference(arithmetic):
+    policy = load_policy("arithmetic", Loading(lora=LoRA(rank=2))).eval()
+    trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert trainable
+    assert all("lora_" in name for name in trainable)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    ids, mask, response = _rows(policy)
+    with torch.no_grad():
+        base = arithmetic(ids, mask, response).logprobs
+        assert (policy(ids, mask, response).logprobs - base).abs().max() > 1e-3
+        with policy.adapters_off():
+            torch.testing.assert_close(policy(ids, mask, response).logprobs, base, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_a_saved_policy_loads_anywhere_and_says_the_same(lora, tmp_path):
+    policy = load_policy("arithmetic", Loading(lora=lora)).eval()
+    for parameter in policy.parameters():
+        parameter.data += 0.01 * torch.randn_like(parameter)
+    policy.save(tmp_path)
+    again = load_policy(str(tmp_path)).eval()
+    ids, mask, response = _rows(policy)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            policy(ids, mask, response).logprobs, again(ids, mask, response).logprobs, rtol=0, atol=1e-5
+        )
+        logits = AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask.long()).logits
+    expected = logits[:, -8:-1].log_softmax(-1).gather(-1, ids[:, -7:, None]).squeeze(-1)
+    torch.testing.assert_close(again(ids, mask, response).logprobs[response], expected[response], rtol=0, atol=1e-4)
+    assert load_tokenizer(str(tmp_path)).decode([5, 6, 7]) == policy.tokenizer.decode([5, 6, 7])
+
+
+def test_end_tokens_are_those_of_the_tokenizer_and_of_the_generation_config(arithmetic):
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES["mistral"])
+    model.generation_config.eos_token_id = [7, 9]
+    own = arithmetic.tokenizer.eos_token_id
+    assert Policy(model, arithmetic.tokenizer).end_token_ids == tuple(sorted({7, 9, own}))
+
+
+def test_what_a_checkpoint_says_about_sampling_does_not_leak_and_is_exported(tmp_path):
+    policy = load_policy("arithmetic")
+    model = policy.model
+    model.generation_config = policy.saved_generation_config
+    model.generation_config.update(temperature=0.3, top_k=5, do_sample=True)
+    wrapped = Policy(model, policy.tokenizer)
+    assert wrapped.model.generation_config.top_k is None
+    wrapped.save(tmp_path)
+    assert load_policy(str(tmp_path)).saved_generation_config.top_k == 5
+
+
+def test_prompts_are_encoded_through_the_chat_template_where_there_is_one(arithmetic):
+    tokenizer = load_tokenizer("arithmetic")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1."}]
+    assert tokenizer.decode(encode_prompt(tokenizer, messages)) == "Be brief.\n1+1."
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ flavour }}>"
+    assert tokenizer.decode(encode_prompt(tokenizer, messages, {"flavour": "x"})) == "[system]Be brief.[user]1+1.x>"
+    assert tokenizer.decode(encode_prompt(tokenizer, "1+1.")) == "1+1."
+    with pytest.raises(ValueError, match="at least one token, but got none from ''"):
+        encode_prompt(tokenizer, "")
+
+
+def test_flash_attention_where_it_cannot_run_is_an_error_before_anything_is_read():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ValueError, match=r"needs a CUDA device, and there is none. Use auto or sdpa"):
+        check_policy("arithmetic", Loading(attention="flash_attention_2"))
+    assert choose_attention("auto", half_precision=True) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./no/such/folder", "there is no folder './no/such/folder'"),
+        ("no-such-model", "cannot be loaded"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_an_error_with_a_way_out(name, message):
+    with pytest.raises(ValueError, match=message):
+        check_policy(name, Loading())
+
+
+def test_a_config_without_weights_needs_from_scratch(tmp_path):
+    load_tokenizer("arithmetic").save_pretrained(tmp_path)
+    ARCHITECTURES["mistral"].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"Set `loading.from_scratch: true`"):
+        check_policy(str(tmp_path), Loading())
+    check_policy(str(tmp_path), Loading(from_scratch=True))
+    policy = load_policy(str(tmp_path), Loading(from_scratch=True))
+    assert policy.model.config.hidden_size == 32
+
+
+def test_half_precision_weights_are_loaded_on_request():
+    assert load_policy("arithmetic", Loading(dtype="bfloat16")).model.dtype == torch.bfloat16
