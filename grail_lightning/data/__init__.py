@@ -1,0 +1,17 @@
+"""Datasets → `Prompt`s: the data modules, and the loaders that they hand to the Trainer."""
+
+from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch, epoch_order
+from grail_lightning.data.modules import ArithmeticData, MathData, PromptData
+from grail_lightning.data.sources import DatasetSpec
+
+__all__ = [
+    "ArithmeticData",
+    "DatasetSpec",
+    "EvaluationLoader",
+    "MathData",
+    "PromptData",
+    "PromptSet",
+    "TrainingLoader",
+    "draws_per_epoch",
+    "epoch_order",
+]

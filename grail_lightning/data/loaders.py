@@ -1,0 +1,186 @@
+"""Loaders of prompts. They shard themselves over ranks, and the training loader knows where it stopped.
+
+They are no `torch.utils.data.DataLoader`: Lightning takes them as they are and puts no sampler of its own into them.
+Batch sizes count the prompts of *all* ranks, so a run means the same on any number of them. A prompt goes to one rank
+whole, hence so does its group of rollouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
+from grail_lightning.rollout import Prompt
+from grail_lightning.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one dataset.
+
+    Attributes:
+        name: Under which metrics are reported.
+        prompts: May be lazy.
+        weight: Share of the training draws, relative to those of the other sets.
+    """
+
+    name: str
+    prompts: Sequence[Prompt]
+    weight: float = 1.0
+
+
+class EvaluationLoader:
+    """Every prompt exactly once, in order.
+
+    Every rank yields the same number of batches, for ranks have to generate in step under FSDP. Prompts are never
+    repeated to fill up: with several ranks the last batch of a rank may be smaller than that of another, or **empty**.
+
+    Args:
+        prompts: Those of one dataset.
+        prompts_per_batch: Of all ranks together.
+        rank: This process.
+        world_size: How many there are.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
+        self.prompts, self.prompts_per_batch = prompts, prompts_per_batch
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.prompts) / self.prompts_per_batch)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        for start in range(0, len(self.prompts), self.prompts_per_batch):
+            stop = min(start + self.prompts_per_batch, len(self.prompts))
+            yield [self.prompts[index] for index in range(start + self.rank, stop, self.world_size)]
+
+
+class TrainingLoader:
+    """An endless stream of training prompts, shuffled anew in every epoch.
+
+    The order is a pure function of the sets, their weights, the seed and the epoch (`epoch_order`). The position in it
+    is the whole state, counted in prompts, so that a run resumes with exactly the next prompt, also on another number
+    of ranks or with another batch size.
+
+    Iterating yields ``len(self)`` batches from the position on, into the next epoch if need be. It has a length because
+    Lightning would otherwise fetch one batch ahead, and a checkpoint would skip it. The last batch of an epoch may be
+    smaller. Should it hold fewer prompts than there are ranks, it is left out: no rank may be without work.
+
+    Args:
+        sets: One or more datasets.
+        prompts_per_batch: Of all ranks together.
+        seed: Of the order.
+        rank: This process.
+        world_size: How many there are.
+
+    Raises:
+        ValueError: If a batch or the data would leave a rank without a prompt, or a weight is too small to ever count.
+    """
+
+    def __init__(
+        self, sets: Sequence[PromptSet], prompts_per_batch: int, seed: int = 0, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.sets, self.prompts_per_batch, self.seed = sets, prompts_per_batch, seed
+        self.rank, self.world_size = rank, world_size
+        self.shares = draws_per_epoch(sets)
+        self.epoch = self.offset = 0
+        self._order: tuple[int, list[tuple[int, int]]] = (-1, [])
+        for what, size in (("`prompts_per_batch`", prompts_per_batch), ("The training data", self.num_prompts)):
+            if size < world_size:
+                raise ValueError(
+                    f"{what} must hold at least one prompt for each of the {world_size} ranks, but got {size}. "
+                    "Use fewer devices or more prompts."
+                )
+
+    @property
+    def num_prompts(self) -> int:
+        """Draws of one epoch: as many as there are prompts."""
+        return sum(self.shares)
+
+    def __len__(self) -> int:
+        batches, rest = divmod(self.num_prompts, self.prompts_per_batch)
+        return batches + (rest >= self.world_size)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        for _ in range(len(self)):
+            yield self._next()
+
+    def _next(self) -> list[Prompt]:
+        if self.num_prompts - self.offset < self.world_size:
+            self.epoch, self.offset = self.epoch + 1, 0
+        if self._order[0] != self.epoch:
+            self._order = (self.epoch, epoch_order(self.sets, self.shares, self.seed, self.epoch))
+        # The position moves before the batch is handed out: a checkpoint of the step that uses it names the next one.
+        batch = self._order[1][self.offset : self.offset + self.prompts_per_batch]
+        self.offset += len(batch)
+        return [self.sets[which].prompts[index] for which, index in batch[self.rank :: self.world_size]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what it is a position in; the same on all ranks."""
+        return {"epoch": self.epoch, "offset": self.offset, "shares": list(self.shares), "seed": self.seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the state was taken; at the beginning of an epoch if the data are others now."""
+        now, then = self.state_dict(), dict(state_dict)
+        self.epoch, self.offset = then["epoch"], then["offset"]
+        changed = [name for name in ("shares", "seed") if now[name] != then[name]]
+        if changed:
+            rank_zero_warn(
+                "The training data are not those of the checkpoint: "
+                + ", ".join(f"{name} {then[name]} became {now[name]}" for name in changed)
+                + f". Epoch {self.epoch} starts anew, in the new order."
+            )
+            self.offset = 0
+
+
+def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
+    """How often each set is drawn from in an epoch: in proportion to the weights, as many draws as there are prompts.
+
+    Raises:
+        ValueError: If a set would never be drawn from.
+    """
+    size, total = sum(len(s.prompts) for s in sets), sum(s.weight for s in sets)
+    exact = [size * s.weight / total for s in sets]
+    shares = [math.floor(draws) for draws in exact]
+    # Largest remainders first, so that the draws sum to the size.
+    for which in sorted(range(len(sets)), key=lambda i: shares[i] - exact[i])[: size - sum(shares)]:
+        shares[which] += 1
+    for s, share in zip(sets, shares, strict=True):
+        if not share:
+            raise ValueError(
+                f"`weight` of {s.name} must give it at least one of the {size} draws of an epoch, but got {s.weight} "
+                f"of {total}. Raise it above {total / size:.3g}, or leave the dataset out."
+            )
+    return shares
+
+
+def epoch_order(sets: Sequence[PromptSet], shares: Sequence[int], seed: int, epoch: int) -> list[tuple[int, int]]:
+    """The prompts of one epoch, as (set, index) pairs: a pure function of its arguments.
+
+    Each set has an endless stream of its own, one permutation of its prompts after the other, of which an epoch takes
+    the next ``shares[i]``. So no prompt is seen a second time before the others of its set, whatever the weights; with
+    one set an epoch is one permutation.
+    """
+    drawn = [
+        (which, index)
+        for which, share in enumerate(shares)
+        for index in _stream(len(sets[which].prompts), epoch * share, share, derive_seed(seed, "set", which))
+    ]
+    return [drawn[slot] for slot in _permutation(len(drawn), derive_seed(seed, "epoch", epoch))]
+
+
+def _stream(size: int, start: int, count: int, seed: int) -> list[int]:
+    """`count` entries from `start` on of the permutations of `size` items, one behind the other."""
+    first, last = start // size, (start + count - 1) // size
+    entries = [index for cycle in range(first, last + 1) for index in _permutation(size, derive_seed(seed, cycle))]
+    return entries[start - first * size :][:count]
+
+
+def _permutation(size: int, seed: int) -> list[int]:
+    permutation: list[int] = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+    return permutation

@@ -1,0 +1,229 @@
+"""Datasets on disk and on the hub: reading, filtering and checking their rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One dataset, by name or path, and which of its rows and columns to take.
+
+    Args:
+        path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub.
+        problem: Column of the problem text.
+        answer: Column of the reference answer.
+        split: Of a dataset on the hub or in a folder.
+        subset: Configuration name of a dataset on the hub.
+        weight: Share of the training draws, relative to those of the other training datasets.
+        where: Only rows whose columns fit: column -> value, list of values, or {min: …, max: …} (both included).
+        limit: Only the first so many rows, of those that fit `where`.
+        name: Under which metrics are reported; default the last part of the path.
+    """
+
+    path: str
+    problem: str = "problem"
+    answer: str = "answer"
+    split: str = "train"
+    subset: str | None = None
+    weight: float = 1.0
+    where: dict[str, Any] | None = None
+    limit: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"`weight` of {self.path} must be a positive number, but got {self.weight}.")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"`limit` of {self.path} must be at least 1 row, but got {self.limit}.")
+        for column, wanted in (self.where or {}).items():
+            if isinstance(wanted, Mapping) and not ({"min", "max"} >= set(wanted) != set()):
+                raise ValueError(
+                    f"`where` of {self.path} must give for `{column}` a value, a list of values, or min and/or max, "
+                    f"but got {dict(wanted)}."
+                )
+
+    @property
+    def label(self) -> str:
+        """The name under which metrics are reported."""
+        path = Path(self.path)
+        return self.name or (path.stem if self.is_file else path.name)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the path names a file rather than a folder or a dataset on the hub."""
+        return Path(self.path).suffix in FILE_SUFFIXES
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one dataset, and where each of them came from.
+
+    Attributes:
+        source: Path or hub name.
+        rows: Anything that is indexed by row and gives a mapping.
+        lines: Line number of each row, where the source has lines.
+    """
+
+    source: str
+    rows: Sequence[Mapping[str, Any]]
+    lines: Sequence[int] | None = None
+
+    def place(self, index: int) -> str:
+        """Where to find a row, for error messages."""
+        return f"{self.source}, " + (f"row {index + 1}" if self.lines is None else f"line {self.lines[index]}")
+
+    def columns(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """The rows one by one, with at least the named columns where they have them."""
+        rows: Any = self.rows
+        if hasattr(rows, "select_columns"):  # an Arrow table: the other columns stay on disk
+            known = [name for name in dict.fromkeys(names) if name in rows.column_names]
+            rows = rows.select_columns(known) if known else rows
+        yield from rows
+
+
+def check_path(spec: DatasetSpec) -> None:
+    """Find a missing file before anything else happens.
+
+    Raises:
+        ValueError: If the path is neither there nor could be the name of a dataset on the hub.
+    """
+    path = Path(spec.path).expanduser()
+    if path.is_file() and not spec.is_file:
+        raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)}, but got {spec.path}.")
+    if path.exists():
+        return
+    if spec.is_file or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
+        raise ValueError(
+            f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
+            f"({', '.join(FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
+        )
+
+
+def read_table(spec: DatasetSpec) -> Table:
+    """The rows of a dataset, unfiltered.
+
+    Raises:
+        ValueError: If there are none, or they cannot be read; with file and line.
+    """
+    suffix = Path(spec.path).suffix
+    path = Path(spec.path).expanduser()
+    if suffix in (".jsonl", ".json"):
+        table = _read_json(spec.path, path)
+    elif suffix == ".parquet":
+        table = Table(spec.path, _load("parquet", spec.path, data_files=str(path), split="train"))
+    else:
+        builder = str(path) if path.is_dir() else spec.path
+        table = Table(spec.path, _load(builder, spec.path, name=spec.subset, split=spec.split))
+    if not len(table.rows):
+        raise ValueError(f"{spec.path} must hold at least one row, but it is empty.")
+    return table
+
+
+def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
+    """The rows that `spec` takes, each with a problem and an answer.
+
+    Returns:
+        Indices into `table.rows`, ascending.
+
+    Raises:
+        ValueError: If a row lacks a named column, its problem or its answer is empty, or no row fits the filter.
+    """
+    where = spec.where or {}
+    kept: list[int] = []
+    for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
+        cell = partial(_cell, table, index, row)
+        if all(_fits(cell(column), wanted, f"{table.place(index)}: `{column}`") for column, wanted in where.items()):
+            for column in (spec.problem, spec.answer):
+                _check_text(cell(column), f"{table.place(index)}: `{column}`")
+            kept.append(index)
+            if len(kept) == spec.limit:
+                break
+    if not kept:
+        seen = {c: sorted({repr(row[c]) for row in table.columns(list(where))})[:5] for c in where}
+        raise ValueError(f"No row of {table.source} fits `where` {where}. Values that occur: {seen}.")
+    return kept
+
+
+def _read_json(source: str, path: Path) -> Table:
+    """Line by line rather than through `datasets`: it knows no lines, and refuses columns of mixed types."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8.") from None
+    if text.lstrip().startswith("["):
+        rows, lines = _parse(text, source, 1), None
+    else:
+        numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        rows, lines = [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered]
+    table = Table(source, rows, lines)
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"{table.place(index)}: expected a JSON object with named columns, but got {_short(row)}.")
+    return table
+
+
+def _parse(text: str, source: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{source}, line {line + error.lineno - 1}: malformed JSON ({error.msg}, column {error.colno}). "
+            "A .jsonl file must hold one JSON object a line."
+        ) from None
+
+
+def _load(builder: str, source: str, /, **options: Any) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(builder, **options)
+    # Whatever the library, the network or the hub throws: the user needs the name, the reason and the next step.
+    except Exception as error:
+        raise ValueError(
+            f"Cannot load the dataset {source!r}: {type(error).__name__}: {error} "
+            "Check its name, `split` and `subset`, and the network; or give a .jsonl or .parquet file."
+        ) from error
+
+
+def _cell(table: Table, index: int, row: Mapping[str, Any], column: str) -> Any:
+    if column not in row:
+        there = getattr(table.rows, "column_names", None) or list(row)
+        raise ValueError(
+            f"{table.place(index)}: there is no column `{column}`. The columns are: {', '.join(map(str, there))}. "
+            "Name the right one with `problem`, `answer` or `where` of the dataset."
+        )
+    return row[column]
+
+
+def _check_text(value: Any, place: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise ValueError(f"{place} must be text or a number, but got {_short(value)}.")
+    if value is None or not str(value).strip():
+        raise ValueError(f"{place} must not be empty. Fill it in, remove the row, or leave it out by `where`.")
+
+
+def _fits(value: Any, wanted: Any, place: str) -> bool:
+    if isinstance(wanted, list | tuple):
+        return value in wanted
+    if not isinstance(wanted, Mapping):
+        return bool(value == wanted)
+    try:
+        return bool(wanted.get("min", value) <= value <= wanted.get("max", value))
+    except TypeError:
+        raise ValueError(
+            f"{place} must be comparable with {dict(wanted)}, but got {_short(value)}. "
+            "Give a list of values instead of min and max."
+        ) from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,232 @@
+"""torchmetrics of rollouts: the stateful twins of `grail_lightning.functional`.
+
+Shapes: ``B`` rows (rollouts), ``T`` response tokens. Every state is a sum, a count or an extremum, so ranks and batches
+may be merged in any order and may differ in size; a rank without rows updates with empty tensors. A metric that has
+seen nothing is NaN. For figures per dataset keep one metric a dataset.
+
+Float states are float32 because Apple's GPUs have no float64; what is added to them is computed in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+
+from grail_lightning.functional import pass_at_k
+from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
+
+STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
+
+
+class AnswerAccuracy(MeanMetric):
+    """Share of right responses: `torchmetrics.MeanMetric` over samples.
+
+    With equally many samples a problem this is acc@n, the mean over problems of the share of right samples.
+
+    >>> accuracy = AnswerAccuracy()
+    >>> accuracy.update(torch.tensor([True, False, True, True]))
+    >>> accuracy.compute()
+    tensor(0.7500)
+    """
+
+    def update(self, correct: Tensor) -> None:  # type: ignore[override]
+        """Add responses.
+
+        Args:
+            correct: ``[B]`` bool.
+        """
+        super().update(correct.float())
+
+
+class PassAtK(Metric):
+    """Mean over problems of the unbiased pass@k (`grail_lightning.functional.pass_at_k`).
+
+    >>> metric = PassAtK(k=2)
+    >>> metric.update(torch.tensor([True, False, False, False, False, False]), torch.tensor([0, 0, 0, 1, 1, 1]))
+    >>> metric.compute()  # 1 of 3 right: 1 - C(2,2)/C(3,2) = 2/3; 0 of 3: 0
+    tensor(0.3333)
+
+    Args:
+        k: How many samples a user would look at.
+
+    Raises:
+        ValueError: In `update`, if a problem has fewer than `k` samples.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"`k` must be at least 1, but got {k}.")
+        self.k = k
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, correct: Tensor, group: Tensor) -> None:
+        """Add problems, each with all its samples.
+
+        Args:
+            correct: ``[B]`` bool.
+            group: ``[B]`` long, which problem of this update a row answers (`RolloutBatch.group`).
+        """
+        _, problem, num_samples = torch.unique(group.cpu(), return_inverse=True, return_counts=True)
+        num_correct = torch.zeros_like(num_samples).index_add(0, problem, correct.cpu().long())
+        self.total += pass_at_k(num_samples, num_correct, self.k).sum().float()
+        self.count += len(num_samples)
+
+    def compute(self) -> Tensor:
+        """A scalar in [0, 1]."""
+        return self.total / self.count
+
+
+class ResponseLengths(Metric):
+    """Mean, shortest and longest response in tokens, and the share of those that hit the limit.
+
+    The keys are those that GRPO users know: `mean_length`, `min_length`, `max_length`, `clipped_ratio`.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+    clipped: Tensor
+    shortest: Tensor
+    longest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "count", "clipped"):
+            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("shortest", torch.tensor(torch.inf), dist_reduce_fx="min")
+        self.add_state("longest", torch.tensor(-torch.inf), dist_reduce_fx="max")
+
+    def update(self, lengths: Tensor, finished: Tensor) -> None:
+        """Add responses.
+
+        Args:
+            lengths: ``[B]`` long, generated tokens.
+            finished: ``[B]`` bool, whether the response ended by itself.
+        """
+        if not len(lengths):
+            return
+        self.total += lengths.sum()
+        self.count += len(lengths)
+        self.clipped += (~finished).sum()
+        self.shortest = torch.minimum(self.shortest, lengths.min().to(self.shortest))
+        self.longest = torch.maximum(self.longest, lengths.max().to(self.longest))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Four scalars."""
+        seen = self.count > 0
+        return {
+            "mean_length": self.total / self.count,
+            "min_length": torch.where(seen, self.shortest, torch.nan),
+            "max_length": torch.where(seen, self.longest, torch.nan),
+            "clipped_ratio": self.clipped / self.count,
+        }
+
+
+class StatusCounts(Metric):
+    """How many verdicts have each status."""
+
+    is_differentiable = False
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("counts", torch.zeros(len(STATUSES), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, statuses: Sequence[str]) -> None:
+        """Add verdicts.
+
+        Args:
+            statuses: `Verdict.status` of each.
+
+        Raises:
+            ValueError: If one is unknown.
+        """
+        for status in statuses:
+            if status not in STATUSES:
+                raise ValueError(f"A status must be one of {', '.join(STATUSES)}, but got {status!r}.")
+            self.counts[STATUSES.index(status)] += 1
+
+    def compute(self) -> dict[str, Tensor]:
+        """One count a status."""
+        return dict(zip(STATUSES, self.counts.unbind(), strict=True))
+
+
+class _RowMeans(Metric):
+    """Means over rows of several figures, each over the rows that have it (are not NaN)."""
+
+    is_differentiable = False
+    full_state_update = False
+    totals: Tensor
+    counts: Tensor
+    names: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("totals", torch.zeros(len(self.names)), dist_reduce_fx="sum")
+        self.add_state("counts", torch.zeros(len(self.names), dtype=torch.long), dist_reduce_fx="sum")
+
+    def add(self, *figures: Tensor) -> None:
+        rows = torch.stack(figures)  # [names, B]
+        self.totals += rows.nansum(1).float()
+        self.counts += (~rows.isnan()).sum(1)
+
+    def compute(self) -> dict[str, Tensor]:
+        """One scalar a name."""
+        return dict(zip(self.names, (self.totals / self.counts).unbind(), strict=True))
+
+
+class Concentration(_RowMeans):
+    r"""How concentrated the credit of a rollout is, averaged over rollouts with any credit.
+
+    `ess_ratio`: :math:`(\sum|a_t|)^2 / (L \sum a_t^2)`, 1 is uniform. `top10_mass`: the share of :math:`\sum|a_t|` that
+    lies on its largest tenth of the tokens.
+    """
+
+    names = ("ess_ratio", "top10_mass")
+
+    def update(self, credit: Tensor, mask: Tensor) -> None:
+        """Add rollouts.
+
+        Args:
+            credit: ``[B, T]``, advantage times weight, ``A·w``.
+            mask: ``[B, T]`` bool, response tokens.
+        """
+        self.add(ess_ratio(credit, mask), top_mass(credit, mask, share=0.1))
+
+
+class FlawedTokenAUROC(_RowMeans):
+    """Does a score rank flawed tokens above sound ones of the same rollout? 0.5 is chance.
+
+    The AUROC within a rollout (ties count one half), averaged over rollouts with both kinds: `slip` and `misconception`
+    apart, for a score that only finds unlikely tokens finds slips, and `flawed` for both together.
+
+    Not `torchmetrics.RetrievalAUROC`: it keeps every token of every rollout, and its binary AUROC sends scores outside
+    [0, 1] through a sigmoid, which in float32 makes ties of large ones.
+    """
+
+    higher_is_better = True
+    names = ("slip", "misconception", "flawed")
+
+    def update(self, scores: Tensor, slips: Tensor, misconceptions: Tensor, sound: Tensor) -> None:
+        """Add rollouts.
+
+        Args:
+            scores: ``[B, T]``, larger means more suspicious.
+            slips: ``[B, T]`` bool.
+            misconceptions: ``[B, T]`` bool.
+            sound: ``[B, T]`` bool.
+        """
+        self.add(*(pairwise_auroc(scores, flawed, sound) for flawed in (slips, misconceptions, slips | misconceptions)))

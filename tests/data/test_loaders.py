@@ -1,0 +1,139 @@
+import itertools
+import json
+from collections import Counter
+
+import pytest
+
+from grail_lightning.data import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
+from tests.data.recorder import flat, names, prompts
+
+
+def _loader(num_prompts=10, prompts_per_batch=4, **options):
+    return TrainingLoader([PromptSet("a", prompts(num_prompts))], prompts_per_batch, **options)
+
+
+def test_an_epoch_shows_every_prompt_once_and_keeps_the_incomplete_last_batch():
+    loader = _loader(10, 4)
+    batches = names(loader)
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert len(loader) == 3
+    assert sorted(flat(batches)) == sorted(str(n) for n in range(10))
+
+
+def test_a_dataset_smaller_than_a_batch_is_one_batch():
+    assert [sorted(batch) for batch in names(_loader(3, 8))] == [["0", "1", "2"]]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    first, again, other = _loader(seed=1), _loader(seed=1), _loader(seed=2)
+    epochs = [names(first) for _ in range(3)]
+    assert epochs == [names(again) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[0] != names(other)
+
+
+def test_a_pass_goes_on_where_the_last_one_stopped():
+    whole, parts = _loader(), _loader()
+    expected = names(whole) + names(whole)
+    seen = []
+    for stop in (2, 3, 1):  # crosses the border between the epochs, as `limit_train_batches` makes it
+        seen += names(itertools.islice(parts, stop))
+    assert seen == expected
+
+
+@pytest.mark.parametrize("consumed", range(7))
+def test_a_restored_loader_continues_with_the_next_batch(consumed):
+    whole, resumed = _loader(), _loader()
+    expected = names(whole) + names(whole) + names(whole)
+    stream = iter(whole := _loader())
+    for _ in range(consumed):
+        try:
+            next(stream)
+        except StopIteration:
+            next(stream := iter(whole))
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert names(resumed) == expected[consumed : consumed + 3]
+
+
+def test_a_position_holds_for_another_batch_size_and_another_number_of_ranks():
+    order = flat(names(_loader(12, 4)))
+    loader = _loader(12, 4)
+    next(iter(loader))
+    halves = [_loader(12, 6, rank=rank, world_size=2) for rank in range(2)]
+    for half in halves:
+        half.load_state_dict(loader.state_dict())
+    batches = [names([next(iter(half))])[0] for half in halves]
+    assert sorted(flat(batches)) == sorted(order[4:10])
+
+
+def test_other_data_than_those_of_the_checkpoint_start_their_order_anew_and_say_so():
+    loader, changed = _loader(10, 4), _loader(11, 4)
+    list(loader), next(iter(loader))
+    with pytest.warns(UserWarning, match=r"not those of the checkpoint: shares \[10\] became \[11\]. Epoch 1 starts"):
+        changed.load_state_dict(loader.state_dict())
+    assert (changed.epoch, changed.offset) == (1, 0)
+
+
+@pytest.mark.parametrize(("num_prompts", "world_size"), [(12, 2), (10, 3), (9, 4)])
+def test_ranks_share_each_batch_without_overlap_and_have_equally_many_batches(num_prompts, world_size):
+    alone = _loader(num_prompts, 4)
+    ranks = [_loader(num_prompts, 4, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert len({len(loader) for loader in ranks}) == 1
+    shared = [names(loader) for loader in ranks]
+    assert all(batch for rank in shared for batch in rank), "no rank may be without work"
+    together = [sorted(flat(parts)) for parts in zip(*shared, strict=True)]
+    # A last batch with fewer prompts than ranks is left out (10 = 4 + 4 + 2 on 3 ranks, 9 = 4 + 4 + 1 on 4).
+    assert together == [sorted(batch) for batch in names(alone) if len(batch) >= world_size]
+
+
+def test_too_few_prompts_for_the_ranks_is_an_error():
+    with pytest.raises(ValueError, match="`prompts_per_batch` must hold at least one prompt for each of the 8 ranks"):
+        _loader(100, 4, world_size=8)
+    with pytest.raises(ValueError, match=r"The training data must hold at least one .* 4 ranks, but got 3"):
+        _loader(3, 4, world_size=4)
+
+
+def test_a_mixture_draws_in_proportion_to_weights():
+    sets = [PromptSet("a", prompts(30, "a"), weight=3.0), PromptSet("b", prompts(10, "b"), weight=1.0)]
+    assert draws_per_epoch(sets) == [30, 10]
+    even = [PromptSet(s.name, s.prompts) for s in sets]
+    drawn = Counter(name[0] for batch in names(TrainingLoader(even, 8)) for name in batch)
+    assert drawn == {"a": 20, "b": 20}  # 40 draws, half and half
+    thirds = [PromptSet(name, prompts(5)) for name in "abc"]
+    assert sum(draws_per_epoch([*thirds, PromptSet("d", prompts(2))])) == 17  # 4.25 each: one gets the fifth
+
+
+def test_no_prompt_of_a_mixture_comes_back_before_the_others_of_its_set():
+    sets = [PromptSet("a", prompts(12, "a")), PromptSet("b", prompts(4, "b"))]
+    loader = TrainingLoader(sets, 4)
+    epochs = [flat(names(loader)) for _ in range(3)]  # 16 draws, 8 of each set: 24 are two rounds of a, six of b
+    times = Counter(flat(epochs))
+    assert {name: n for name, n in times.items() if name[0] == "a"} == {f"a{n}": 2 for n in range(12)}
+    assert {name: n for name, n in times.items() if name[0] == "b"} == {f"b{n}": 6 for n in range(4)}
+    assert max(Counter(epochs[0][k] for k in range(16) if epochs[0][k][0] == "a").values()) == 1
+
+
+def test_a_mixture_resumes_exactly():
+    sets = [PromptSet("a", prompts(7, "a"), 2.0), PromptSet("b", prompts(5, "b"), 1.0)]
+    whole, resumed = TrainingLoader(sets, 5), TrainingLoader(sets, 5)
+    expected = names(whole) + names(whole)
+    loader = TrainingLoader(sets, 5)
+    list(loader), next(iter(loader))
+    resumed.load_state_dict(loader.state_dict())
+    assert names([next(iter(resumed))]) == expected[4:5]
+
+
+def test_a_weight_that_never_counts_is_an_error():
+    sets = [PromptSet("a", prompts(9)), PromptSet("tiny", prompts(1), weight=0.01)]
+    with pytest.raises(ValueError, match="`weight` of tiny must give it at least one of the 10 draws"):
+        TrainingLoader(sets, 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_evaluation_shows_every_problem_once_with_ranks_in_step(world_size):
+    loaders = [EvaluationLoader(prompts(9), 4, rank, world_size) for rank in range(world_size)]
+    assert {len(loader) for loader in loaders} == {len(list(loader)) for loader in loaders} == {3}  # 4 + 4 + 1
+    seen = [name for loader in loaders for batch in names(loader) for name in batch]
+    assert sorted(seen) == sorted(str(n) for n in range(9))
+    if world_size > 1:
+        assert names(loaders[-1])[-1] == []

@@ -1,0 +1,141 @@
+from pathlib import Path
+
+import pytest
+from jsonargparse import ActionConfigFile
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningArgumentParser
+
+from grail_lightning.data import ArithmeticData, DatasetSpec, MathData
+from grail_lightning.tasks import ProblemSpace, split_of
+from grail_lightning.tasks.math import MathTask
+from tests.data.recorder import problems, rows, ten, write
+
+
+def test_arithmetic_splits_are_disjoint_and_carry_what_step_labels_need():
+    data = ArithmeticData(num_train=200, num_val=30, num_test=20, problems=ProblemSpace(min_terms=3, max_terms=3))
+    for stage in ("fit", "validate", "test", "predict"):
+        data.setup(stage)
+    train = problems(data.train_dataloader())
+    val, test = problems(data.val_dataloader()[0]), problems(data.test_dataloader()[0])
+    assert (len(train), len(val), len(test)) == (200, 30, 20)
+    assert len({*train, *val, *test}) == 250
+    assert problems(data.predict_dataloader()[0]) == test
+    assert {split_of(problem) for problem in val} == {"validation"}
+    prompt = next(iter(data.val_dataloader()[0]))[0]
+    assert prompt.dataset == "arithmetic"
+    assert [step.kind for step in prompt.task.label_steps(f"{prompt.columns['problem'][:3]}=99", prompt)] == ["slip"]
+
+
+def test_the_seed_of_the_run_moves_the_order_of_training_problems_and_nothing_else(monkeypatch):
+    def drawn(seed):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        data = ten()
+        data.setup("fit")
+        return problems(data.train_dataloader()), problems(data.val_dataloader()[0])
+
+    (train, val), (other_train, other_val) = drawn(1), drawn(2)
+    assert (sorted(train), val) == (sorted(other_train), other_val)
+    assert train != other_train
+    assert drawn(1) == (train, val)
+
+
+@pytest.mark.parametrize("option", ["num_train", "num_val", "num_test", "prompts_per_batch", "eval_prompts_per_batch"])
+def test_sizes_must_be_positive(option):
+    with pytest.raises(ValueError, match=f"`{option}` must be at least 1, but got 0"):
+        ArithmeticData(**{option: 0})
+
+
+def _with_lengths(path, limit, overlong="drop"):
+    """One token a character of the problem."""
+    data = MathData(train=path, task=MathTask(instruction=""), max_prompt_length=limit, overlong=overlong)
+    data.encode = lambda messages: list(messages[0]["content"].encode())
+    data.setup("fit")
+    return data
+
+
+def test_long_prompts_are_left_out_and_counted(tmp_path, caplog):
+    path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9, 5, 6)])
+    with caplog.at_level("INFO"):
+        data = _with_lengths(path, 5)
+    assert sorted(map(len, problems(data.train_dataloader()))) == [3, 5]
+    assert data.num_overlong == {"train/train": 2}
+    assert "left out 2 of 4 prompts, longer than `max_prompt_length` 5" in caplog.text
+
+
+def test_long_prompts_are_an_error_if_asked_for(tmp_path):
+    path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9)])
+    with pytest.raises(ValueError, match=r"train.jsonl, line 2: the prompt has 9 tokens, but `max_prompt_length` is 5"):
+        _with_lengths(path, 5, "error")
+    with pytest.raises(ValueError, match=r"Every prompt of .* longer than `max_prompt_length` 2; the shortest has 3"):
+        _with_lengths(path, 2)
+
+
+def test_without_a_tokenizer_the_limit_is_not_applied_and_that_is_said(tmp_path):
+    data = MathData(train=write(tmp_path, rows(2)), max_prompt_length=1)
+    with pytest.warns(UserWarning, match=r"`max_prompt_length` was not applied to .*: without a trainer"):
+        data.setup("fit")
+    assert len(problems(data.train_dataloader())) == 2
+
+
+def _parse(*args):
+    """The data module that LightningCLI's parser makes of arguments."""
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    return parser.instantiate(parser.parse_args(list(args))).data
+
+
+def test_datasets_are_given_in_yaml_and_changed_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, rows(3), "a.jsonl")
+    write(tmp_path, [{"q": "1+1?", "a": "2"}] * 2, "b.jsonl")
+    Path("config.yaml").write_text(
+        r"""
+data:
+  class_path: MathData
+  init_args:
+    train:
+      - {path: a.jsonl, where: {level: {min: 1}}, weight: 3}
+      - path: b.jsonl
+        problem: q
+        answer: a
+    val: {path: b.jsonl, problem: q, answer: a, name: bench}
+    task:
+      class_path: MathTask
+      init_args: {instruction: ' Box it: \boxed{}.', system_prompt: Be brief.}
+    prompts_per_batch: 4
+"""
+    )
+    first, second = DatasetSpec("a.jsonl", where={"level": {"min": 1}}, weight=3), DatasetSpec("b.jsonl", "q", "a")
+    data = _parse("--config=config.yaml")
+    assert data.specs["train"] == [first, second]
+    assert data.specs["val"] == [DatasetSpec("b.jsonl", "q", "a", name="bench")]
+    assert (data.task.instruction, data.task.system_prompt) == (r" Box it: \boxed{}.", "Be brief.")
+    data.setup("fit")
+    assert data.train_dataloader().shares == [3, 1]
+
+    data = _parse("--config=config.yaml", "--data.val.limit=1", '--data.train=[{"path": "a.jsonl", "limit": 2}]')
+    assert data.specs["train"] == [DatasetSpec("a.jsonl", limit=2)]
+    assert data.specs["val"] == [DatasetSpec("b.jsonl", "q", "a", name="bench", limit=1)]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ['--data.train={"path": "a.jsonl", "limit": 2}'],
+        ["--data.train.path=a.jsonl", "--data.train.limit=2"],
+        ['--data.train+={"path": "a.jsonl", "limit": 2}'],
+    ],
+)
+def test_one_dataset_can_be_given_in_several_ways(tmp_path, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, rows(3), "a.jsonl")
+    assert _parse("--data=MathData", *args).specs["train"] == [DatasetSpec("a.jsonl", limit=2)]
+    assert _parse("--data=MathData", "--data.train=a.jsonl").specs["train"] == [DatasetSpec("a.jsonl")]
+
+
+def test_the_arithmetic_world_is_set_on_the_command_line():
+    data = _parse("--data=ArithmeticData", "--data.problems.max_terms=6", "--data.num_train=50", "--data.seed=3")
+    assert data.problems == ProblemSpace(max_terms=6)
+    data.setup("fit")
+    assert {problem.count("+") + problem.count("-") for problem in problems(data.train_dataloader())} == {4, 5}

@@ -1,0 +1,83 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grail_lightning.data import MathData
+from grail_lightning.tasks.math import MathTask
+from tests.data.recorder import Recorder, SaveEveryBatch, fit, ten, write
+
+pytestmark = pytest.mark.usefixtures("_calm")
+
+
+@pytest.fixture
+def _calm(caplog):
+    """Without the lines that a Trainer prints."""
+    caplog.set_level("ERROR", logger="lightning.pytorch")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"limit_train_batches": 2}, {"val_check_interval": 2, "check_val_every_n_epoch": None}]
+)
+@pytest.mark.parametrize("manual", [False, True])
+def test_a_run_resumed_after_any_batch_sees_the_prompts_of_one_that_never_stopped(tmp_path, manual, options):
+    steps = 2 if manual else 1
+    options = {"max_epochs": -1} | options
+    whole = Recorder(manual)
+    fit(whole, ten(), max_steps=8 * steps, callbacks=[SaveEveryBatch(tmp_path)], **options)
+    assert len(whole.train_prompts) == 8
+    for batches in range(1, 8):  # the third and the sixth end an epoch
+        resumed = Recorder(manual)
+        fit(resumed, ten(), tmp_path / f"{batches}.ckpt", max_steps=8 * steps, **options)
+        assert resumed.train_prompts == whole.train_prompts[batches:]
+
+
+@pytest.mark.parametrize("stopped_by", ["max_steps", "max_epochs"])
+def test_a_run_that_ended_at_an_epoch_border_goes_on_behind_it(tmp_path, stopped_by):
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    at = {"max_steps": (9, 3), "max_epochs": (3, 1)}[stopped_by]
+    free = {"max_epochs": -1} if stopped_by == "max_steps" else {}
+    fit(whole, ten(), **{stopped_by: at[0]}, **free)
+    fit(first, ten(), **{stopped_by: at[1]}, **free).save_checkpoint(tmp_path / "border.ckpt")
+    fit(second, ten(), tmp_path / "border.ckpt", **{stopped_by: at[0]}, **free)
+    assert len(first.train_prompts) == 3
+    assert first.train_prompts + second.train_prompts == whole.train_prompts
+
+
+def test_overfitting_repeats_the_same_prompts():
+    module = Recorder()
+    fit(module, ten(), max_epochs=3, overfit_batches=1)
+    assert len({frozenset(batch) for batch in module.train_prompts}) == 1
+    assert len(module.train_prompts) == 3
+
+
+def test_lengths_are_measured_as_the_module_encodes(tmp_path):
+    class Encoder(Recorder):
+        def encode(self, messages):
+            return [0] * len(messages[-1]["content"])
+
+    module = Encoder()
+    path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9, 4)])
+    fit(module, MathData(train=path, task=MathTask(instruction=""), max_prompt_length=5), max_epochs=1)
+    assert sorted(module.train_prompts[0]) == ["xxx", "xxxx"]
+
+
+def test_two_processes_take_disjoint_shares_of_the_batches_of_one(tmp_path):
+    alone = Recorder()
+    fit(alone, ten(), max_epochs=2)
+    # A process of its own: what other tests left in this one must not be forked.
+    subprocess.run(
+        [sys.executable, "-m", "tests.data.recorder", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for which, expected in enumerate((alone.train_prompts, alone.val_prompts)):
+        shares = list(zip(ranks[0][which], ranks[1][which], strict=True))
+        assert [sorted(a + b) for a, b in shares] == [sorted(batch) for batch in expected]

@@ -1,0 +1,176 @@
+from itertools import combinations
+
+import pytest
+import torch
+
+from grail_lightning.metrics import (
+    STATUSES,
+    AnswerAccuracy,
+    Concentration,
+    FlawedTokenAUROC,
+    PassAtK,
+    ResponseLengths,
+    StatusCounts,
+)
+
+
+def _figures(metric):
+    value = metric.compute()
+    return {name: float(v) for name, v in (value if isinstance(value, dict) else {"value": value}).items()}
+
+
+def _random_updates(num_updates):
+    """Arguments for `num_updates` updates of every metric; later ones are shorter, the last one is empty."""
+    generator = torch.Generator().manual_seed(3)
+    for number in range(num_updates):
+        rows = 4 * (num_updates - 1 - number)
+        scores = torch.randn(rows, 6, generator=generator)
+        labels = torch.randint(0, 4, (rows, 6), generator=generator)
+        correct = torch.rand(rows, generator=generator) < 0.5
+        lengths = torch.randint(1, 50, (rows,), generator=generator)
+        yield {
+            AnswerAccuracy: (correct,),
+            PassAtK: (correct, torch.arange(rows) // 4),
+            ResponseLengths: (lengths, lengths < 40),
+            StatusCounts: ([STATUSES[n % 7] for n in lengths.tolist()],),
+            Concentration: (scores, labels < 3),
+            FlawedTokenAUROC: (scores, labels == 0, labels == 1, labels == 2),
+        }
+
+
+METRICS = [AnswerAccuracy, lambda: PassAtK(k=2), ResponseLengths, StatusCounts, Concentration, FlawedTokenAUROC]
+
+
+@pytest.mark.parametrize("make", METRICS)
+def test_two_states_merged_equal_one_that_saw_everything(make):
+    """What ranks do: each updates with its own rows, then the states are reduced as they say they are."""
+    whole, first, second = make(), make(), make()
+    for number, updates in enumerate(_random_updates(5)):
+        arguments = updates[type(whole)]
+        whole.update(*arguments)
+        (first, second)[number % 2].update(*arguments)
+
+    merged = make()
+    for name, reduce in merged._reductions.items():
+        setattr(merged, name, reduce(torch.stack([getattr(first, name), getattr(second, name)])))
+    merged._update_count = 1
+
+    assert _figures(merged) == pytest.approx(_figures(whole), rel=1e-6)
+    assert _figures(first) != pytest.approx(_figures(whole), rel=1e-3), "halves that agree would prove nothing"
+
+
+@pytest.mark.parametrize("make", METRICS)
+def test_a_metric_that_saw_only_empty_updates_is_nan_or_counts_nothing(make):
+    metric = make()
+    *_, empty = _random_updates(2)
+    metric.update(*empty[type(metric)])
+    values = list(_figures(metric).values())
+    if isinstance(metric, StatusCounts):
+        assert values == [0] * 7
+    else:
+        assert all(value != value for value in values)
+
+
+@pytest.mark.parametrize("make", METRICS)
+def test_reset_forgets_everything(make):
+    metric, fresh = make(), make()
+    first, second, _ = _random_updates(3)
+    metric.update(*first[type(metric)])
+    metric.reset()
+    for m in (metric, fresh):
+        m.update(*second[type(metric)])
+    assert _figures(metric) == _figures(fresh)
+
+
+def test_accuracy_is_the_share_of_right_responses_not_a_mean_of_batch_means():
+    accuracy = AnswerAccuracy()
+    accuracy.update(torch.tensor([True]))
+    accuracy.update(torch.tensor([False, False, True]))
+    assert accuracy.compute() == 0.5  # 2 of 4; the mean of the batches would be (1 + 1/3) / 2 = 2/3
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    generator = torch.Generator().manual_seed(0)
+    correct = torch.rand(5, 6, generator=generator) < 0.3
+    rows = torch.randperm(30, generator=generator)
+    metric = PassAtK(k=3)
+    # Groups need not be in order, nor numbered from zero.
+    metric.update(correct.flatten()[rows], (torch.arange(30) // 6)[rows] + 7)
+
+    hits = [any(row[i] for i in chosen) for row in correct.tolist() for chosen in combinations(range(6), 3)]
+    assert metric.compute() == pytest.approx(sum(hits) / len(hits))
+
+
+def test_pass_at_k_needs_k_samples_a_problem():
+    with pytest.raises(ValueError, match="pass@4 needs at least 4 samples"):
+        PassAtK(k=4).update(torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match="`k` must be at least 1, but got 0"):
+        PassAtK(k=0)
+
+
+def test_lengths_have_the_names_that_grpo_users_know():
+    metric = ResponseLengths()
+    metric.update(torch.tensor([3, 8]), torch.tensor([True, False]))
+    metric.update(torch.tensor([4]), torch.tensor([True]))
+    assert _figures(metric) == {
+        "mean_length": 5,  # (3 + 8 + 4) / 3
+        "min_length": 3,
+        "max_length": 8,
+        "clipped_ratio": pytest.approx(1 / 3),
+    }
+
+
+def test_statuses_are_counted_by_name():
+    metric = StatusCounts()
+    metric.update(["right", "wrong", "right"])
+    metric.update(["timeout"])
+    assert {name: n for name, n in _figures(metric).items() if n} == {"right": 2, "wrong": 1, "timeout": 1}
+    with pytest.raises(ValueError, match=r"must be one of right, wrong.*but got 'fine'"):
+        metric.update(["fine"])
+
+
+def test_concentration_of_uniform_and_of_single_token_credit():
+    metric = Concentration()
+    mask = torch.tensor([[True] * 10 + [False] * 10])
+    uniform = torch.full((1, 20), -2.0)  # ESS 1; the largest tenth of 10 tokens is 1 of 10 equal ones
+    metric.update(uniform, mask)
+    assert _figures(metric) == pytest.approx({"ess_ratio": 1.0, "top10_mass": 0.1})
+
+    single = torch.zeros(1, 20)
+    single[0, 4] = 3.0  # ESS 3² / (10 · 3²) = 1/10; all mass on one token
+    metric.update(torch.cat([single, torch.zeros(1, 20)]), mask.expand(2, -1))  # the row without credit does not count
+    assert _figures(metric) == pytest.approx({"ess_ratio": 0.55, "top10_mass": 0.55})
+
+
+def _auroc_by_pairs(scores, flawed, sound):
+    """Mean over rows of P(score of a flawed token > score of a sound one), ties one half."""
+    rows = []
+    for s, f, o in zip(scores.tolist(), flawed.tolist(), sound.tolist(), strict=True):
+        pairs = [(a, b) for a, bad in zip(s, f, strict=True) if bad for b, good in zip(s, o, strict=True) if good]
+        if pairs:
+            rows.append(sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs))
+    return sum(rows) / len(rows)
+
+
+def test_auroc_equals_the_loop_over_pairs_for_each_kind_of_flaw():
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randint(0, 4, (12, 9), generator=generator).float()  # few values, so many ties
+    labels = torch.randint(0, 4, (12, 9), generator=generator)
+    labels[3], labels[4] = 2, 0  # a row without a flaw, and one without a sound token: neither counts
+    slip, misconception, sound = labels == 0, labels == 1, labels == 2
+    metric = FlawedTokenAUROC()
+    metric.update(scores, slip, misconception, sound)
+    assert _figures(metric) == pytest.approx(
+        {
+            "slip": _auroc_by_pairs(scores, slip, sound),
+            "misconception": _auroc_by_pairs(scores, misconception, sound),
+            "flawed": _auroc_by_pairs(scores, slip | misconception, sound),
+        }
+    )
+
+
+def test_auroc_tells_large_scores_apart_which_a_sigmoid_makes_equal():
+    metric = FlawedTokenAUROC()
+    scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
+    metric.update(scores, flawed, torch.zeros_like(flawed), ~flawed)
+    assert metric.compute()["slip"] == 1
