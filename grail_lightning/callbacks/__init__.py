@@ -1,0 +1,24 @@
+"""What people look at and keep: accuracy, tables, Parquet files, export, throughput, warnings, checkpoints."""
+
+from grail_lightning.callbacks.checkpoints import LastCheckpoint
+from grail_lightning.callbacks.defaults import default_callbacks
+from grail_lightning.callbacks.evaluation import Evaluation
+from grail_lightning.callbacks.export import ExportPolicy
+from grail_lightning.callbacks.predictions import PredictionWriter
+from grail_lightning.callbacks.preflight import Preflight
+from grail_lightning.callbacks.progress import ProgressBar
+from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
+from grail_lightning.callbacks.throughput import Throughput
+
+__all__ = [
+    "Evaluation",
+    "ExportPolicy",
+    "KeepRollouts",
+    "LastCheckpoint",
+    "PredictionWriter",
+    "Preflight",
+    "ProgressBar",
+    "RolloutTable",
+    "Throughput",
+    "default_callbacks",
+]

@@ -1,0 +1,50 @@
+"""The callbacks of a run from Python."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from grail_lightning.callbacks.checkpoints import LastCheckpoint
+from grail_lightning.callbacks.evaluation import Evaluation
+from grail_lightning.callbacks.export import ExportPolicy
+from grail_lightning.callbacks.predictions import PredictionWriter
+from grail_lightning.callbacks.preflight import Preflight
+from grail_lightning.callbacks.progress import ProgressBar
+from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
+from grail_lightning.callbacks.throughput import Throughput
+from grail_lightning.rollout import Sampling
+
+
+def default_callbacks(
+    num_samples: int = 1,
+    sampling: Sampling | None = None,
+    pass_at: tuple[int, ...] = (1,),
+    keep_rollouts: bool = False,
+    progress_bar: bool = True,
+) -> list[Callback]:
+    """What the command line gives every run: ``Trainer(callbacks=default_callbacks(), num_sanity_val_steps=0, …)``.
+
+    Evaluation, rollout table, throughput, preflight warnings, export, predictions, the checkpoints ``best.ckpt`` (by
+    ``val/accuracy``) and ``last.ckpt``, and the progress bar. Take one out of the list and put your own in its place.
+
+    Args:
+        num_samples: Responses to each held-out problem.
+        sampling: How they are drawn; default as in training.
+        pass_at: The k of each pass@k; at most `num_samples`.
+        keep_rollouts: Keep all training rollouts as Parquet.
+        progress_bar: False goes with ``Trainer(enable_progress_bar=False)``.
+    """
+    best = ModelCheckpoint(monitor="val/accuracy", mode="max", filename="best", enable_version_counter=False)
+    return [
+        Evaluation(num_samples=num_samples, sampling=sampling, pass_at=pass_at),
+        RolloutTable(),
+        *([KeepRollouts()] if keep_rollouts else []),
+        Throughput(),
+        Preflight(),
+        ExportPolicy(),
+        PredictionWriter(),
+        *([ProgressBar()] if progress_bar else []),
+        best,
+        LastCheckpoint(),
+    ]

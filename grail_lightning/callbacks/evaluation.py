@@ -1,0 +1,220 @@
+"""Accuracy and pass@k on held-out problems: before training, while it runs, and after."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from grail_lightning.callbacks.figures import Figures, test_table
+from grail_lightning.module import EvaluationPlan, StepOutput
+from grail_lightning.ranks import all_rows, world_size
+from grail_lightning.rollout import Sampling
+
+
+class Evaluation(Callback):
+    """Says how validation and test sample, and what they find.
+
+    Logs ``val/accuracy``, ``val/pass_at_8``, ``val/<dataset>/accuracy``, ``val/<dataset>/pass_at_8``,
+    ``val/completions/mean_length`` (and so on) and the share of each verdict, ``val/verdict/<status>``; in `test` the
+    same under ``test/``. The first and the last accuracy of a fit stand in its last line, and survive a resume.
+
+    Validates once before the first training step: Lightning's own check before training logs nothing and is ignored.
+    The random numbers of training do not depend on it.
+
+    Args:
+        num_samples: Responses to each problem.
+        sampling: How they are drawn; default as in training (`model.sampling`).
+        pass_at: The k of each pass@k (unbiased estimate); at most `num_samples`.
+        at_start: Validate before training.
+        at_end: Validate after the last training step, if no validation fell on it.
+
+    Raises:
+        ValueError: If `num_samples` is not positive, or a k is not between 1 and `num_samples`.
+    """
+
+    def __init__(
+        self,
+        num_samples: int = 1,
+        sampling: Sampling | None = None,
+        pass_at: tuple[int, ...] = (1,),
+        at_start: bool = True,
+        at_end: bool = True,
+    ) -> None:
+        if num_samples < 1:
+            raise ValueError(f"`num_samples` must be at least 1, but got {num_samples}.")
+        if any(not 1 <= k <= num_samples for k in pass_at):
+            raise ValueError(
+                f"Every k of `pass_at` must lie between 1 and `num_samples`, but got {list(pass_at)} "
+                f"with {num_samples}. Raise `num_samples`, or ask for a smaller k."
+            )
+        self.num_samples, self.sampling, self.pass_at = num_samples, sampling, tuple(pass_at)
+        self.at_start, self.at_end = at_start, at_end
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        self._finished = False
+        self._plan: EvaluationPlan | None = None
+        self._figures: dict[str, Figures] = {}
+        self._correct: dict[str, list[Tensor]] = defaultdict(list)
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Tell the module how to sample."""
+        self._plan = EvaluationPlan(num_samples=self.num_samples, sampling=self.sampling or pl_module.sampling)
+        pl_module.evaluation = self._plan
+        if stage == "fit":
+            self.first, self.last = {}, {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Validate before training; a resumed run did so when it began."""
+        if self.at_start and trainer.global_step == 0:
+            _validate(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Validate after training; before callbacks that monitor a figure look at it."""
+        if self.at_end and _is_over(trainer) and self.last.get("step") != trainer.global_step:
+            _validate(trainer)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Only a fit that came to its end has an outcome."""
+        self._finished = bool(self.last) and trainer.is_global_zero and not trainer.fast_dev_run
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Print what training did, below what other callbacks say at its end."""
+        if self._finished:
+            print(self.outcome())
+        self._finished = False
+
+    def outcome(self) -> str:
+        """For example ``held-out accuracy: 0.412 -> 0.871 (512 problems, temperature 1.0)``."""
+        assert self._plan is not None
+        figures = [self.first, self.last] if self.first else [self.last]
+        accuracies = " -> ".join(f"{figure['accuracy']:.3f}" for figure in figures)
+        temperature = self._plan.sampling.temperature
+        drawn = f"temperature {temperature}" if temperature else "greedy"
+        samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
+        return f"held-out accuracy: {accuracies} ({self.last['problems']:.0f} problems{samples}, {drawn})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first and the last figure of the run."""
+        return {"first": self.first, "last": self.last}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A resumed run still knows where it began."""
+        self.first, self.last = dict(state_dict["first"]), dict(state_dict["last"])
+
+    # --- what -------------------------------------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Start afresh."""
+        self._figures = {"": Figures(self.pass_at, pl_module.device)}
+        self._correct.clear()
+
+    on_test_start = on_validation_start
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Take in the graded responses of a batch."""
+        if not trainer.sanity_checking:
+            self._take(outputs, pl_module.device)
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Log the figures."""
+        if trainer.sanity_checking:
+            return
+        figures = self._log(pl_module, "val", trainer.global_step if trainer.state.fn == "fit" else None)
+        if trainer.state.fn == "fit":
+            self.last = {"step": trainer.global_step, **{name: figures[name] for name in ("accuracy", "problems")}}
+            if trainer.global_step == 0:
+                self.first = self.last
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Log the figures and print them as a table."""
+        self._log(pl_module, "test", None)
+        correct = {name: all_rows(self._matrix(name)).cpu() for name in self._datasets() or [""]}
+        if trainer.is_global_zero and all(len(right) for right in correct.values()):
+            print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
+
+    def _take(self, output: StepOutput, device: torch.device) -> None:
+        batch = output.batch
+        assert batch.correct is not None
+        rows_of: dict[str, list[int]] = defaultdict(list)
+        for row, prompt in enumerate(batch.prompts):
+            rows_of[key_part(prompt.dataset)].append(row)
+        parts = {name: rows for name, rows in rows_of.items() if name} | {"": list(range(len(batch)))}
+        for name, rows in parts.items():
+            at = torch.tensor(rows, dtype=torch.long, device=batch.correct.device)
+            self._figures.setdefault(name, Figures(self.pass_at, device)).update(
+                batch.correct[at],
+                batch.group[at],
+                batch.response_lengths[at],
+                batch.finished[at],
+                [output.verdicts[row].status for row in rows],
+            )
+        for name, rows in rows_of.items():
+            # Rows of one group are neighbours.
+            self._correct[name].append(batch.correct[rows].reshape(-1, self.num_samples))
+
+    def _matrix(self, name: str) -> Tensor:
+        """``[N, n]`` bool of this rank."""
+        return torch.cat([torch.zeros(0, self.num_samples, dtype=torch.bool), *(c.cpu() for c in self._correct[name])])
+
+    def _datasets(self) -> list[str]:
+        """The named datasets that any rank has seen; the same list on every rank."""
+        return sorted(_union({name for name in self._figures if name}))
+
+    def _log(self, pl_module: Any, stage: str, step: int | None) -> dict[str, float]:
+        """Log everything and return the overall figures. Every rank computes the same metrics in the same order."""
+        overall = self._figures[""].compute()
+        logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
+        for dataset in self._datasets():
+            figures = self._figures.get(dataset) or Figures(self.pass_at, pl_module.device)
+            shown = ("accuracy", "pass_at", "completions/mean_length", "completions/clipped_ratio")
+            found = {name: value for name, value in figures.compute().items() if name.startswith(shown)}
+            logged |= {f"{stage}/{dataset}/{name}": value for name, value in found.items()}
+        axis = {} if step is None else {"step": float(step)}
+        kept = {name: value for name, value in logged.items() if value == value}
+        pl_module.log_dict(kept | axis, batch_size=1, sync_dist=world_size() > 1)
+        return overall
+
+
+def key_part(dataset: str) -> str:
+    """A dataset's name as a part of a metric's: no slash, no @."""
+    return re.sub(r"[^\w.+-]", "_", dataset)
+
+
+def _union(names: set[str]) -> set[str]:
+    """Over all ranks."""
+    if world_size() == 1:
+        return names
+    gathered: list[set[str]] = [set()] * world_size()
+    torch.distributed.all_gather_object(gathered, names)
+    return set().union(*gathered)
+
+
+def _is_over(trainer: Trainer) -> bool:
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    last_step = 0 <= steps <= trainer.global_step
+    last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+    return last_step or last_epoch or trainer.should_stop
+
+
+def _validate(trainer: Trainer) -> None:
+    """Run Lightning's validation loop out of turn, with all its hooks."""
+    if not trainer.enable_validation:
+        return
+    with isolate_rng():
+        trainer.validating = True
+        try:
+            trainer.fit_loop.epoch_loop.val_loop.run()
+        finally:
+            trainer.training = True

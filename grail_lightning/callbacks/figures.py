@@ -1,0 +1,156 @@
+"""The torchmetrics of one dataset, and the table of a test with its intervals.
+
+Shapes: ``N`` problems, ``n`` samples of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import SumMetric
+
+from grail_lightning.functional import pass_at_k
+from grail_lightning.metrics import AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+Interval = tuple[float, float]
+
+
+class Figures:
+    """Accuracy, pass@k, lengths and verdicts of the responses to one set of problems, over all ranks.
+
+    Args:
+        pass_at: The k of each pass@k.
+        device: Where the responses are.
+    """
+
+    def __init__(self, pass_at: Sequence[int], device: torch.device) -> None:
+        self.accuracy = AnswerAccuracy().to(device)
+        self.problems = SumMetric().to(device)
+        self.pass_at = [PassAtK(k).to(device) for k in pass_at]
+        self.lengths = ResponseLengths().to(device)
+        self.statuses = StatusCounts().to(device)
+        # A rank without a row of this dataset takes part in the synchronisation all the same.
+        nothing = torch.zeros(0, dtype=torch.long, device=device)
+        self.update(nothing.bool(), nothing, nothing, nothing.bool(), [])
+
+    def update(
+        self, correct: Tensor, group: Tensor, lengths: Tensor, finished: Tensor, statuses: Sequence[str]
+    ) -> None:
+        """Add ``B`` responses, whole groups of them; every tensor is ``[B]``."""
+        self.accuracy.update(correct)
+        self.problems.update(float(len(set(group.tolist()))))
+        for metric in self.pass_at:
+            metric.update(correct, group)
+        self.lengths.update(lengths, finished)
+        self.statuses.update(statuses)
+
+    def compute(self) -> dict[str, float]:
+        """Every figure by its name. A collective: call it on all ranks in the same order."""
+        figures = {"accuracy": self.accuracy.compute(), "problems": self.problems.compute()}
+        figures |= {f"pass_at_{metric.k}": metric.compute() for metric in self.pass_at}
+        figures |= {f"completions/{name}": value for name, value in self.lengths.compute().items()}
+        counts = self.statuses.compute()
+        total = sum(counts.values(), torch.tensor(0)).clamp(min=1)
+        figures |= {f"verdict/{status}": count / total for status, count in counts.items()}
+        return {name: float(value) for name, value in figures.items()}
+
+
+def mean_interval(shares: Tensor) -> Interval:
+    """The 95 % interval of a mean over problems.
+
+    Wilson's interval where each problem is a yes or a no, else the bootstrap over problems (percentiles).
+
+    Args:
+        shares: ``[N]`` float in [0, 1]: how much of each problem was solved.
+    """
+    import numpy as np
+    from scipy.stats import binomtest, bootstrap
+
+    if not len(shares):
+        return math.nan, math.nan
+    if bool(((shares == 0) | (shares == 1)).all()):
+        found = binomtest(int(shares.sum()), len(shares)).proportion_ci(CONFIDENCE, method="wilson")
+    elif len(shares) == 1:
+        return 0.0, 1.0
+    else:
+        found = bootstrap(
+            (shares.numpy(),),
+            np.mean,
+            n_resamples=RESAMPLES,
+            batch=max(1, 10**7 // len(shares)),
+            confidence_level=CONFIDENCE,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    r"""The interval of the simple average of independent means, recovered from their own intervals.
+
+    :math:`L = \bar m - \tfrac1D \sqrt{\sum (m_d - l_d)^2}`, and so for the upper limit: method of variance estimates
+    recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
+
+    Args:
+        means: One a dataset.
+        intervals: Theirs.
+    """
+    centre = sum(means) / len(means)
+    below = math.hypot(*(mean - low for mean, (low, _) in zip(means, intervals, strict=True))) / len(means)
+    above = math.hypot(*(high - mean for mean, (_, high) in zip(means, intervals, strict=True))) / len(means)
+    return max(0.0, centre - below), min(1.0, centre + above)
+
+
+def test_table(correct: dict[str, Tensor], pass_at: Sequence[int]) -> str:
+    """One line a dataset, then the average weighted by size and the simple average, with 95 % intervals.
+
+    Args:
+        correct: ``[N, n]`` bool of each dataset.
+        pass_at: The k of each pass@k.
+    """
+    num_samples = next(iter(correct.values())).shape[1]
+    columns = [f"acc@{num_samples}", *(["spread of runs"] if num_samples > 1 else []), *(f"pass@{k}" for k in pass_at)]
+    shares = {name: _shares(right, pass_at) for name, right in correct.items()}
+    rows = [(name, len(right), _cells(right, shares[name])) for name, right in correct.items()]
+    if len(correct) > 1:
+        everything = torch.cat(list(correct.values()))
+        weighted = _cells(everything, _shares(everything, pass_at))
+        rows += [("weighted by size", len(everything), weighted), ("simple average", len(rows), _average(shares))]
+    width = max(len(name) for name, *_ in rows)
+    lines = [f"{'':{width}}  {'problems':>8}" + "".join(f"  {column:>21}" for column in columns)]
+    for name, count, cells in rows:
+        spread = cells[1:2] if num_samples > 1 else []
+        shown = [cells[0], *spread, *cells[2:]]
+        unit = f"{count:>8}" if name != "simple average" else f"{'':>8}"
+        lines.append(f"{name:{width}}  {unit}" + "".join(f"  {cell:>21}" for cell in shown))
+    return "\n".join(lines)
+
+
+def _shares(correct: Tensor, pass_at: Sequence[int]) -> list[Tensor]:
+    """``[N]`` share of right samples, then ``[N]`` pass@k of each k."""
+    num_samples = torch.full((len(correct),), correct.shape[1])
+    return [correct.double().mean(1), *(pass_at_k(num_samples, correct.sum(1), k).double() for k in pass_at)]
+
+
+def _cells(correct: Tensor, shares: list[Tensor]) -> list[str]:
+    # The spread is the population standard deviation of the accuracies of the sampling runs.
+    runs = f"{correct.double().mean(0).std(correction=0):.3f}"
+    first, *others = (_cell(float(values.mean()), mean_interval(values)) for values in shares)
+    return [first, runs, *others]
+
+
+def _average(shares: dict[str, list[Tensor]]) -> list[str]:
+    cells = []
+    for column in zip(*shares.values(), strict=True):
+        means = [float(values.mean()) for values in column]
+        cells.append(_cell(sum(means) / len(means), average_interval(means, [mean_interval(v) for v in column])))
+    return [cells[0], "", *cells[1:]]
+
+
+def _cell(mean: float, interval: Interval) -> str:
+    return f"{mean:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

@@ -1,0 +1,159 @@
+"""Token credit of given or sampled texts, as Parquet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from grail_lightning.answers import find_boxes
+from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
+from grail_lightning.locate import align_rows
+from grail_lightning.module import StepOutput
+from grail_lightning.run_folder import RunFolder
+
+PREDICTION_COLUMNS = {
+    **ROLLOUT_COLUMNS,
+    "token_ids": "list<int32>",
+    "tokens": "list<string>",
+    "token_starts": "list<int32>",
+    "token_stops": "list<int32>",
+    "weights": "list<float32>",
+    "scores": "list<float32>",
+    "fallback": "bool",
+    "box_start": "int32",
+    "box_stop": "int32",
+    "box_first_token": "int32",
+    "box_last_token": "int32",
+}
+
+
+class PredictionWriter(Callback):
+    """Writes what `predict` finds, one row a rollout.
+
+    Not a `BasePredictionWriter`: Lightning then wants the indices of each batch, which loaders of prompts do not have.
+
+    Columns: those of `KeepRollouts` without step and rank, and for each rollout
+
+    - ``token_ids``, ``tokens`` (each decoded by itself), ``token_starts`` and ``token_stops`` (the characters of
+      `response` that a token carries; an emoji may be shared by several), ``weights``, ``scores`` (null if the credit
+      has none): lists as long as the response;
+    - ``fallback``: whether the credit applied to the rollout but could not;
+    - ``box_start``, ``box_stop``: characters of the located answer, marker and brace included; ``box_first_token`` and
+      ``box_last_token``: its tokens, both included; null without a complete box.
+
+    Args:
+        file: Where; default ``predictions.parquet`` in the folder of the run. The rows of several ranks follow each
+            other.
+    """
+
+    def __init__(self, file: str | None = None) -> None:
+        self.file = file
+        self._path = Path()
+        self._writer: Any = None
+        self._rows = 0
+
+    def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Open this rank's part."""
+        import pyarrow.parquet as pq
+
+        self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        empty = arrow_table({name: [] for name in PREDICTION_COLUMNS}, PREDICTION_COLUMNS)
+        self._writer = pq.ParquetWriter(self._part(trainer.global_rank), empty.schema)
+        self._rows = 0
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Add the rollouts of a batch."""
+        if len(outputs.batch):
+            columns = prediction_columns(outputs, pl_module.tokenizer)
+            self._writer.write_table(arrow_table(columns, PREDICTION_COLUMNS))
+
+    def on_predict_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Join the parts of all ranks; the file appears when it is complete."""
+        self._close()
+        trainer.strategy.barrier("predictions")
+        if trainer.is_global_zero:
+            self._rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
+        rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Leave no open file."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _part(self, rank: int) -> Path:
+        return self._path.with_name(f".{self._path.name}.rank{rank}")
+
+
+def prediction_columns(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
+    """The `PREDICTION_COLUMNS` of a batch, ``B`` values each."""
+    batch, weights = output.batch, output.weights
+    lengths = batch.response_lengths.tolist()
+    ids = [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
+    columns = rollout_columns(batch, output.verdicts)
+    columns["token_ids"] = ids
+    columns["tokens"] = [[encodable(tokenizer.decode([token])) for token in row] for row in ids]
+    columns["weights"] = _rows(None if weights is None else weights.values, lengths)
+    columns["scores"] = _rows(None if weights is None else weights.scores, lengths)
+    columns["fallback"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
+    return columns | _spans(output, tokenizer)
+
+
+def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]:
+    """``[B, T]`` as lists without padding."""
+    if values is None:
+        return [None] * len(lengths)
+    return [row[:n] for row, n in zip(values.detach().float().tolist(), lengths, strict=True)]
+
+
+def _spans(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
+    """Characters of each token and of the answer, and the answer's tokens."""
+    names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    masks = output.batch.answer
+    for row, aligned in enumerate(align_rows(output.batch, tokenizer)):
+        tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
+        # The box whose tokens the mask marks: which of several it is was decided where the mask was made.
+        boxes = (
+            [b for b in find_boxes(aligned.text) if aligned.overlapping(b.start, b.stop) == tokens] if tokens else []
+        )
+        box = (boxes[-1].start, boxes[-1].stop) if boxes else (None, None)
+        ends = (tokens[0], tokens[-1]) if tokens else (None, None)
+        found = (list(aligned.starts), list(aligned.stops), *box, *ends)
+        for name, value in zip(names, found, strict=True):
+            columns[name].append(value)
+    return columns
+
+
+def _join(parts: list[Path], file: Path) -> int:
+    """One file of several; the parts are removed. Returns the number of rows."""
+    import pyarrow.parquet as pq
+
+    if len(parts) == 1:
+        os.replace(parts[0], file)
+        return int(pq.read_metadata(file).num_rows)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    num_rows = 0
+    with pq.ParquetWriter(unfinished, pq.read_schema(parts[0])) as writer:
+        for part in parts:
+            with pq.ParquetFile(part) as source:
+                for index in range(source.num_row_groups):
+                    table = source.read_row_group(index)
+                    writer.write_table(table)
+                    num_rows += table.num_rows
+    os.replace(unfinished, file)
+    for part in parts:
+        part.unlink()
+    return num_rows

@@ -1,0 +1,120 @@
+"""Plain words about runs that cannot learn, early and once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from grail_lightning.rollout import Sampling
+
+FEWEST_VERDICTS = 100
+
+
+class Preflight(Callback):
+    """Warns once, with figures and a remedy, when training cannot or can hardly learn.
+
+    Looks for groups without a difference in reward, responses that never end, verdicts that time out, and a training
+    sampler that is not the policy (top-p, top-k, greedy).
+
+    Args:
+        patience: Batches in a row before it warns.
+        most_timeouts: Share of verdicts that may time out or crash.
+
+    Raises:
+        ValueError: If `patience` is not positive, or `most_timeouts` no share.
+    """
+
+    def __init__(self, patience: int = 5, most_timeouts: float = 0.01) -> None:
+        if patience < 1:
+            raise ValueError(f"`patience` must be at least 1 batch, but got {patience}.")
+        if not 0 <= most_timeouts <= 1:
+            raise ValueError(f"`most_timeouts` must lie in [0, 1], but got {most_timeouts}.")
+        self.patience, self.most_timeouts = patience, most_timeouts
+        self._start()
+
+    def _start(self) -> None:
+        self._dead, self._endless, self._any_end = 0, 0, False
+        self._statuses: Counter[str] = Counter()
+        self._said: set[str] = set()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Look at the sampler."""
+        self._start()
+        if problem := sampler_problem(pl_module.sampling):
+            rank_zero_warn(problem)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Look at the batch: its figures over all ranks, and the verdicts of this one."""
+        output = outputs["output"]
+        figures: dict[str, float] = output.metrics
+        self._statuses.update(verdict.status for verdict in output.verdicts)
+        self._dead = self._dead + 1 if figures["frac_reward_zero_std"] >= 1 else 0
+        self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
+        self._any_end |= not self._endless
+        if self._dead >= self.patience:
+            self._warn("dead", self._dead_groups(figures["reward"]))
+        if self._endless >= self.patience:
+            limit = pl_module.sampling.max_response_length
+            self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, pl_module.tokenizer))
+        self._check_verdicts()
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            rank_zero_warn(text)
+
+    def _dead_groups(self, reward: float) -> str:
+        total = max(self._statuses.total(), 1)
+        shares = ", ".join(f"{count / total:.0%} {status}" for status, count in self._statuses.most_common(3))
+        return (
+            f"In each of the last {self._dead} batches, all rollouts of each group earned the same reward (mean reward "
+            f"now {reward:.3g}; verdicts so far: {shares}), so every advantage is 0 and nothing is learned. If the "
+            "answers are missing, look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` "
+            "may be at fault. If they are all wrong or all right, take easier or harder problems, or a larger "
+            "`objective.group_size`."
+        )
+
+    def _no_ends(self, limit: int, tokenizer: Any) -> str:
+        if self._any_end:
+            return (
+                f"In each of the last {self._endless} batches, every response hit the limit of {limit} tokens. Raise "
+                "`sampling.max_response_length`, or look at the rollouts in TensorBoard for repetition: the learning "
+                "rate may be too high."
+            )
+        return (
+            f"No response has ended by itself in {self._endless} batches: all were cut at {limit} tokens. Raise "
+            "`sampling.max_response_length`; or else the policy never says its end token "
+            f"{tokenizer.eos_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
+        )
+
+    def _check_verdicts(self) -> None:
+        total, failed = self._statuses.total(), self._statuses["timeout"] + self._statuses["crashed"]
+        if total >= FEWEST_VERDICTS and failed > self.most_timeouts * total:
+            self._warn(
+                "verdicts",
+                f"{failed} of {total} answers ({failed / total:.1%}) could not be graded: "
+                f"{self._statuses['timeout']} timed out, {self._statuses['crashed']} crashed. They count as wrong. Is "
+                "the machine short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the "
+                "column `status`.",
+            )
+
+
+def sampler_problem(sampling: Sampling) -> str | None:
+    """What is wrong with a training sampler that does not draw from the policy itself; None if it does."""
+    if sampling.temperature == 0:
+        return (
+            "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
+            "advantage is 0. Set it to 1."
+        )
+    cuts = [f"`sampling.top_p` {sampling.top_p}"] if sampling.top_p < 1 else []
+    cuts += [f"`sampling.top_k` {sampling.top_k}"] if sampling.top_k else []
+    if not cuts:
+        return None
+    return (
+        f"Training samples with {' and '.join(cuts)}, but log-probabilities are those of the whole distribution: the "
+        "rollouts do not come from the policy that the loss differentiates. Set `sampling.top_p` to 1 and "
+        "`sampling.top_k` to 0, unless you reproduce a published run that had them."
+    )

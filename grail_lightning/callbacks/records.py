@@ -1,0 +1,108 @@
+"""Rollouts as plain rows: for tables that people read and for files that programs read.
+
+Text from a model is untrusted: here it becomes text that neither breaks a page nor a file.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from grail_lightning.answers.verifier import Verdict
+from grail_lightning.rollout import Prompt, RolloutBatch
+
+# pyarrow's names of types; the schema is fixed so that files of different batches can be read as one table.
+ROLLOUT_COLUMNS = {
+    "dataset": "string",
+    "prompt": "string",
+    "reference": "string",
+    "response": "string",
+    "reward": "float32",
+    "correct": "bool",
+    "status": "string",
+    "advantage": "float32",
+    "finished": "bool",
+    "num_tokens": "int32",
+    "group": "int64",
+}
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as people read it: plain text as it is, a conversation as ``role: content`` lines."""
+    if isinstance(prompt.messages, str):
+        return prompt.messages
+    return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt.messages)
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates replaced: they exist in JSON, but not in UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def code_block(text: str, max_characters: int) -> str:
+    """Text as an indented Markdown code block that shows it as it is, whatever it contains.
+
+    Every line is indented by four spaces, so nothing in it can end the block (a fence could be closed from inside).
+    Control characters, which the TensorBoard page's Markdown uses as marks of its own, show as U+FFFD.
+
+    Args:
+        text: Any text.
+        max_characters: What is longer loses its middle, and says how much.
+    """
+    if len(text) > max_characters:
+        half = max_characters // 2
+        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[len(text) - half :]}"
+    lines = [
+        "".join(c if c == "\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in line)
+        for line in text.splitlines()
+    ]
+    return "\n".join(f"    {line}" for line in lines) if "".join(lines).strip() else "    (empty)"
+
+
+def rollout_columns(batch: RolloutBatch, verdicts: list[Verdict]) -> dict[str, list[Any]]:
+    """The `ROLLOUT_COLUMNS` of a graded batch, ``B`` values each."""
+    nothing = [None] * len(batch)
+    return {
+        "dataset": [encodable(prompt.dataset) for prompt in batch.prompts],
+        "prompt": [encodable(prompt_text(prompt)) for prompt in batch.prompts],
+        "reference": [encodable(prompt.reference) for prompt in batch.prompts],
+        "response": [encodable(text) for text in batch.texts],
+        "reward": _values(batch.rewards) or nothing,
+        "correct": _values(batch.correct) or nothing,
+        "status": [verdict.status for verdict in verdicts],
+        "advantage": _values(batch.advantages) or nothing,
+        "finished": batch.finished.tolist(),
+        "num_tokens": batch.response_lengths.tolist(),
+        "group": batch.group.tolist(),
+    }
+
+
+def _values(tensor: Tensor | None) -> list[Any]:
+    return [] if tensor is None else tensor.tolist()
+
+
+def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:
+    """Columns as a `pyarrow.Table` of the given types; ``list<…>`` for lists."""
+    import pyarrow as pa
+
+    def typed(name: str) -> Any:
+        inner = name.removeprefix("list<").removesuffix(">")
+        found = pa.bool_() if inner == "bool" else getattr(pa, inner)()
+        return pa.list_(found) if name.startswith("list<") else found
+
+    schema = pa.schema([(column, typed(name)) for column, name in types.items()])
+    return pa.table({column: columns[column] for column in types}, schema=schema)
+
+
+def write_parquet(table: Any, file: Path) -> None:
+    """Write a `pyarrow.Table`; the file appears under its name only when it is complete."""
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    pq.write_table(table, unfinished)
+    os.replace(unfinished, file)

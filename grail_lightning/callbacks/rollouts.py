@@ -1,0 +1,108 @@
+"""Training rollouts, to look at (TensorBoard's text panel) and to keep (Parquet)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from grail_lightning.callbacks.records import (
+    ROLLOUT_COLUMNS,
+    arrow_table,
+    code_block,
+    encodable,
+    prompt_text,
+    rollout_columns,
+    write_parquet,
+)
+from grail_lightning.module import StepOutput
+from grail_lightning.run_folder import RunFolder
+
+TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
+
+
+class RolloutTable(Callback):
+    """Shows a few training rollouts in TensorBoard's text panel: prompt, response, reward, advantage, verdict.
+
+    Args:
+        every_n_batches: How often; the first batch is always shown.
+        num_rollouts: How many rollouts, drawn at random from the batch of the first rank.
+        max_characters: Longer prompts and responses lose their middle.
+
+    Raises:
+        ValueError: If one of them is not positive.
+    """
+
+    def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
+        for name, value in {
+            "every_n_batches": every_n_batches,
+            "num_rollouts": num_rollouts,
+            "max_characters": max_characters,
+        }.items():
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, but got {value}. Leave the callback out to see none.")
+        self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Write the panel."""
+        if not trainer.is_global_zero or trainer.fit_loop.total_batch_idx % self.every_n_batches:
+            return
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if boards:
+            page = self.page(outputs["output"], trainer.global_step)
+            for board in boards:
+                board.experiment.add_text("rollouts", page, trainer.global_step)
+
+    def page(self, output: StepOutput, step: int) -> str:
+        """Some rollouts as Markdown; the same step shows the same rows."""
+        drawn = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
+        rows = drawn[: self.num_rollouts].sort().values.tolist()
+        return "\n\n".join(self._section(output, row) for row in rows)
+
+    def _section(self, output: StepOutput, row: int) -> str:
+        rollout = output.batch
+        assert rollout.rewards is not None
+        facts = [f"reward {rollout.rewards[row]:.3g}"]
+        if rollout.advantages is not None:
+            facts.append(f"advantage {rollout.advantages[row]:+.3g}")
+        facts += [re.sub(r"\W", " ", output.verdicts[row].status), f"{int(rollout.response_lengths[row])} tokens"]
+        prompt = rollout.prompts[row]
+        parts = {"prompt": prompt_text(prompt), "response": rollout.texts[row], "reference": prompt.reference}
+        blocks = [f"{name}\n\n{code_block(encodable(text), self.max_characters)}" for name, text in parts.items()]
+        return "\n\n".join([f"### {', '.join(facts)}", *blocks])
+
+
+class KeepRollouts(Callback):
+    """Keeps all training rollouts: one Parquet file a batch and rank, ``step_00000012_rank_00000.parquet``.
+
+    Columns: step, rank, dataset, prompt, reference, response, reward, correct, status, advantage, finished, num_tokens,
+    group (unique within step and rank). `step` counts optimiser steps, as in TensorBoard. A resumed run adds to the
+    folder. ``pandas.read_parquet(folder)`` reads all of it.
+
+    Args:
+        folder: Where; default ``rollouts`` in the folder of the run.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = folder
+        self._path: Path | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Find the folder; on all ranks, because finding it is a collective."""
+        self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "rollouts"
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Write the batch."""
+        if trainer.fast_dev_run:
+            return
+        assert self._path is not None
+        output: StepOutput = outputs["output"]
+        columns = rollout_columns(output.batch, output.verdicts)
+        columns["step"] = [trainer.global_step] * len(output.batch)
+        columns["rank"] = [trainer.global_rank] * len(output.batch)
+        name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"
+        write_parquet(arrow_table(columns, TRAINING_COLUMNS), self._path / name)

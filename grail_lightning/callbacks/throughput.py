@@ -1,0 +1,77 @@
+"""How fast it goes and how much memory it takes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from grail_lightning.ranks import over_ranks
+
+GIB = 2**30
+
+
+class Throughput(Callback):
+    """Logs tokens, seconds and memory of each training batch.
+
+    - ``num_tokens``: prompt and response tokens since the start of training, over all ranks; goes on after a resume.
+    - ``tokens_per_second``: those of this batch, per second of it.
+    - ``step_time``: seconds of the batch, sampling and grading included.
+    - ``peak_memory_gb``: most memory so far on any rank, in GiB: what torch allocated on the GPU, else the process.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._started = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """A new fit counts from zero; a resumed one gets its count afterwards, by `load_state_dict`."""
+        if stage == "fit":
+            self.num_tokens = 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the batch."""
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
+        seconds = time.perf_counter() - self._started
+        rollouts = outputs["output"].batch
+        tokens = over_ranks(rollouts.prompt_lengths.sum() + rollouts.response_lengths.sum(), "sum")
+        # The clocks of the ranks differ; collectives within the step make them wait for the slowest.
+        slowest = torch.tensor([seconds, _peak_memory(pl_module.device)], device=pl_module.device)
+        seconds, peak = over_ranks(slowest, "max").tolist()
+        self.num_tokens += int(tokens)
+        rate = int(tokens) / max(seconds, 1e-9)
+        metrics = {
+            "num_tokens": self.num_tokens,
+            "tokens_per_second": rate,
+            "step_time": seconds,
+            "peak_memory_gb": peak,
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+        pl_module.log("tokens_per_second", float(round(rate)), prog_bar=True, logger=False, batch_size=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running total."""
+        return {"num_tokens": self.num_tokens}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self.num_tokens = state_dict["num_tokens"]
+
+
+def _peak_memory(device: torch.device) -> float:
+    """GiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Bytes on macOS, KiB elsewhere.
+    return peak / GIB if sys.platform == "darwin" else peak * 1024 / GIB

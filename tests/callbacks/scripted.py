@@ -1,0 +1,146 @@
+"""A small real LightningModule whose rollouts are written down beforehand, so that every figure is known."""
+
+import lightning.pytorch as pl
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grail_lightning.answers.verifier import Verdict
+from grail_lightning.engines import build_batch
+from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.module import StepOutput
+from grail_lightning.policy import Loading, load_policy
+from grail_lightning.rollout import Prompt, Sampling, TokenWeights
+from grail_lightning.tasks import ArithmeticTask
+
+TASK = ArithmeticTask()
+LIMIT = 24
+
+
+def prompts(number, dataset="", **columns):
+    """`number` problems whose answers are 1, 2, 3, ..."""
+    return [
+        Prompt(messages=f"Compute {k}+1.", reference=str(k + 1), task=TASK, dataset=dataset, columns=columns)
+        for k in range(number)
+    ]
+
+
+def loader(*batches):
+    """Batches of prompts as a DataLoader that Lightning takes."""
+    return torch.utils.data.DataLoader(list(batches), batch_size=None)
+
+
+class Scripted(pl.LightningModule):
+    """Obeys the module's contract with callbacks; the response of sample `k` to a prompt is `say(prompt, k, step)`.
+
+    A response of None is an unfinished one. Two optimiser steps a batch.
+    """
+
+    def __init__(self, say, updates=2, group_size=2):
+        super().__init__()
+        self.automatic_optimization = False
+        self.say, self.updates, self.group_size = say, updates, group_size
+        self.sampling = Sampling(max_response_length=LIMIT)
+        self.policy_name, self.loading = "arithmetic", Loading()
+        self.policy = load_policy("arithmetic").train()
+        self.tokenizer = self.policy.tokenizer
+        self.evaluation = None
+        self.seen = []
+
+    def rollouts(self, problems, num_samples):
+        if not problems:  # the share of a rank in a last small batch
+            batch, _ = self.rollouts(prompts(1), num_samples)
+            return batch.select(torch.zeros(0, dtype=torch.long)), []
+        texts = [self.say(p, k, self.global_step) for p in problems for k in range(num_samples)]
+        ids = [self.tokenizer("7" * LIMIT if text is None else text)["input_ids"] for text in texts]
+        ends = [[] if text is None else [self.tokenizer.eos_token_id] for text in texts]
+        ids = [row + end for row, end in zip(ids, ends, strict=True)]
+        batch = build_batch(self.policy, problems, num_samples, ids, [text is not None for text in texts])
+        verdicts = [self.verdict(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
+        right = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
+        batch = batch.replace(answer=answer_masks(batch, align_rows(batch, self.tokenizer)))
+        return batch.replace(correct=right, rewards=right.float(), advantages=right.float() - 0.5), verdicts
+
+    def verdict(self, text, prompt):
+        answer = TASK.answer(text)
+        if answer is None:
+            return Verdict.missing(prompt.reference)
+        status = "timeout" if answer == "slow" else "right" if answer == prompt.reference else "wrong"
+        return Verdict(
+            correct=status == "right", status=status, layer="string", gold=prompt.reference, prediction=answer
+        )
+
+    def training_step(self, problems, batch_idx):
+        batch, verdicts = self.rollouts(problems, self.group_size)
+        self.seen.append(problems)
+        optimizer = self.optimizers()
+        for _ in range(self.updates):
+            if 0 <= self.trainer.max_steps <= self.global_step:
+                break
+            optimizer.zero_grad()
+            self.manual_backward(sum(p.sum() for p in self.policy.parameters() if p.requires_grad))
+            optimizer.step()
+        spread = batch.rewards.reshape(-1, self.group_size)
+        metrics = {
+            "reward": float(batch.rewards.mean()),
+            "frac_reward_zero_std": float((spread.max(1).values == spread.min(1).values).float().mean()),
+            "completions/clipped_ratio": 1 - float(batch.finished.float().mean()),
+        }
+        return {"output": StepOutput(batch, verdicts, None, metrics)}
+
+    def validation_step(self, problems, batch_idx, dataloader_idx=0):
+        return StepOutput(*self.rollouts(problems, self.evaluation.num_samples if self.evaluation else 1))
+
+    test_step = validation_step
+
+    def predict_step(self, problems, batch_idx, dataloader_idx=0):
+        batch, verdicts = self.rollouts(problems, 1)
+        values = batch.response_mask * torch.arange(batch.response_ids.shape[1]).float()
+        fallback = ~batch.answer.whole.any(1)
+        return StepOutput(batch, verdicts, TokenWeights(values=values, scores=values * 2, fallback=fallback))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.policy.parameters(), lr=1e-3)
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return batch
+
+
+def box(answer):
+    """A response that gives `answer`."""
+    return f"\\boxed{{{answer}}}"
+
+
+def run(max_steps, *callbacks, **options):
+    """A quiet Trainer on one CPU process."""
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": -1,
+    }
+    return pl.Trainer(max_steps=max_steps, callbacks=list(callbacks), **(quiet | options))
+
+
+def scalars(folder):
+    """All scalars that TensorBoard would show: name -> [(step, value)]."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def panels(folder):
+    """All texts that TensorBoard would show: name -> [(step, markdown)]."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["tensors"] if tag.endswith("/text_summary")]
+    return {
+        tag.removesuffix("/text_summary"): [
+            (e.step, e.tensor_proto.string_val[0].decode("utf-8")) for e in events.Tensors(tag)
+        ]
+        for tag in tags
+    }

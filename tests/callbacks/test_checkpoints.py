@@ -1,0 +1,102 @@
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from grail_lightning.callbacks import Evaluation, LastCheckpoint
+from grail_lightning.data import ArithmeticData
+from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+
+
+def _never_better(prompt, k, step):
+    """Right before step 3, wrong afterwards."""
+    return box(prompt.reference if step < 3 else "none")
+
+
+def _data():
+    return ArithmeticData(num_train=40, num_val=4, prompts_per_batch=2, eval_prompts_per_batch=4)
+
+
+def _every_two_batches(max_steps, *callbacks):
+    """Validates after every second batch, which is four optimiser steps."""
+    options = {"enable_checkpointing": True, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    return run(max_steps, *callbacks, **options)
+
+
+def test_the_last_checkpoint_is_the_last_state_though_it_is_not_the_best(tmp_path):
+    best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best", save_last=False)
+    _every_two_batches(8, Evaluation(at_start=False), best, LastCheckpoint(folder=str(tmp_path))).fit(
+        Scripted(lambda prompt, k, step: box(prompt.reference if step < 6 else "none")), datamodule=_data()
+    )
+    steps = {p.stem: torch.load(p, weights_only=True)["global_step"] for p in tmp_path.glob("*.ckpt")}
+    # All right at step 4, all wrong at step 8.
+    assert steps == {"best": 4, "last": 8}
+
+
+@pytest.mark.parametrize("stop", [4, 5, 6, 8], ids=lambda stop: f"stopped_at_{stop}")
+def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
+    whole = Scripted(_never_better)
+    _every_two_batches(16, Evaluation(), LastCheckpoint(folder=str(tmp_path / "whole"))).fit(whole, datamodule=_data())
+    before, after = Scripted(_never_better), Scripted(_never_better)
+    _every_two_batches(stop, Evaluation(), LastCheckpoint(folder=str(tmp_path))).fit(before, datamodule=_data())
+    trainer = _every_two_batches(16, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
+    trainer.fit(after, datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    seen = [[p.messages for p in batch] for batch in before.seen + after.seen]
+    assert seen[: len(whole.seen)] == [[p.messages for p in batch] for batch in whole.seen]
+    assert trainer.global_step == 16
+    # The batch in which `max_steps` fell is not finished later: its second step at 5 is one more step for another one.
+    assert len(before.seen) + len(after.seen) == len(whole.seen) + stop % 2
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 16
+
+
+def test_a_checkpoint_every_few_batches_needs_no_validation(tmp_path):
+    saved = []
+
+    class Watch(LastCheckpoint):
+        def _save(self, trainer):
+            before = self._saved_at
+            super()._save(trainer)
+            saved.extend([self._saved_at] * (before != self._saved_at))
+
+    run(9, Watch(every_n_batches=2, folder=str(tmp_path)), enable_checkpointing=True).fit(
+        Scripted(_never_better), loader(*[prompts(2)] * 9)
+    )
+    # Two steps a batch: after batches 2 and 4, and at the end, in the middle of the fifth.
+    assert saved == [4, 8, 9]
+
+
+def test_the_last_checkpoint_knows_the_validation_at_its_step(tmp_path):
+    # Step 4 is written after the batch, and again with the figures of the validation that follows.
+    evaluation = Evaluation()
+    callbacks = (evaluation, LastCheckpoint(every_n_batches=2, folder=str(tmp_path)))
+    _every_two_batches(4, *callbacks).fit(Scripted(_never_better), datamodule=_data())
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 4
+    assert state["callbacks"][evaluation.state_key]["last"]["step"] == 4
+
+
+def test_validations_need_not_write(tmp_path):
+    times = []
+
+    class Watch(LastCheckpoint):
+        def on_validation_end(self, trainer, pl_module):
+            super().on_validation_end(trainer, pl_module)
+            times.append((tmp_path / "last.ckpt").exists())
+
+    _every_two_batches(8, Evaluation(), Watch(on_validation=False, folder=str(tmp_path))).fit(
+        Scripted(_never_better), datamodule=_data()
+    )
+    assert times == [False] * 3
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
+
+
+def test_a_rehearsal_leaves_no_checkpoint(tmp_path):
+    callbacks = (Evaluation(), LastCheckpoint(folder=str(tmp_path)))
+    run(4, *callbacks, enable_checkpointing=True, fast_dev_run=True).fit(
+        Scripted(_never_better), loader(prompts(2)), loader(prompts(2))
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_negative_interval_is_refused():
+    with pytest.raises(ValueError, match="`every_n_batches` must be 0"):
+        LastCheckpoint(every_n_batches=-1)

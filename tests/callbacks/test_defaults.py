@@ -1,0 +1,190 @@
+"""All callbacks together: on the real module, on two ranks, and built from the command line's kind of config."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+import grail_lightning.callbacks
+from grail_lightning.callbacks import Evaluation, default_callbacks
+from grail_lightning.data import ArithmeticData
+from grail_lightning.rollout import Sampling
+from tests.callbacks.scripted import panels, run, scalars
+from tests.runs import module
+
+
+def test_a_real_run_with_all_of_them(tmp_path, capsys):
+    data = ArithmeticData(num_train=12, num_val=4, num_test=4, prompts_per_batch=2, eval_prompts_per_batch=4)
+    trainer = run(
+        4,
+        *default_callbacks(num_samples=2, pass_at=(1, 2), keep_rollouts=True),
+        logger=TensorBoardLogger(tmp_path, name="", version=""),
+        enable_checkpointing=True,
+        enable_progress_bar=True,
+    )
+    trainer.fit(module({"updates_per_batch": 2}), data)
+    out = capsys.readouterr().out
+    assert out.strip().splitlines()[-1].startswith("held-out accuracy: 0.")
+    assert "accuracy=" in out
+    assert "reward=" in out
+    found = scalars(tmp_path)
+    for name in ("val/accuracy", "val/pass_at_2", "val/arithmetic/accuracy", "val/verdict/right"):
+        assert [step for step, _ in found[name]] == [0, 4], name
+    assert [step for step, _ in found["num_tokens"]] == [2, 4]
+    assert "### reward" in panels(tmp_path)["rollouts"][0][1]
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert len(pq.read_table(tmp_path / "rollouts")) == 2 * 2 * 4
+    again = module()
+    again.policy_name = str(tmp_path / "export")
+    trainer.test(again, data, verbose=False)
+    assert "acc@2" in capsys.readouterr().out
+    trainer.predict(again, data, return_predictions=False)
+    assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 8
+
+
+_TWO_RANKS = '''
+import sys
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from grail_lightning.callbacks import default_callbacks
+from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+
+torch.set_num_threads(1)
+
+
+class Shard:
+    """Every second prompt of a list of batches: rank 0 the even ones, rank 1 the odd ones, maybe none."""
+
+    def __init__(self, *batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        rank = torch.distributed.get_rank()
+        return iter([batch[rank::2] for batch in self.batches])
+
+
+def say(prompt, k, step):
+    return box(prompt.reference if int(prompt.reference) <= 2 + step // 2 else "0")
+
+
+folder = sys.argv[1]
+callbacks = default_callbacks(num_samples=2, pass_at=(2,), keep_rollouts=True, progress_bar=False)
+trainer = run(4, *callbacks, logger=TensorBoardLogger(folder, name="", version=""), enable_checkpointing=True,
+              devices=2, strategy="ddp")
+# Dataset "odd" is seen by the second rank alone.
+held_out = [Shard(prompts(4, "all"), prompts(1, "all")), Shard([prompts(1, "even")[0], prompts(3, "odd")[2]])]
+model = Scripted(say)
+trainer.fit(model, Shard(*[prompts(4)] * 3), held_out)
+print("RANK", trainer.global_rank, sorted((k, round(float(v), 4)) for k, v in trainer.callback_metrics.items()))
+trainer.test(model, held_out, verbose=False)
+trainer.predict(model, Shard(prompts(5), prompts(2)), return_predictions=False)
+'''
+
+
+def test_two_ranks_agree_and_write_one_run(tmp_path):
+    script = tmp_path / "two_ranks.py"
+    script.write_text(_TWO_RANKS)
+    root = Path(grail_lightning.callbacks.__file__).parents[2]
+    environment = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "run")],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "before the ``update`` method" not in done.stderr, "a rank without a dataset must take part in it quietly"
+    assert "sync_dist" not in done.stderr
+    figures = [line.split(" ", 2)[2] for line in done.stdout.splitlines() if line.startswith("RANK")]
+    assert len(figures) == 2
+    assert figures[0] == figures[1]
+    found = scalars(tmp_path / "run")
+    # "all": problems 1..4 and 1 again; right are those up to 2 + step/2. Step 0: 3 of 5; step 4: 5 of 5.
+    # "even" is problem 1: right. "odd" is problem 3: wrong at step 0. Overall 4 of 7, then 7 of 7.
+    expected = {"val/accuracy": (4 / 7, 1), "val/all/pass_at_2": (3 / 5, 1), "val/even/accuracy": (1, 1)}
+    expected |= {"val/odd/accuracy": (0, 1), "val/verdict/wrong": (3 / 7, 0)}
+    for name, values in expected.items():
+        assert found[name] == [(0, pytest.approx(values[0])), (4, pytest.approx(values[1]))], name
+    assert "held-out accuracy: 0.571 -> 1.000 (7 problems x 2 samples, temperature 1.0)" in done.stdout
+    assert done.stdout.count("held-out accuracy") == 1
+    rows = pq.read_table(tmp_path / "run" / "rollouts").to_pylist()
+    # Two batches of 4 prompts with 2 samples, half of them on each rank.
+    assert [(r["step"], r["rank"]) for r in rows].count((2, 1)) == 4
+    assert len(rows) == 16
+    lengths = {r["prompt"]: r["num_tokens"] for r in rows}
+    assert found["num_tokens"][1][1] == 2 * found["num_tokens"][0][1]
+    assert found["num_tokens"][0][1] > sum(r["num_tokens"] for r in rows if r["step"] == 2), lengths
+    table = done.stdout[done.stdout.index("problems  ") :]
+    assert "odd" in table
+    predictions = pq.read_table(tmp_path / "run" / "predictions.parquet").to_pylist()
+    # Rank 0 has problems 1, 3, 5 and 1, rank 1 has 2, 4 and 2.
+    assert [r["prompt"] for r in predictions] == [f"Compute {k}+1." for k in (0, 2, 4, 0, 1, 3, 1)]
+    assert not list((tmp_path / "run").glob(".*"))
+    assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert (tmp_path / "run" / "export" / "config.json").exists()
+
+
+_CONFIGS = {
+    "Evaluation": {
+        "num_samples": 8,
+        "pass_at": [1, 8],
+        "sampling": {"max_response_length": 64, "temperature": 0.6},
+        "at_start": False,
+    },
+    "RolloutTable": {"every_n_batches": 3, "num_rollouts": 2},
+    "KeepRollouts": {"folder": "kept"},
+    "LastCheckpoint": {"every_n_batches": 5},
+    "PredictionWriter": {"file": "p.parquet"},
+    "ExportPolicy": {"which": "best"},
+    "Throughput": {},
+    "Preflight": {"patience": 9},
+    "ProgressBar": {"refresh_rate": 2},
+}
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_every_callback_can_be_built_from_yaml(name):
+    parser = ArgumentParser()
+    parser.add_argument("--callback", type=Callback)
+    text = yaml.safe_dump(
+        {"callback": {"class_path": f"grail_lightning.callbacks.{name}", "init_args": _CONFIGS[name]}}
+    )
+    config = parser.parse_string(text)
+    again = parser.parse_string(parser.dump(config))
+    built = parser.instantiate(again).callback
+    assert type(built).__name__ == name
+    assert again == config
+    if name == "Evaluation":
+        assert built.pass_at == (1, 8)
+        assert built.sampling == Sampling(max_response_length=64, temperature=0.6)
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_every_option_is_explained_in_the_help(name):
+    parser = ArgumentParser()
+    parser.add_class_arguments(getattr(grail_lightning.callbacks, name), "it")
+    actions = [a for a in parser._actions if a.dest.startswith("it.")]
+    assert all(action.help for action in actions), [a.dest for a in actions if not a.help]
+
+
+def test_default_callbacks_pass_their_options_on():
+    own = Sampling(max_response_length=9)
+    found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3), progress_bar=False)}
+    assert isinstance(found["Evaluation"], Evaluation)
+    assert (found["Evaluation"].num_samples, found["Evaluation"].sampling) == (3, own)
+    assert "ProgressBar" not in found
+    assert "KeepRollouts" not in found
+    assert found["ModelCheckpoint"].monitor == "val/accuracy"
+    assert torch.isneginf(found["ModelCheckpoint"].kth_value)

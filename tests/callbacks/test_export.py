@@ -1,0 +1,124 @@
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grail_lightning.callbacks import Evaluation, ExportPolicy, LastCheckpoint
+from grail_lightning.callbacks.export import _gathered, _is_sharded, _unsharded
+from grail_lightning.policy import Loading, LoRA, load_policy
+from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+
+
+def _best_at_four(prompt, k, step):
+    """Right at step 4 only."""
+    return box(prompt.reference if step == 4 else "0")
+
+
+def _weights(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def _moved(start, steps):
+    """The first parameter after `steps` steps of gradient 1 at learning rate 1e-3."""
+    expected = start.clone()
+    for _ in range(steps):
+        expected -= 1e-3
+    return expected
+
+
+def test_the_last_weights_load_back_as_a_hugging_face_model(tmp_path):
+    module = Scripted(_best_at_four)
+    start = next(module.policy.parameters()).detach().clone()
+    run(3, ExportPolicy(), default_root_dir=tmp_path).fit(module, loader(*[prompts(2)] * 2))
+    exported = _weights(tmp_path / "export")
+    name = next(name for name, _ in module.policy.model.named_parameters())
+    torch.testing.assert_close(exported[name], _moved(start, 3), rtol=0, atol=1e-6)
+    assert all(torch.equal(exported[n], w) for n, w in module.policy.model.state_dict().items())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer("Compute 1+1.")["input_ids"] == module.tokenizer("Compute 1+1.")["input_ids"]
+    assert load_policy(str(tmp_path / "export")).end_token_ids == module.policy.end_token_ids
+
+
+def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
+    module = Scripted(_best_at_four)
+    start = next(module.policy.parameters()).detach().clone()
+    best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best")
+    options = {"enable_checkpointing": True, "val_check_interval": 1, "check_val_every_n_epoch": None}
+    trainer = run(
+        8, Evaluation(at_start=False), ExportPolicy(which="best", folder=str(tmp_path / "hf")), best, **options
+    )
+    trainer.fit(module, loader(*[prompts(2)] * 5), loader(prompts(2)))
+    name, now = next(iter(module.policy.model.named_parameters()))
+    torch.testing.assert_close(_weights(tmp_path / "hf")[name], _moved(start, 4), rtol=0, atol=1e-6)
+    torch.testing.assert_close(now.detach(), _moved(start, 8), rtol=0, atol=1e-6)
+
+
+def test_without_a_best_checkpoint_the_last_weights_are_exported_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="found no checkpoint file"):
+        run(2, ExportPolicy(which="best"), default_root_dir=tmp_path).fit(
+            Scripted(_best_at_four), loader(prompts(2)), loader(prompts(2))
+        )
+    assert (tmp_path / "export" / "config.json").exists()
+
+
+def test_the_last_checkpoint_is_safe_before_the_export_is_tried(tmp_path):
+    class DiskFull(Scripted):
+        def on_fit_start(self):
+            def save(folder):
+                raise OSError("No space left on device")
+
+            self.policy.save = save
+
+    callbacks = (ExportPolicy(), LastCheckpoint(folder=str(tmp_path)))
+    with pytest.raises(OSError, match="No space left"):
+        run(2, *callbacks, enable_checkpointing=True, default_root_dir=tmp_path).fit(
+            DiskFull(_best_at_four), loader(prompts(2)), loader(prompts(2))
+        )
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_a_folder_that_is_a_file_is_refused_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    module = Scripted(_best_at_four)
+    with pytest.raises(ValueError, match=r"`folder` must be a folder, but .*file is a file"):
+        run(2, ExportPolicy(folder=str(tmp_path / "file"))).fit(module, loader(prompts(2)), loader(prompts(2)))
+    assert module.seen == []
+
+
+def test_a_rehearsal_exports_nothing(tmp_path):
+    run(2, ExportPolicy(), default_root_dir=tmp_path, fast_dev_run=True).fit(
+        Scripted(_best_at_four), loader(prompts(2)), loader(prompts(2))
+    )
+    assert not (tmp_path / "export").exists()
+
+
+def test_gathered_weights_make_the_same_policy_again():
+    # How sharded weights are exported, here with weights in one piece.
+    module = Scripted(_best_at_four)
+    with torch.no_grad():
+        next(module.policy.parameters()).add_(1)
+    assert not _is_sharded(module)
+    again = _unsharded(module, _gathered(module))
+    assert all(torch.equal(w, again.state_dict()[n]) for n, w in module.policy.state_dict().items())
+
+
+def test_adapters_survive_the_second_policy(tmp_path):
+    pytest.importorskip("peft")
+    module = Scripted(_best_at_four)
+    module.loading = Loading(lora=LoRA(rank=2))
+    module.policy = load_policy("arithmetic", module.loading)
+    with torch.no_grad():
+        for name, parameter in module.policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    _unsharded(module, _gathered(module)).save(tmp_path / "again")
+    module.policy.save(tmp_path / "live")
+    again, live = _weights(tmp_path / "again"), _weights(tmp_path / "live")
+    plain = load_policy("arithmetic").model.state_dict()
+    assert all(torch.equal(again[name], live[name]) for name in live)
+    assert any(not torch.equal(live[name], plain[name]) for name in live)
+
+
+def test_another_choice_of_weights_is_refused():
+    with pytest.raises(ValueError, match="`which` must be last or best, but got 'first'"):
+        ExportPolicy(which="first")

@@ -1,0 +1,80 @@
+import pyarrow.parquet as pq
+import pytest
+
+from grail_lightning.callbacks import PredictionWriter
+from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+
+
+def _say(prompt, k, step):
+    """One text with a box in the middle, one with two boxes, one without any."""
+    return [f"so {box(1)} .", f"{box(7)} or {box(2)}", "none"][int(prompt.reference) - 1]
+
+
+@pytest.fixture
+def written(tmp_path):
+    module = Scripted(_say)
+    trainer = run(-1, PredictionWriter(), default_root_dir=tmp_path)
+    trainer.predict(module, loader(prompts(2, "set"), [prompts(3, "set")[2]], []), return_predictions=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["predictions.parquet"]
+    return module.tokenizer, pq.read_table(tmp_path / "predictions.parquet").to_pylist()
+
+
+def test_one_row_a_rollout_with_its_text_and_verdict(written):
+    _, rows = written
+    assert [row["response"] for row in rows] == [f"so {box(1)} .", f"{box(7)} or {box(2)}", "none"]
+    assert [row["prompt"] for row in rows] == ["Compute 0+1.", "Compute 1+1.", "Compute 2+1."]
+    assert [row["status"] for row in rows] == ["right", "right", "missing"]
+    assert [row["correct"] for row in rows] == [True, True, False]
+    assert [row["reward"] for row in rows] == [1, 1, 0]
+
+
+def test_tokens_weights_and_scores_are_as_long_as_the_response(written):
+    tokenizer, rows = written
+    for row in rows:
+        n = row["num_tokens"]
+        assert row["token_ids"] == tokenizer(row["response"])["input_ids"] + [tokenizer.eos_token_id]
+        assert row["weights"] == [float(k) for k in range(n)]
+        assert row["scores"] == [2.0 * k for k in range(n)]
+        assert "".join(row["tokens"][:-1]) == row["response"]
+        pieces = [row["response"][a:b] for a, b in zip(row["token_starts"], row["token_stops"], strict=True)]
+        assert pieces == [*row["tokens"][:-1], ""]
+
+
+def test_the_answer_is_located_in_characters_and_in_tokens(written):
+    _, rows = written
+    for row, answer in zip(rows[:2], (box(1), box(2)), strict=True):
+        start = row["response"].rindex(answer)
+        assert (row["box_start"], row["box_stop"]) == (start, start + len(answer))
+        first, last = row["box_first_token"], row["box_last_token"]
+        assert row["token_starts"][first] <= start < row["token_stops"][first]
+        assert row["token_starts"][last] < row["box_stop"] <= row["token_stops"][last]
+        assert not row["fallback"]
+    nowhere = ("box_start", "box_stop", "box_first_token", "box_last_token")
+    assert [rows[2][name] for name in nowhere] == [None] * 4
+    assert rows[2]["fallback"]
+
+
+def test_credit_without_scores_leaves_them_empty(tmp_path):
+    class NoScores(Scripted):
+        def predict_step(self, problems, batch_idx, dataloader_idx=0):
+            output = super().predict_step(problems, batch_idx)
+            output.weights = None
+            return output
+
+    file = tmp_path / "deep" / "credit.parquet"
+    run(-1, PredictionWriter(str(file))).predict(NoScores(_say), loader(prompts(1)), return_predictions=False)
+    (row,) = pq.read_table(file).to_pylist()
+    assert (row["weights"], row["scores"], row["fallback"]) == (None, None, None)
+
+
+def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_path):
+    class Breaks(Scripted):
+        def predict_step(self, problems, batch_idx, dataloader_idx=0):
+            if batch_idx:
+                raise RuntimeError("boom")
+            return super().predict_step(problems, batch_idx)
+
+    writer = PredictionWriter()
+    with pytest.raises(RuntimeError, match="boom"):
+        run(-1, writer, default_root_dir=tmp_path).predict(Breaks(_say), loader(prompts(1), prompts(1)))
+    assert not (tmp_path / "predictions.parquet").exists()

@@ -1,0 +1,87 @@
+import warnings
+
+import pytest
+
+from grail_lightning.callbacks import Preflight
+from grail_lightning.callbacks.preflight import sampler_problem
+from grail_lightning.rollout import Sampling
+from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
+
+
+def _said(say, max_steps=20, num_prompts=2, sampling=None, **options):
+    """The warnings of a run with two optimiser steps a batch."""
+    module = Scripted(say)
+    module.sampling = sampling or module.sampling
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(max_steps, Preflight(**options)).fit(module, loader(*[prompts(num_prompts)] * (max_steps // 2)))
+    # Lightning itself remarks on the missing validation data.
+    return [str(w.message) for w in caught if not ("val_dataloader" in str(w.message) or "LeafSpec" in str(w.message))]
+
+
+def _mixed(prompt, k, step):
+    return box(prompt.reference if k else "0")
+
+
+def test_a_healthy_run_hears_nothing():
+    assert _said(_mixed) == []
+
+
+def test_dead_groups_are_named_once_with_figures_and_a_remedy():
+    (said,) = _said(lambda prompt, k, step: box("0"))
+    assert "In each of the last 5 batches" in said
+    assert "mean reward now 0;" in said
+    assert "100% wrong" in said
+    assert "`objective.group_size`" in said
+
+
+def test_dead_groups_must_come_in_a_row():
+    # Dead in four batches, alive in the fifth (global step 8 before it), and so on.
+    say = lambda prompt, k, step: _mixed(prompt, k, step) if step % 10 == 8 else box("0")  # noqa: E731
+    assert _said(say, max_steps=40) == []
+    assert len(_said(say, max_steps=40, patience=4)) == 1
+
+
+def test_responses_that_never_end_point_to_the_end_token():
+    said = _said(lambda prompt, k, step: None)
+    assert len(said) == 2
+    (endless,) = [text for text in said if "limit" not in text and "ended by itself" in text]
+    assert f"all were cut at {LIMIT} tokens" in endless
+    assert "`sampling.stop`" in endless
+    (dead,) = [text for text in said if "same reward" in text]
+    assert "100% missing" in dead
+
+
+def test_responses_that_ended_once_point_to_the_limit():
+    said = _said(lambda prompt, k, step: None if step >= 2 else _mixed(prompt, k, step))
+    (truncated,) = [text for text in said if "hit the limit" in text]
+    assert f"the limit of {LIMIT} tokens" in truncated
+    assert not any("ended by itself" in text for text in said)
+
+
+def test_timeouts_beyond_one_percent_are_named():
+    # 10 prompts with 2 samples, one of 20 verdicts times out: 5 %; from 100 verdicts on it is said.
+    say = lambda prompt, k, step: box("slow") if (prompt.reference, k) == ("1", 0) else _mixed(prompt, k, step)  # noqa: E731
+    (said,) = _said(say, num_prompts=10)
+    assert "5 of 100 answers (5.0%) could not be graded: 5 timed out, 0 crashed" in said
+    assert _said(say, num_prompts=10, most_timeouts=0.05) == []
+
+
+def test_a_sampler_that_is_not_the_policy_is_named():
+    own = Sampling(max_response_length=LIMIT, top_p=0.95, top_k=50)
+    (said,) = _said(_mixed, sampling=own)
+    assert "`sampling.top_p` 0.95 and `sampling.top_k` 50" in said
+    assert sampler_problem(Sampling(max_response_length=8, top_k=3)).startswith(
+        "Training samples with `sampling.top_k`"
+    )
+    assert "greedily" in sampler_problem(Sampling(max_response_length=8, temperature=0))
+    assert sampler_problem(Sampling(max_response_length=8, temperature=0.7)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"patience": 0}, "`patience` must be at least 1"), ({"most_timeouts": 2}, r"must lie in \[0, 1\], but got 2")],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Preflight(**options)

@@ -1,0 +1,195 @@
+import html
+import re
+import warnings
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from grail_lightning.callbacks import KeepRollouts, RolloutTable
+from grail_lightning.callbacks.records import code_block, encodable, prompt_text
+from grail_lightning.rollout import Prompt
+from tests.callbacks.scripted import TASK, Scripted, box, loader, panels, prompts, run
+
+with warnings.catch_warnings():
+    # What turns Markdown into the HTML of TensorBoard's text panel. It imports a deprecated sanitiser.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+
+def _half_right(prompt, k, step):
+    return box(prompt.reference if k == 0 else "0")
+
+
+# --- the text panel ---------------------------------------------------------------------------------------------------
+
+
+def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    table = RolloutTable(every_n_batches=2, num_rollouts=3)
+    run(10, table, logger=logger).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
+    pages = panels(tmp_path)["rollouts"]
+    # Batches 1, 3 and 5 of two optimiser steps each.
+    assert [step for step, _ in pages] == [2, 6, 10]
+    shown = markdown_to_safe_html(pages[0][1])
+    heads = re.findall(r"<h3>(.*?)</h3>", shown)
+    assert len(heads) == 3
+    assert all(
+        re.fullmatch(r"reward 1, advantage \+0.5, right, \d+ tokens|reward 0, advantage -0.5, wrong, \d+ tokens", head)
+        for head in heads
+    )
+    blocks = re.findall(r"<pre><code>(.*?)\n</code></pre>", shown)
+    assert len(blocks) == 9
+    for place in range(3):
+        prompt, response, reference = blocks[3 * place : 3 * place + 3]
+        assert prompt == f"Compute {int(reference) - 1}+1."
+        assert response == box(reference if heads[place].startswith("reward 1") else "0")
+
+
+def test_the_same_step_shows_the_same_rows_and_another_step_others():
+    module = Scripted(_half_right)
+    outputs = []
+
+    class Keep(RolloutTable):
+        def on_train_batch_end(self, trainer, pl_module, outputs_, batch, batch_idx):
+            outputs.append(outputs_["output"])
+
+    table = Keep(num_rollouts=2)
+    run(2, table).fit(module, loader(prompts(20)))
+    assert table.page(outputs[0], 1) == table.page(outputs[0], 1)
+    assert table.page(outputs[0], 1) != table.page(outputs[0], 2)
+
+
+def test_other_loggers_do_not_disturb(tmp_path):
+    run(2, RolloutTable(), logger=CSVLogger(tmp_path)).fit(Scripted(_half_right), loader(prompts(2)))
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ValueError, match="`num_rollouts` must be at least 1, but got 0"):
+        RolloutTable(num_rollouts=0)
+
+
+# --- text from a model is untrusted -----------------------------------------------------------------------------------
+
+_HOSTILE = ["<", ">", "<!--", "-->", "<?", "<![CDATA[", "</pre>", "</code>", "<script>", "```", "~~~", "\n", "\n\n"]
+_HOSTILE += [
+    "    ",
+    "\t",
+    "|",
+    "---",
+    "# ",
+    "* ",
+    "1. ",
+    "[a]: b",
+    "&lt;",
+    "\x02",
+    "\x03",
+    "\x00",
+    "\r",
+    "\u2028",
+    "\x1b[2J",
+]
+_HOSTILE += ["<div>", "<p ", "\\", "`", "\u202e", "wzxhzdk:0", "\ud800"]
+
+
+@settings(max_examples=400, deadline=None)
+@example("<div>\n\n```\n</code></pre>\n# x")
+@example("\x02wzxhzdk:0\x03")
+@given(st.lists(st.sampled_from(_HOSTILE) | st.text(max_size=5), max_size=12).map("".join))
+def test_no_text_can_break_out_of_its_block(text):
+    page = f"### head\n\n{code_block(encodable(text), 1000)}\n\n### next\n\n{code_block('after', 1000)}"
+    shown = markdown_to_safe_html(page.encode("utf-8"))
+    blocks = re.findall(r"<pre><code>(.*?)</code></pre>", shown, re.S)
+    assert len(blocks) == 2
+    assert shown.count("<") == 2 * 2 + 2 * 4, "no tag but those of two heads and two blocks"
+    assert blocks[1] == "after\n"
+    visible = [c for c in encodable(text) if c.isalnum()]
+    if text.strip():
+        assert [c for c in html.unescape(blocks[0]) if c.isalnum()] == visible
+
+
+def test_a_long_text_loses_its_middle_and_says_so():
+    text = "a" * 60 + "b" * 1000 + "c" * 60
+    lines = code_block(text, 100).splitlines()
+    assert lines == [f"    {'a' * 50}", "    [… 1020 characters left out …]", f"    {'c' * 50}"]
+
+
+def test_an_empty_text_is_still_a_block():
+    assert code_block(" \n ", 100) == "    (empty)"
+
+
+def test_a_conversation_reads_as_lines_with_roles():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    assert prompt_text(Prompt(messages=messages, reference="4", task=TASK)) == "system: Be brief.\nuser: 2+2?"
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_training_rollout_is_kept(tmp_path):
+    run(3, KeepRollouts(), default_root_dir=tmp_path).fit(Scripted(_half_right), loader(*[prompts(2, "set")] * 9))
+    files = sorted(p.name for p in (tmp_path / "rollouts").iterdir())
+    assert files == ["step_00000002_rank_00000.parquet", "step_00000003_rank_00000.parquet"]
+    rows = pq.read_table(tmp_path / "rollouts").to_pylist()
+    assert len(rows) == 8
+    tokens = len(Scripted(_half_right).tokenizer(box("2"))["input_ids"]) + 1
+    assert rows[3] == {
+        "step": 2,
+        "rank": 0,
+        "dataset": "set",
+        "prompt": "Compute 1+1.",
+        "reference": "2",
+        "response": box("0"),
+        "reward": 0.0,
+        "correct": False,
+        "status": "wrong",
+        "advantage": -0.5,
+        "finished": True,
+        "num_tokens": tokens,
+        "group": 1,
+    }
+
+
+def test_a_resumed_run_adds_files_and_overwrites_none(tmp_path):
+    folder = tmp_path / "kept"
+    first = run(4, KeepRollouts(str(folder)), default_root_dir=tmp_path)
+    first.fit(Scripted(_half_right), loader(*[prompts(2)] * 2))
+    first.save_checkpoint(tmp_path / "at4.ckpt")
+    before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
+    resumed = run(8, KeepRollouts(str(folder)))
+    resumed.fit(Scripted(_half_right), loader(*[prompts(2)] * 2), ckpt_path=tmp_path / "at4.ckpt", weights_only=True)
+    after = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
+    assert sorted(after) == [f"step_0000000{step}_rank_00000.parquet" for step in (2, 4, 6, 8)]
+    assert all(after[name] == time for name, time in before.items())
+
+
+def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tmp_path):
+    class Raw(Scripted):
+        def rollouts(self, problems, num_samples):
+            batch, verdicts = super().rollouts(problems, num_samples)
+            return batch.replace(texts=["\ud800 x"] * len(batch), advantages=None), verdicts
+
+    run(2, KeepRollouts(), default_root_dir=tmp_path).fit(Raw(_half_right), loader(prompts(2)))
+    rows = pq.read_table(tmp_path / "rollouts").to_pylist()
+    assert {(row["response"], row["advantage"]) for row in rows} == {("? x", None)}
+
+
+def test_a_rehearsal_keeps_nothing(tmp_path):
+    run(2, KeepRollouts(str(tmp_path / "kept")), fast_dev_run=True).fit(Scripted(_half_right), loader(prompts(2)))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_rows_are_those_of_the_batch_in_any_device_layout():
+    # Non-contiguous tensors, as after `select`: values must follow their rows.
+    module = Scripted(_half_right)
+    batch, verdicts = module.rollouts(prompts(3), 2)
+    from grail_lightning.callbacks.records import rollout_columns
+
+    picked = batch.select(torch.tensor([4, 1]))
+    columns = rollout_columns(picked, [verdicts[4], verdicts[1]])
+    assert columns["reward"] == [1.0, 0.0]
+    assert columns["prompt"] == ["Compute 2+1.", "Compute 0+1."]
+    assert columns["status"] == ["right", "wrong"]

@@ -1,0 +1,75 @@
+import sys
+import time
+
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from grail_lightning.callbacks import ProgressBar, Throughput
+from grail_lightning.callbacks.throughput import GIB
+from tests.callbacks.scripted import Scripted, box, loader, prompts, run, scalars
+
+
+class Slow(Scripted):
+    """Each batch takes at least 50 ms."""
+
+    def training_step(self, problems, batch_idx):
+        time.sleep(0.05)
+        return super().training_step(problems, batch_idx)
+
+
+def _say(prompt, k, step):
+    return box(prompt.reference)
+
+
+def _count(module):
+    """Tokens of a batch: two problems with two samples each: prompt, response, end token."""
+    encode = module.tokenizer
+    return sum(2 * len(encode(p.messages)["input_ids"] + encode(box(p.reference))["input_ids"]) + 2 for p in prompts(2))
+
+
+def test_tokens_time_and_memory_of_each_batch_are_logged(tmp_path):
+    module = Slow(_say)
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    run(4, Throughput(), logger=logger).fit(module, loader(*[prompts(2)] * 3))
+    found = scalars(tmp_path)
+    tokens = _count(module)
+    assert found["num_tokens"] == [(2, tokens), (4, 2 * tokens)]
+    for (_, seconds), (_, rate) in zip(found["step_time"], found["tokens_per_second"], strict=True):
+        assert 0.05 < seconds < 5
+        assert abs(rate * seconds - tokens) < 1e-3 * tokens
+    if sys.platform != "linux":
+        return
+    # A process that has imported torch holds more than 100 MiB, and this one less than the machine has.
+    with open("/proc/self/status") as status:
+        resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / GIB
+    assert 0.1 < found["peak_memory_gb"][-1][1] <= resident * 1.01
+
+
+def test_the_count_goes_on_after_a_resume_and_starts_anew_in_a_new_fit(tmp_path):
+    data = loader(*[prompts(2)] * 2)
+    module, throughput = Scripted(_say), Throughput()
+    tokens = _count(module)
+    first = run(4, throughput)
+    first.fit(module, data)
+    first.save_checkpoint(tmp_path / "at4.ckpt")
+    resumed = Throughput()
+    run(8, resumed).fit(Scripted(_say), data, ckpt_path=tmp_path / "at4.ckpt", weights_only=True)
+    assert (throughput.num_tokens, resumed.num_tokens) == (2 * tokens, 4 * tokens)
+    run(2, throughput).fit(Scripted(_say), data)
+    assert throughput.num_tokens == tokens
+
+
+def test_the_progress_bar_shows_the_speed_but_no_version_number(tmp_path, capsys):
+    class Logging(Scripted):
+        def training_step(self, problems, batch_idx):
+            self.log("reward", torch.tensor(0.25), prog_bar=True, logger=False, batch_size=1)
+            return super().training_step(problems, batch_idx)
+
+    logger = TensorBoardLogger(tmp_path, name="", version="a_named_run")
+    run(4, Throughput(), ProgressBar(), enable_progress_bar=True, logger=logger).fit(
+        Logging(_say), loader(*[prompts(2)] * 3)
+    )
+    shown = capsys.readouterr().out
+    assert "reward=0.250" in shown
+    assert "tokens_per_second=" in shown
+    assert "v_num" not in shown
