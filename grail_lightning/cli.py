@@ -1,0 +1,183 @@
+"""The command line: ``grail-lightning fit | validate | test | predict``. The only place that composes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.trainer.states import TrainerFn
+
+import grail_lightning.data
+import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
+from grail_lightning._version import __version__
+from grail_lightning.callbacks import (
+    Evaluation,
+    ExportPolicy,
+    LastCheckpoint,
+    PredictionWriter,
+    Preflight,
+    ProgressBar,
+    RolloutTable,
+    Throughput,
+)
+from grail_lightning.errors import explain, one_line
+from grail_lightning.module import GrailModule
+from grail_lightning.run_folder import RunFolder
+
+CONFIGS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs")
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+ALWAYS_ON = {
+    "evaluation": Evaluation,
+    "rollout_table": RolloutTable,
+    "throughput": Throughput,
+    "preflight": Preflight,
+    "export": ExportPolicy,
+    "predictions": PredictionWriter,
+    "checkpoint": ModelCheckpoint,
+    "last_checkpoint": LastCheckpoint,
+}
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves the resolved config with the run; each subcommand has a file of its own, so none loses another's."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called by Lightning for every stage."""
+        self.config_filename = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
+        super().setup(trainer, pl_module, stage)
+
+
+class GrailCLI(LightningCLI):
+    """LightningCLI with the callbacks that every run has, and what the command line says winning over a checkpoint."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Callbacks that are always on stand beside `trainer`, so that their options are too."""
+        for name, callback in ALWAYS_ON.items():
+            parser.add_lightning_class_args(callback, name)
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/accuracy",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best",
+                "checkpoint.enable_version_counter": False,
+                "trainer.num_sanity_val_steps": 0,
+                "trainer.log_every_n_steps": 1,
+            }
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning 2.6 lets hyper-parameters in a checkpoint override what the command line says. Here they never do.
+        return
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer, with the progress bar unless it is switched off."""
+        config = self.config_init[self.subcommand].trainer
+        if config.enable_progress_bar is not False and not config.barebones:
+            kwargs["callbacks"] = [*_as_list(config.callbacks), ProgressBar()]
+        return super().instantiate_trainer(**kwargs)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what manual optimisation cannot honour, before anything is built."""
+        trainer = self.config[self.subcommand].trainer
+        if trainer.get("gradient_clip_val"):
+            raise ValueError(
+                f"`trainer.gradient_clip_val` must be left out, but got {trainer.gradient_clip_val}. "
+                "The module clips by itself: set `--model.objective.max_grad_norm` instead."
+            )
+        if trainer.get("accumulate_grad_batches", 1) != 1:
+            raise ValueError(
+                f"`trainer.accumulate_grad_batches` must be left out, but got {trainer.accumulate_grad_batches}. "
+                "The module accumulates by itself: set `--model.objective.token_budget` instead."
+            )
+        if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):
+            raise ValueError(f"`trainer.precision` {trainer.precision} needs loss scaling. Use bf16-mixed, or 32-true.")
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
+        return kwargs
+
+    def before_fit(self) -> None:
+        """A new run gets an empty folder; what was there is moved aside, not mixed with it."""
+        if self.config_init["fit"]["ckpt_path"] is None and not getattr(self.trainer, "fast_dev_run", False):
+            RunFolder(self.trainer).make_room()
+
+
+def main(args: ArgsType = None) -> None:
+    """Entry point. What the user got wrong is one line and exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
+    # Lightning 2.6 calls what jsonargparse 4.53 and torch 2.13 deprecate (`add_instantiator`, `LeafSpec`); nothing that
+    # a user could mend.
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+    if args is None:
+        sys.argv[1:] = expand_configs(sys.argv[1:])
+    quiet = {"exit_on_error": False}
+    try:
+        GrailCLI(
+            GrailModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            args=expand_configs(args) if isinstance(args, list) else args,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"version": __version__, **quiet, **dict.fromkeys(SUBCOMMANDS, quiet)},
+        )
+    except (ArgumentError, ValueError, OSError, MisconfigurationException) as error:
+        if not explain(error):
+            raise
+        if os.environ.get("GRAIL_DEBUG"):
+            traceback.print_exc()
+        print(f"grail-lightning: error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def expand_configs(args: list[str]) -> list[str]:
+    """Every ``--config FILE`` with the files that it builds on in front of it.
+
+    A file that is not in this folder stands for the one that came with the package, and a file's own key ``config``
+    names the file that it builds on, beside it; jsonargparse follows that key for options without a subcommand only.
+    """
+    expanded: list[str] = []
+    pending = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    while pending:
+        argument = pending.pop(0)
+        if argument in ("--config", "-c") and pending:
+            expanded += [part for file in _with_bases(Path(pending.pop(0))) for part in ("--config", str(file))]
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def _with_bases(file: Path) -> list[Path]:
+    shipped = [folder / file.name for folder in CONFIGS if (folder / file.name).is_file()]
+    if not file.is_file() and shipped:
+        file = shipped[0]
+    # What is not there, or not YAML, is the parser's to complain of.
+    with contextlib.suppress(OSError, yaml.YAMLError):
+        content = yaml.safe_load(file.read_text())
+        if isinstance(content, dict) and isinstance(base := content.get("config"), str):
+            return [*_with_bases(file.parent / base), file]
+    return [file]
+
+
+if __name__ == "__main__":
+    main()

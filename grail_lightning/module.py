@@ -1,0 +1,298 @@
+"""The LightningModule: generate → grade → advantages → credit → surrogate → step."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from grail_lightning.answers.verifier import Verdict, Verifier
+from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
+from grail_lightning.engines import HFEngine, RolloutEngine, build_batch
+from grail_lightning.functional import group_advantages
+from grail_lightning.grading import grade
+from grail_lightning.locate import align_rows, answer_masks, step_masks
+from grail_lightning.objective import Objective
+from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.ranks import all_rows, world_size
+from grail_lightning.reports import credit_report, rollout_report
+from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
+from grail_lightning.seeds import derive_seed, run_seed
+from grail_lightning.update import Update, clip_gradients, moving
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """How validation and test sample; the `Evaluation` callback sets it."""
+
+    num_samples: int
+    sampling: Sampling
+
+
+class StepOutput:
+    """What a step hands to callbacks: graded rollouts, their verdicts, and their token weights.
+
+    Not a dataclass: Lightning walks through those and refuses the frozen ones inside.
+    """
+
+    def __init__(
+        self,
+        batch: RolloutBatch,
+        verdicts: list[Verdict],
+        weights: TokenWeights | None = None,
+        metrics: dict[str, float] | None = None,
+    ) -> None:
+        self.batch, self.verdicts, self.weights, self.metrics = batch, verdicts, weights, metrics or {}
+
+
+class GrailModule(pl.LightningModule):
+    """Trains a policy by reinforcement learning with verifiable rewards, with credit for each token.
+
+    Args:
+        policy: A model on the hub, a folder in Hugging Face format, or the packaged `arithmetic`.
+        sampling: How training responses are drawn.
+        loading: How the policy is loaded.
+        engine: What samples; default `HFEngine`.
+        objective: Group size, passes, clips, aggregation, KL, token budget.
+        credit: Who gets the credit: Uniform (GRPO), GRAIL, or a class of your own by its import path.
+        control: A control experiment around the credit: Shuffled, Random or AnswerOnly.
+        optimizer: Gets the trainable parameters of the policy.
+        scheduler: Counts optimiser steps.
+
+    Raises:
+        ValueError: If the policy cannot be found or loaded the way that is asked for.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        sampling: Sampling,
+        loading: Loading = Loading(),  # noqa: B008  (frozen)
+        engine: RolloutEngine | None = None,
+        objective: Objective = Objective(),  # noqa: B008  (frozen)
+        credit: TokenCredit | None = None,
+        control: CreditControl | None = None,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-6, weight_decay=0.0),
+        scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        check_policy(policy, loading)
+        self.policy_name, self.loading, self.sampling, self.objective = policy, loading, sampling, objective
+        self.engine = engine or HFEngine()
+        self.credit = credit or Uniform()
+        self.control = control
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.policy: Policy | None = None
+        self.reference: Policy | None = None
+        self.evaluation: EvaluationPlan | None = None
+        self.verifier: Verifier | None = None
+        self._tokenizer: Any = None
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._moved = False
+
+    # --- setting up ---------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer; there before the weights are."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.policy_name, self.loading.trust_remote_code)
+        return self._tokenizer
+
+    def encode(self, messages: Messages | str) -> list[int]:
+        """A prompt as token ids, through the chat template where there is one."""
+        return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
+
+    def configure_model(self) -> None:
+        """Load policy and, with a KL term, the frozen reference; called by the strategy, once."""
+        if self.policy is not None:
+            return
+        half = "16" in str(self.trainer.precision)
+        self.policy = load_policy(self.policy_name, self.loading, half_precision=half)
+        self.policy.train()  # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
+        if not any(p.requires_grad for p in self.policy.parameters()):
+            raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")
+        if self.objective.kl_coefficient and self.loading.lora is None:
+            # With adapters the reference is the policy without them.
+            self.reference = load_policy(self.policy_name, self.loading, half_precision=half, trainable=False)
+            self.reference.train()  # Lightning warns of evaluation mode before training: see `on_train_start`.
+
+    def setup(self, stage: str) -> None:
+        """Open the verifier pool."""
+        self.verifier = Verifier()
+        # Prompts hold no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
+        self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
+
+    def on_train_start(self) -> None:
+        """The reference stays in evaluation mode."""
+        if self.reference is not None:
+            self.reference.eval()
+
+    def teardown(self, stage: str) -> None:
+        """Close the verifier pool."""
+        if self.verifier is not None:
+            self.verifier.close()
+            self.verifier = None
+
+    def configure_optimizers(self) -> Any:
+        """Trainable parameters of the policy alone; the reference never gets here."""
+        assert self.policy is not None
+        optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
+        if self.scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.scheduler(optimizer), "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The frozen reference is the model that `policy` names: no need to store it."""
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("reference.")}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the reference's own weights in the place that `on_save_checkpoint` left empty."""
+        if self.reference is not None:
+            checkpoint["state_dict"] |= {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
+        """One batch of prompts: one sampling, and as many optimiser steps as the objective asks for."""
+        self._seconds.clear()
+        batch, verdicts = self.sample(prompts, self.objective.group_size, self.sampling, ("train", self.global_step))
+        batch = batch.replace(advantages=self.advantages(batch))
+        with self._clock("credit"):
+            weights = self.weigh(batch)
+        report = rollout_report(batch) | credit_report(
+            batch, weights, step_masks(batch, align_rows(batch, self.tokenizer))
+        )
+        with self._clock("update"):
+            report |= self.update(batch, weights)
+        report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
+        self._log(report)
+        shown = {name: report[name] for name in ("reward", "accuracy")}
+        self.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
+        return {"output": StepOutput(batch, verdicts, weights, report)}
+
+    def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Sample and grade; the `Evaluation` callback does the statistics."""
+        plan = self.evaluation or EvaluationPlan(num_samples=1, sampling=self.sampling)
+        # The same random numbers at every validation: a difference between two of them is a difference of the policy.
+        return StepOutput(*self.sample(prompts, plan.num_samples, plan.sampling, ("eval", dataloader_idx, batch_idx)))
+
+    test_step = validation_step
+
+    @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
+    def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
+        assert self.policy is not None
+        if prompts and all("response" in prompt.columns for prompt in prompts):
+            batch, verdicts = self._graded(self._given(prompts))
+        else:
+            plan = self.evaluation or EvaluationPlan(num_samples=1, sampling=self.sampling)
+            batch, verdicts = self.sample(prompts, plan.num_samples, plan.sampling, ("predict", batch_idx))
+        assert batch.correct is not None
+        batch = batch.replace(advantages=batch.correct.float() * 2 - 1)
+        return StepOutput(batch, verdicts, self.weigh(batch))
+
+    # --- stages of a step ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: list[Prompt], group_size: int, sampling: Sampling, key: tuple[int | str, ...]
+    ) -> tuple[RolloutBatch, list[Verdict]]:
+        """Graded responses with located answers. `key` and the run's seed decide the random numbers."""
+        assert self.policy is not None
+        with self._clock("sample"):
+            self.engine.update_weights(self.policy)
+            seed = derive_seed(run_seed(), *key, self.global_rank)
+            batch = self.engine.generate(prompts, group_size, sampling, seed)
+            batch = batch.replace(row=batch.row * world_size() + self.global_rank)
+        with self._clock("grade"):
+            return self._graded(batch)
+
+    def _graded(self, batch: RolloutBatch) -> tuple[RolloutBatch, list[Verdict]]:
+        assert self.policy is not None
+        assert self.verifier is not None
+        alignments = align_rows(batch, self.policy.tokenizer)
+        return grade(batch.replace(answer=answer_masks(batch, alignments)), self.verifier)
+
+    def _given(self, prompts: list[Prompt]) -> RolloutBatch:
+        assert self.policy is not None
+        texts = [str(prompt.columns["response"]) for prompt in prompts]
+        ids = [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+        return build_batch(self.policy, prompts, 1, ids, [True] * len(ids))
+
+    def advantages(self, batch: RolloutBatch) -> Tensor:
+        """``[B]``: rewards beside those of the group."""
+        assert batch.rewards is not None
+        scale = self.objective.scale_rewards
+        std = all_rows(batch.rewards).std() if scale == "batch" else None
+        return group_advantages(batch.rewards, self.objective.group_size, scale, std)
+
+    def weigh(self, batch: RolloutBatch) -> TokenWeights:
+        """Token weights of the configured credit, through the configured control."""
+        assert self.policy is not None
+        generator = torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step))
+        context = CreditContext(
+            step=self.global_step,
+            generator=generator,
+            token_budget=self.objective.token_budget,
+            temperature=self.sampling.logprob_temperature,
+        )
+        weights = self.credit(self.policy, batch, context)
+        return weights if self.control is None else self.control(weights, batch, context)
+
+    def update(self, batch: RolloutBatch, weights: TokenWeights) -> dict[str, float]:
+        """The optimiser steps of one batch, or as many as `max_steps` leaves; metrics of the last."""
+        assert self.policy is not None
+        seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
+        update = Update(self.policy, self.reference, batch, self.objective, self.sampling, seed)
+        optimizer: Any = self.optimizers()
+        scheduler: Any = self.lr_schedulers()
+        metrics: dict[str, float] = {}
+        for number, rows in enumerate(update.plan(weights.values, weights.additive)):
+            if 0 <= self.trainer.max_steps <= self.global_step:
+                break
+            if number:
+                self._log(metrics)
+                if self.credit.refresh == "update":
+                    fresh = self.weigh(batch)
+                    update.reweigh(fresh.values, fresh.additive)
+            optimizer.zero_grad(set_to_none=True)
+            metrics = update.accumulate(rows, self.manual_backward)
+            metrics["grad_norm"] = clip_gradients(
+                self.policy, self.objective.max_grad_norm, self.trainer.strategy.model
+            )
+            metrics["learning_rate"] = optimizer.param_groups[0]["lr"]
+            with nullcontext() if self._moved else moving(self.policy, metrics):
+                # Without gradients (no live row) this changes nothing, but counts: a dead run ends, too.
+                optimizer.step()
+            self._moved |= metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
+            if scheduler is not None:
+                scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        return metrics
+
+    # --- reporting ----------------------------------------------------------------------------------------------
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        """To the loggers at the optimiser step; Lightning's own axis counts batches."""
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=self.global_step)
+
+    @contextmanager
+    def _clock(self, phase: str) -> Iterator[None]:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._seconds[phase] += time.perf_counter() - start

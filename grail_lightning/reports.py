@@ -1,0 +1,89 @@
+"""Figures of one training batch, over all ranks, under the names that GRPO users know.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional import masked_mean
+from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
+from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
+from grail_lightning.objective import token_advantages
+from grail_lightning.ranks import all_rows
+from grail_lightning.rollout import RolloutBatch, StepKind, TokenWeights
+
+
+def rollout_report(batch: RolloutBatch) -> dict[str, float]:
+    """Rewards, lengths, dead groups. `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts."""
+    assert batch.rewards is not None
+    assert batch.correct is not None
+    rewards, lengths = all_rows(batch.rewards), all_rows(batch.response_lengths).float()
+    ended = lengths[all_rows(batch.finished)]
+    report = {
+        "reward": rewards.mean(),
+        "reward_std": rewards.std(),
+        "accuracy": all_rows(batch.correct).float().mean(),
+        "frac_reward_zero_std": all_rows(_in_dead_group(batch)).float().mean(),
+        "completions/mean_length": lengths.mean(),
+        "completions/min_length": lengths.min(),
+        "completions/max_length": lengths.max(),
+        "completions/clipped_ratio": 1 - all_rows(batch.finished).float().mean(),
+    }
+    if len(ended):
+        report["completions/mean_terminated_length"] = ended.mean()
+    if batch.sampling_logprobs is not None:
+        report["entropy_sampled"] = -all_rows(batch.sampling_logprobs[batch.response_mask]).mean()
+    return {name: float(value) for name, value in report.items()}
+
+
+def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKind, Tensor] | None) -> dict[str, float]:
+    """How the weights are spread, how concentrated the credit is, and whether it finds the flawed tokens.
+
+    Args:
+        batch: ``B`` rows with advantages.
+        weights: Their token weights.
+        steps: Masks ``[B, T]`` of labelled steps, where the task can tell; see `grail_lightning.locate.step_masks`.
+    """
+    assert batch.advantages is not None
+    mask = batch.response_mask
+    credit = token_advantages(batch.advantages, weights.values, weights.additive)
+    values = all_rows(weights.values[mask])
+    report = {
+        "credit/weight_mean": values.mean(),
+        "credit/weight_std": values.std(),
+        "credit/span_missing": all_rows(weights.fallback).float().mean(),
+        "credit/ess_ratio": all_rows(ess_ratio(credit, mask)).nanmean(),
+        "credit/top10_mass": all_rows(top_mass(credit, mask)).nanmean(),
+    }
+    if weights.scores is not None:
+        # Reached on every rank: whether this rank has labelled rows must not decide about a collective.
+        found = torch.zeros(0, dtype=torch.float64, device=mask.device)
+        if steps is not None:
+            scored = (weights.scores != 0).any(1, keepdim=True)
+            flawed, sound = steps["slip"] | steps["misconception"], steps["sound"] & mask & scored
+            found = pairwise_auroc(weights.scores, flawed & mask, sound)
+            report["credit/flawed_to_sound_weight"] = _ratio(weights.values, flawed & mask & scored, sound)
+        report["credit/flawed_token_auroc"] = all_rows(found).nanmean()
+    figures = {name: float(value) for name, value in report.items()}
+    figures |= {f"credit/{name}": value for name, value in weights.metrics.items()}
+    # A batch without a scored or labelled row has nothing to say; a NaN would break plots.
+    return {name: value for name, value in figures.items() if value == value}
+
+
+def _ratio(values: Tensor, flawed: Tensor, sound: Tensor) -> Tensor:
+    """Mean weight on flawed tokens over mean weight on sound ones; NaN without both."""
+    both = flawed.any() & sound.any()
+    return torch.where(both, masked_mean(values, flawed) / masked_mean(values, sound), torch.nan)
+
+
+def _in_dead_group(batch: RolloutBatch) -> Tensor:
+    """``[B]`` bool: rows whose whole group earned the same reward."""
+    assert batch.rewards is not None
+    dead = torch.zeros(len(batch), dtype=torch.bool, device=batch.rewards.device)
+    for group in set(batch.group.tolist()):
+        rows = batch.group == group
+        dead[rows] = batch.rewards[rows].max() - batch.rewards[rows].min() <= EQUAL_REWARDS
+    return dead

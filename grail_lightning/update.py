@@ -1,0 +1,205 @@
+"""The gradients of one batch of rollouts, optimiser step by optimiser step.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.objective import (
+    LossCounts,
+    Objective,
+    cut,
+    live_rows,
+    loss_mask,
+    micro_batch_loss,
+    split_groups,
+    token_advantages,
+)
+from grail_lightning.policy import Policy
+from grail_lightning.ranks import over_ranks, world_size
+from grail_lightning.rollout import RolloutBatch, Sampling
+from grail_lightning.seeds import derive_seed
+
+NO_ROWS = torch.zeros(0, dtype=torch.long)
+
+
+class Update:
+    """Plans the optimiser steps of one batch of rollouts and accumulates the gradients of each.
+
+    Every collective is reached by every rank the same number of times, whatever its rows look like: ranks agree on the
+    number of optimiser steps and of micro-batches, and a rank with fewer runs empty ones.
+
+    Args:
+        policy: Whose gradients.
+        reference: The frozen reference of the KL term; None with adapters (switched off instead) or without the term.
+        batch: ``B`` rows with advantages.
+        objective: What to compute.
+        sampling: How the rows were drawn.
+        seed: Of the order of groups, if a pass has several mini-batches.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        batch: RolloutBatch,
+        objective: Objective,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        self.policy, self.objective, self.sampling = policy, objective, sampling
+        self.mask = loss_mask(batch, objective)
+        self.batch = batch
+        self.advantages = torch.zeros_like(self.mask, dtype=torch.float32)
+        self.live = torch.zeros(len(batch), dtype=torch.bool)
+        self._reference = reference
+        self._seed = seed
+        self._taken = 0
+        self.steps: list[Tensor] = []
+
+    def plan(self, weights: Tensor, additive: Tensor | None) -> list[Tensor]:
+        """Take in the token weights ``[B, T]``; the rows of each optimiser step.
+
+        Without a live row on any rank there is one step with no rows, which then changes nothing.
+        """
+        self.reweigh(weights, additive)
+        if not over_ranks(self.live.sum().to(self.mask.device), "sum"):
+            self.steps = [NO_ROWS]
+            return self.steps
+        for number in range(self.objective.updates_per_batch):
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, number))
+            self.steps += split_groups(self.batch, self.objective, generator)
+        everything = self.live.nonzero().flatten()
+        if self.objective.kl_coefficient:
+            self.batch = self.batch.replace(ref_logprobs=self._reference_logprobs(everything))
+        if len(self.steps) > 1 and self.objective.mini_batches > 1:
+            self.batch = self.batch.replace(old_logprobs=self._logprobs(self.policy, everything))
+        return self.steps
+
+    def reweigh(self, weights: Tensor, additive: Tensor | None) -> None:
+        """Take in other token weights for the steps to come."""
+        assert self.batch.advantages is not None
+        self.advantages = token_advantages(self.batch.advantages, weights, additive)
+        self.live = live_rows(self.batch, self.mask, self.objective, additive).cpu()
+
+    def accumulate(self, rows: Tensor, backward: Callable[[Tensor], None]) -> dict[str, float]:
+        """Forward and backward passes of one optimiser step; its metrics over all ranks."""
+        counted = self.mask[rows.to(self.mask.device)]
+        counts = over_ranks(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
+        parts = cut(self.batch, rows[self.live[rows]], self.objective)
+        most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
+        sums: dict[str, Tensor] = {}
+        recorded = torch.zeros_like(self.advantages)
+        for part in parts + [NO_ROWS] * (most - len(parts)):
+            loss, found = self._loss(part, LossCounts(num_rollouts=counts[0], num_tokens=counts[1]), recorded)
+            # Strategies average gradients over ranks; the denominators are those of all ranks already.
+            backward(loss * world_size())
+            sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in found.items()} or sums
+        if self._taken == 0 and self.batch.old_logprobs is None and len(self.steps) > 1:
+            self.batch = self.batch.replace(old_logprobs=recorded)
+        self._taken += 1
+        return _means(sums, self.objective, self.mask.device) if most else {"loss": 0.0}
+
+    def _loss(self, part: Tensor, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        empty = not len(part)
+        # A rank that has run out of rows stays in step with the others on its first row, times zero.
+        piece = self.batch.select(torch.zeros(1, dtype=torch.long) if empty else part)
+        stats = self._forward(self.policy, piece, with_entropy=True)
+        if empty:
+            return stats.logprobs.sum() * 0, {}
+        part, columns = part.to(self.mask.device), piece.response_mask.shape[1]
+        recorded[part, :columns] = stats.logprobs.detach().to(recorded.dtype)
+        if self._taken == 0:
+            # The policy has not moved since it sampled: the ratio is exactly 1.
+            piece = piece.replace(old_logprobs=None)
+        return micro_batch_loss(
+            stats,
+            piece,
+            self.advantages[part, :columns],
+            self.mask[part, :columns],
+            self.objective,
+            counts,
+            self.sampling.max_response_length,
+        )
+
+    def _forward(self, policy: Policy, piece: RolloutBatch, with_entropy: bool) -> TokenStats:
+        stats: TokenStats = policy(
+            piece.input_ids,
+            piece.attention_mask,
+            piece.response_mask,
+            temperature=self.sampling.logprob_temperature,
+            with_entropy=with_entropy,
+        )
+        return stats
+
+    @torch.no_grad()
+    def _logprobs(self, policy: Policy, rows: Tensor) -> Tensor:
+        """``[B, T]`` log-probabilities of some rows, zero on the others."""
+        found = torch.zeros_like(self.advantages)
+        parts = cut(self.batch, rows, self.objective)
+        most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
+        for part in parts + [NO_ROWS] * (most - len(parts)):
+            piece = self.batch.select(part if len(part) else torch.zeros(1, dtype=torch.long))
+            logprobs = self._forward(policy, piece, with_entropy=False).logprobs
+            if len(part):
+                found[part.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
+        return found
+
+    def _reference_logprobs(self, rows: Tensor) -> Tensor:
+        adapters = self._reference is None
+        with self.policy.adapters_off() if adapters else nullcontext():
+            return self._logprobs(self._reference or self.policy, rows)
+
+
+def _means(sums: dict[str, Tensor], objective: Objective, device: torch.device) -> dict[str, float]:
+    """Token means over all ranks of what the micro-batches summed up. A rank may have had none."""
+    names = ["tokens", "loss", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"]
+    names += ["kl"] if objective.kl_coefficient else []
+    local = torch.stack([torch.as_tensor(sums.get(name, 0.0), device=device).double() for name in names])
+    tokens, loss, *others = over_ranks(local, "sum").tolist()
+    return {"loss": loss} | {name: value / max(tokens, 1) for name, value in zip(names[2:], others, strict=True)}
+
+
+def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) -> float:
+    """Scale the gradients down to `max_norm`; their norm before. None only measures.
+
+    Args:
+        policy: Whose trainable parameters.
+        max_norm: The limit.
+        wrapped: The strategy's wrapper: FSDP's flat parameters know their own norm.
+    """
+    limit = float("inf") if max_norm is None else max_norm
+    if hasattr(wrapped, "clip_grad_norm_"):
+        return float(wrapped.clip_grad_norm_(limit))
+    norm: Any = torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], limit)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+@contextmanager
+def moving(policy: Policy, metrics: dict[str, float]) -> Iterator[None]:
+    """Warn if the optimiser step inside moves no parameter although it should: healthy curves can hide that."""
+    watched = [p for p in policy.parameters() if p.requires_grad]
+    before = [_first_entries(p) for p in watched]
+    yield
+    should_move = metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
+    if should_move and all(torch.equal(old, _first_entries(p)) for old, p in zip(before, watched, strict=True)):
+        rank_zero_warn(
+            f"No parameter moved in a step with gradient norm {metrics['grad_norm']:.3g} and learning rate "
+            f"{metrics['learning_rate']:.3g}. Weights in half precision round small steps to nothing: load them with "
+            "`loading.dtype: float32` and set `--trainer.precision=bf16-mixed`."
+        )
+
+
+def _first_entries(parameter: Any) -> Tensor:
+    """A copy of the first few entries; of this rank's shard if the parameter is sharded."""
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.detach().flatten()[:4096].clone()

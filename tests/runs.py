@@ -1,0 +1,62 @@
+"""How tests run the real module: short, on the packaged policy, with a real Trainer."""
+
+import lightning.pytorch as pl
+import torch
+
+from grail_lightning.module import GrailModule
+from grail_lightning.objective import Objective
+from grail_lightning.rollout import Sampling
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.problems import ProblemSpace
+
+TASK = ArithmeticTask()
+SAMPLING = Sampling(max_response_length=48)
+
+
+def problems(number, split="train", seed=0):
+    """Prompts of the arithmetic world."""
+    return [TASK.prompt({"problem": p.expression}) for p in ProblemSpace().sample(number, split, seed)]
+
+
+def batches(number, size=4, seed=0):
+    """A list of batches of prompts, as a DataLoader that Lightning takes."""
+    prompts = problems(number * size, seed=seed)
+    cut = [prompts[k * size : (k + 1) * size] for k in range(number)]
+    return torch.utils.data.DataLoader(cut, batch_size=None)
+
+
+def module(objective=None, **changes):
+    """A module on the packaged policy with a learning rate that shows."""
+    options = {"sampling": SAMPLING, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4, weight_decay=0.0)} | changes
+    return GrailModule("arithmetic", objective=Objective(**({"group_size": 4} | (objective or {}))), **options)
+
+
+class Watch(pl.Callback):
+    """Keeps what each step handed out."""
+
+    def __init__(self):
+        self.outputs, self.steps = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.outputs.append(outputs["output"])
+        self.steps.append(trainer.global_step)
+
+
+def trainer(max_steps, *callbacks, **changes):
+    """A quiet Trainer on one CPU process."""
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": -1,
+        "log_every_n_steps": 1,
+    }
+    return pl.Trainer(max_steps=max_steps, callbacks=list(callbacks), **(quiet | changes))
+
+
+def weights(pl_module):
+    """A copy of all parameters."""
+    return {name: p.detach().clone() for name, p in pl_module.policy.named_parameters()}

@@ -1,0 +1,333 @@
+"""The command line as users meet it, in this process and on the packaged policy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM
+
+from grail_lightning.cli import GrailCLI, expand_configs
+from grail_lightning.cli import main as entry_point
+from grail_lightning.policy import load_policy
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SHORT = [
+    "--config=configs/quickstart.yaml",
+    "--trainer.max_steps=2",
+    "--trainer.val_check_interval=1",
+    "--trainer.enable_progress_bar=false",
+    "--model.sampling.max_response_length=44",
+    "--model.objective.group_size=4",
+    "--evaluation.sampling.max_response_length=44",
+    "--data.num_train=32",
+    "--data.num_val=8",
+    "--data.num_test=8",
+    "--data.prompts_per_batch=4",
+]
+RUN = Path("runs/quickstart")
+
+
+def main(args):
+    """As the shell would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["grail-lightning", *args])
+        # `main` filters one warning for the process; that must not outlive a test.
+        patch.setattr("warnings.filterwarnings", lambda *_, **__: None)
+        entry_point()
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _fails(capsys, *args):
+    """The one line that a user sees."""
+    with pytest.raises(SystemExit) as stop:
+        main([*args])
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A shortened quickstart that has run."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("finished")
+        patch.chdir(folder)
+        main(["fit", *SHORT])
+    return folder
+
+
+@pytest.fixture
+def in_finished_run(finished, monkeypatch):
+    monkeypatch.chdir(finished)
+    return finished / RUN
+
+
+def test_a_fit_leaves_config_checkpoints_events_and_an_export(in_finished_run):
+    assert (in_finished_run / "checkpoints" / "best.ckpt").is_file()
+    assert (in_finished_run / "checkpoints" / "last.ckpt").is_file()
+    events = EventAccumulator(str(in_finished_run)).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert tags >= {"reward", "entropy", "grad_norm", "credit/ess_ratio", "time/sample", "val/accuracy", "num_tokens"}
+    assert [point.step for point in events.Scalars("grad_norm")] == [1, 2]
+    assert events.Scalars("val/accuracy")[0].step == 0, "validated before training"
+    assert events.Tags()["tensors"], "the text panel"
+    AutoModelForCausalLM.from_pretrained(in_finished_run / "export")
+
+
+def test_the_saved_config_reproduces_the_run_bit_for_bit(in_finished_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["fit", f"--config={in_finished_run / 'config.yaml'}"])
+    ours, theirs = load_policy(str(tmp_path / RUN / "export")), load_policy(str(in_finished_run / "export"))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    saved = yaml.safe_load((in_finished_run / "config.yaml").read_text())
+    assert saved["checkpoint"]["monitor"] == "val/accuracy"
+    assert saved["evaluation"]["num_samples"] == 1
+
+
+def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_run, capsys):
+    main(["validate", *_without_fit(SHORT), "--ckpt_path=last"])
+    main(["test", *_without_fit(SHORT), "--ckpt_path=best"])
+    assert "accuracy" in capsys.readouterr().out
+    main(["predict", *_without_fit(SHORT), "--ckpt_path=last", "--model.credit.gate=all"])
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(in_finished_run / "predictions.parquet").to_pylist()
+    assert len(rows) == 8
+    assert len(rows[0]["weights"]) == len(rows[0]["token_ids"]) == len(rows[0]["scores"])
+    # Each subcommand saves its config beside the others'.
+    assert {f.name for f in in_finished_run.glob("config*.yaml")} == {
+        *("config.yaml", "config_validate.yaml", "config_test.yaml", "config_predict.yaml")
+    }
+
+
+def _without_fit(options):
+    return [o for o in options if not o.startswith(("--trainer.max_steps", "--trainer.val_check"))]
+
+
+def test_the_export_is_taken_as_a_policy(in_finished_run):
+    main(["validate", *_without_fit(SHORT), f"--model.policy={in_finished_run / 'export'}"])
+
+
+def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tmp_path):
+    """Also over hyper-parameters in the file, which Lightning 2.6 would let win."""
+    file = in_finished_run / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(file, weights_only=False)
+    checkpoint["hyper_parameters"] = {"sampling": {"max_response_length": 7}, "policy": "somewhere/else"}
+    torch.save(checkpoint, tmp_path / "meddling.ckpt")
+    seen = {}
+
+    class Watched(GrailCLI):
+        def before_validate(self):
+            seen["sampling"], seen["policy"] = self.model.sampling, self.model.policy_name
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.cli.GrailCLI", Watched)
+        main(
+            [
+                "validate",
+                *_without_fit(SHORT),
+                f"--ckpt_path={tmp_path / 'meddling.ckpt'}",
+                "--model.sampling.max_response_length=41",
+            ]
+        )
+    assert seen["sampling"].max_response_length == 41
+    assert seen["policy"] == "arithmetic"
+
+
+def test_a_second_run_moves_the_first_one_aside(in_finished_run, capsys):
+    before = (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime
+    main(["fit", *SHORT, "--trainer.max_steps=1"])
+    aside = in_finished_run.with_name("quickstart.1")
+    assert (aside / "checkpoints" / "last.ckpt").stat().st_mtime == before
+    assert (in_finished_run / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
+def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
+    """2N steps equal N, resume, N: mid-epoch, several optimiser steps a batch, with GRAIL."""
+    options = [
+        *SHORT,
+        "--model.objective.mini_batches=1",
+        "--model.objective.updates_per_batch=2",
+        "--evaluation.at_start=false",
+    ]
+    whole = tmp_path / "whole"
+    halves = tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    monkeypatch.chdir(whole)
+    main(["fit", *options, "--trainer.max_steps=8"])
+    monkeypatch.chdir(halves)
+    main(["fit", *options, "--trainer.max_steps=4"])
+    main(["fit", *options, "--trainer.max_steps=8", "--ckpt_path=last"])
+    ours, theirs = load_policy(str(halves / RUN / "export")), load_policy(str(whole / RUN / "export"))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    steps = [p.step for p in EventAccumulator(str(halves / RUN)).Reload().Scalars("grad_norm")]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.credit=GRIAL"], "`model.credit` must be one of GRAIL, OARGradient, Uniform, .* but got 'GRIAL'"),
+        (["--model.control=Shufled"], "`model.control` must be one of AnswerOnly, Random, Shuffled, .*'Shufled'"),
+        (["--data=MthData"], "`data` must be one of ArithmeticData, MathData, .* but got 'MthData'"),
+        (["--model.credit.wmin=1"], "Option 'wmin' is not accepted"),
+        (["--model.credit.w_min=9"], r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),
+        (["--trainer.gradient_clip_val=1"], "set `--model.objective.max_grad_norm` instead"),
+        (["--trainer.accumulate_grad_batches=2"], "set `--model.objective.token_budget` instead"),
+        (["--trainer.precision=16-mixed"], "Use bf16-mixed, or 32-true"),
+        (["--model.policy=./nowhere"], "there is no folder './nowhere'"),
+        (["--config=nowhere.yaml"], "File does not exist"),
+        (["--ckpt_path=last"], "last.ckpt does not exist .*Train first"),
+        (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
+        (["--data=MathData", "--data.train.path=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
+        (["--model.objective.group_size=1"], "`objective.group_size` must be at least 2, but got 1"),
+        (["--model.sampling.temperature=hot"], "model.sampling.temperature.*Got value: hot"),
+        (["--evaluation.pass_at=[8]"], "must lie between 1 and `num_samples`"),
+    ],
+)
+def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys, monkeypatch):
+    import re
+
+    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert re.search(message, _fails(capsys, "fit", *SHORT, *options))
+
+
+def test_a_wrong_key_in_a_file_is_named(capsys, tmp_path):
+    (tmp_path / "wrong.yaml").write_text("model:\n  polcy: arithmetic\n")
+    assert "model.polcy" in _fails(capsys, "fit", *SHORT, "--config=wrong.yaml")
+
+
+def test_the_traceback_is_shown_on_request(capsys, monkeypatch):
+    monkeypatch.setenv("GRAIL_DEBUG", "1")
+    with pytest.raises(SystemExit):
+        main(["fit", *SHORT, "--trainer.gradient_clip_val=1"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_inside_a_run_keeps_its_traceback(monkeypatch):
+    """A mistake of the user's is one line; a fault of a library's is not hidden."""
+
+    def broken(*_):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("grail_lightning.module.GrailModule.weigh", broken)
+    with pytest.raises(RuntimeError, match="a fault"):
+        main(["fit", *SHORT])
+
+
+@pytest.mark.parametrize("config", sorted(p.name for p in CONFIGS.glob("*.yaml")))
+def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_path):
+    """Published configs name a 4B policy and GPUs; the tiny policy and a CPU stand in for those alone."""
+    subcommand = {"eval_math.yaml": "test", "saliency.yaml": "predict"}.get(config, "fit")
+    built = {}
+
+    class Built(GrailCLI):
+        def before_instantiate_classes(self):
+            super().before_instantiate_classes()
+            built["config"] = self.config[self.subcommand]
+
+        def _run_subcommand(self, subcommand):
+            built["model"], built["data"], built["trainer"] = self.model, self.datamodule, self.trainer
+
+    here = [
+        f"--config=configs/{config}",
+        "--model.policy=arithmetic",
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=1",
+    ]
+    if config.startswith("qwen3"):
+        here += ["--trainer.strategy=auto", "--model.loading.attention=sdpa"]
+    if config == "eval_math.yaml":
+        folder = tmp_path / "benchmarks_data"
+        folder.mkdir()
+        for name in ("aime24", "amc23", "college_math", "math500", "minerva_math", "olympiadbench"):
+            (folder / f"{name}.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.cli.GrailCLI", Built)
+        main([subcommand, *here])
+    assert built["model"].policy_name == "arithmetic"
+    assert built["data"] is not None
+    if config == "qwen3_4b_grail.yaml":
+        objective = built["model"].objective
+        assert type(built["model"].credit).__name__ == "GRAIL"
+        assert (objective.updates_per_batch, objective.group_size, objective.aggregation) == (4, 8, "dr_grpo")
+        assert built["model"].sampling.top_k == 50
+
+
+def test_the_published_strategy_is_parsed_as_it_stands():
+    """`FSDPStrategy` refuses CPUs, so it is parsed here, not built."""
+    from jsonargparse import Namespace
+
+    seen = {}
+
+    class Parsed(GrailCLI):
+        def instantiate_classes(self):
+            seen["trainer"] = self.config.fit.trainer
+
+        def _run_subcommand(self, subcommand):
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.cli.GrailCLI", Parsed)
+        main(["fit", "--config=configs/qwen3_4b_grail.yaml"])
+    strategy = seen["trainer"].strategy
+    assert isinstance(strategy, Namespace)
+    assert strategy.class_path.endswith("FSDPStrategy")
+    assert seen["trainer"].precision == "bf16-mixed"
+
+
+def test_configs_are_found_from_any_folder(tmp_path):
+    for given in (["--config", "configs/quickstart.yaml"], ["--config=quickstart.yaml"]):
+        flag, file = expand_configs(given)
+        assert flag == "--config"
+        assert Path(file).is_file()
+    (tmp_path / "quickstart.yaml").write_text("{}")
+    assert expand_configs(["--config=quickstart.yaml", "x.yaml"]) == ["--config", "quickstart.yaml", "x.yaml"]
+
+
+def test_a_config_names_the_file_that_it_builds_on(tmp_path):
+    (tmp_path / "base.yaml").write_text("seed_everything: 1")
+    (tmp_path / "child.yaml").write_text("config: base.yaml\nseed_everything: 2")
+    files = expand_configs(["fit", "--config", str(tmp_path / "child.yaml"), "--print_config"])
+    assert files == [
+        "fit",
+        "--config",
+        str(tmp_path / "base.yaml"),
+        "--config",
+        str(tmp_path / "child.yaml"),
+        "--print_config",
+    ]
+
+
+def _modules_loaded_by(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_help_loads_nothing_heavy_that_lightning_and_transformers_do_not_load_themselves():
+    report = "import sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    base = _modules_loaded_by(f"import lightning.pytorch.cli, transformers; {report}")
+    ours = _modules_loaded_by(
+        "import sys, contextlib, io\nfrom grail_lightning.cli import main\n"
+        "for args in (['--help'], ['fit', '--help']):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(args)\n" + report
+    )
+    heavy = {"vllm", "datasets", "matplotlib", "sympy", "math_verify", "pandas", "pyarrow", "peft", "scipy"}
+    assert "grail_lightning" in ours
+    assert not (ours - base) & heavy
+
+
+def test_importing_the_package_or_its_verifier_loads_no_torch():
+    for name in ("grail_lightning", "grail_lightning.answers"):
+        assert "torch" not in _modules_loaded_by(f"import sys, {name}; print(*sys.modules)")

@@ -1,0 +1,278 @@
+import copy
+import math
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from grail_lightning.credit import GRAIL, CreditControl, Shuffled, TokenCredit
+from grail_lightning.engines import HFEngine
+from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.rollout import Sampling, TokenWeights
+from grail_lightning.seeds import derive_seed
+from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
+
+
+def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
+    """GRPO (Dr. GRPO's aggregation) with nothing but a policy, its sampler and torch; losses and final weights."""
+    policy = load_policy("arithmetic").train()
+    engine = HFEngine()
+    engine.update_weights(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
+    losses, step = [], 0
+    for _, prompts in zip(range(num_batches), loader, strict=False):
+        batch = engine.generate(prompts, group_size, SAMPLING, derive_seed(0, "train", step, 0))
+        right = [TASK_ANSWER(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
+        rewards = torch.tensor(right, dtype=torch.float32).reshape(-1, group_size)
+        advantages = (rewards - rewards.mean(1, keepdim=True)).reshape(-1)
+        kept = ((advantages != 0) & batch.finished).nonzero().flatten()
+        rows = batch.select(kept)
+        old = None
+        for _ in range(updates):
+            lp = policy(rows.input_ids, rows.attention_mask, rows.response_mask, with_entropy=True).logprobs
+            old = lp.detach() if old is None else old
+            ratio, a = (lp - old).exp(), advantages[kept][:, None]
+            token_losses = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a)
+            loss = token_losses.masked_fill(~rows.response_mask, 0).sum() / (
+                batch.finished.sum().item() * SAMPLING.max_response_length
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            step += 1
+    return losses, {name: p.detach() for name, p in policy.named_parameters()}
+
+
+def TASK_ANSWER(text):  # noqa: N802
+    """The last box, by hand."""
+    return text.rpartition("\\boxed{")[2].partition("}")[0].strip() if "\\boxed{" in text else None
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, tmp_path):
+    loader = batches(3)
+    expected_losses, expected = _grpo_by_hand(loader, 3, updates)
+    ours = module({"updates_per_batch": updates})
+    logger = _Losses(tmp_path)
+    trainer(3 * updates, logger=logger).fit(ours, loader)
+    assert logger.losses == expected_losses
+    assert all(torch.equal(p, expected[name]) for name, p in ours.policy.named_parameters())
+    assert len(set(expected_losses)) > 1
+
+
+class _Losses(CSVLogger):
+    """Keeps every loss that is logged, unrounded."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.losses, self.at = [], []
+
+    def log_metrics(self, metrics, step=None):
+        if "loss" in metrics:
+            self.losses.append(metrics["loss"])
+            self.at.append(step)
+
+
+def test_a_run_is_reproduced_bit_for_bit_and_another_seed_is_another_run(monkeypatch):
+    finals = []
+    for seed in ("0", "0", "1"):
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+        ours = module(credit=GRAIL())
+        trainer(2).fit(ours, batches(2))
+        finals.append(weights(ours))
+    first, again, other = finals
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_run_stops_at_max_steps_inside_a_batch_and_logs_every_optimiser_step(tmp_path):
+    watch, logger = Watch(), _Losses(tmp_path)
+    ours = module({"updates_per_batch": 2, "mini_batches": 2})
+    run = trainer(6, watch, logger=logger)
+    run.fit(ours, batches(5))
+    assert run.global_step == 6
+    assert watch.steps == [4, 6]
+    assert logger.at == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_dead_run_ends_and_moves_nothing():
+    """Rewards that never differ leave no live row: each batch is one skipped step."""
+    ours = module({"updates_per_batch": 4})
+    watch = Watch()
+    run = trainer(3, watch)
+    ours.advantages = lambda batch: torch.zeros(len(batch))
+    before = None
+
+    class Before(Watch):
+        def on_train_start(self, trainer, pl_module):
+            nonlocal before
+            before = weights(pl_module)
+
+    run.callbacks.append(Before())
+    run.fit(ours, batches(5))
+    assert watch.steps == [1, 2, 3]
+    assert all(torch.equal(before[name], p) for name, p in ours.policy.named_parameters())
+    assert all(math.isfinite(v) for v in watch.outputs[-1].metrics.values())
+
+
+def test_schedules_count_optimiser_steps():
+    ours = module(
+        {"updates_per_batch": 2},
+        scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    )
+    run = trainer(4)
+    run.fit(ours, batches(3))
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4 / 5)
+
+
+def test_only_trainable_parameters_of_the_policy_reach_the_optimiser():
+    ours = module({"kl_coefficient": 0.1})
+    run = trainer(1)
+    run.fit(ours, batches(1))
+    given = {id(p) for group in run.optimizers[0].param_groups for p in group["params"]}
+    assert given == {id(p) for p in ours.policy.parameters()}
+    assert not any(p.requires_grad for p in ours.reference.parameters())
+
+
+def test_no_kl_loads_no_reference():
+    ours = module()
+    trainer(1).fit(ours, batches(1))
+    assert ours.reference is None
+
+
+def test_the_kl_term_is_zero_at_the_reference_and_grows_away_from_it():
+    watch = Watch()
+    ours = module({"kl_coefficient": 0.1})
+    trainer(4, watch).fit(ours, batches(4))
+    kl = [output.metrics["kl"] for output in watch.outputs]
+    assert kl[0] == pytest.approx(0, abs=1e-7)
+    assert kl[-1] > 1e-5
+
+
+def test_adapters_train_against_themselves_switched_off():
+    watch = Watch()
+    ours = module({"kl_coefficient": 0.1}, loading=Loading(lora=LoRA(rank=2)))
+    trainer(3, watch).fit(ours, batches(3))
+    assert ours.reference is None
+    assert watch.outputs[-1].metrics["kl"] > 0
+
+
+def test_nothing_trainable_is_an_error():
+    ours = module()
+    ours.loading = Loading()
+    policy = load_policy("arithmetic").requires_grad_(False)
+    ours.configure_model = lambda: None
+    ours.policy = policy
+    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
+        trainer(1).fit(ours, batches(1))
+
+
+def test_a_policy_that_does_not_move_is_told():
+    class Still(torch.optim.SGD):
+        def step(self, closure=None):
+            return closure() if closure else None
+
+    ours = module(optimizer=lambda p: Still(p, lr=1e-3))
+    with pytest.warns(UserWarning, match="No parameter moved in a step with gradient norm"):
+        trainer(1).fit(ours, batches(1))
+
+
+def test_a_control_does_not_change_which_rollouts_are_drawn():
+    texts = []
+    for control in (None, Shuffled()):
+        watch = Watch()
+        trainer(1, watch).fit(module(credit=GRAIL(), control=control), batches(1))
+        texts.append(watch.outputs[0].batch.texts)
+    assert texts[0] == texts[1]
+
+
+def test_refresh_update_weighs_anew_before_every_optimiser_step():
+    class Counted(TokenCredit):
+        def __init__(self, refresh):
+            self.refresh, self.calls = refresh, 0
+
+        def __call__(self, policy, batch, context):
+            self.calls += 1
+            return TokenWeights(values=batch.response_mask.float(), fallback=torch.zeros(len(batch), dtype=torch.bool))
+
+    for refresh, calls in (("rollout", 1), ("update", 3)):
+        credit = Counted(refresh)
+        trainer(3).fit(module({"updates_per_batch": 3}, credit=credit), batches(1))
+        assert credit.calls == calls
+
+
+def test_metrics_have_the_names_that_users_know():
+    watch = Watch()
+    trainer(1, watch).fit(module(credit=GRAIL()), batches(1, size=8))
+    names = set(watch.outputs[0].metrics)
+    assert names >= {
+        *("reward", "reward_std", "frac_reward_zero_std", "accuracy", "entropy", "loss", "grad_norm", "learning_rate"),
+        *(f"completions/{k}" for k in ("mean_length", "min_length", "max_length", "clipped_ratio")),
+        *(f"clip_ratio/{k}" for k in ("low_mean", "high_mean", "region_mean")),
+        *(f"time/{k}" for k in ("sample", "grade", "credit", "update")),
+        *(f"credit/{k}" for k in ("weight_mean", "weight_std", "at_clip", "span_missing", "ess_ratio", "top10_mass")),
+        "credit/flawed_token_auroc",
+    }
+    output = watch.outputs[0]
+    lengths = output.batch.response_mask.sum(1).float()
+    assert output.metrics["completions/mean_length"] == pytest.approx(lengths.mean().item())
+    assert output.metrics["reward"] == pytest.approx(output.batch.correct.float().mean().item())
+
+
+def test_a_control_that_writes_into_the_weights_would_be_seen():
+    """The credit's own scores reach the control unchanged, and its output is what trains."""
+    seen = {}
+
+    class Doubled(CreditControl):
+        def __call__(self, weights, batch, context):
+            seen["before"] = copy.deepcopy(weights.values)
+            return TokenWeights(values=weights.values * 2, scores=weights.scores, fallback=weights.fallback)
+
+    watch = Watch()
+    trainer(1, watch).fit(module(credit=GRAIL(), control=Doubled()), batches(1))
+    assert torch.equal(watch.outputs[0].weights.values, seen["before"] * 2)
+
+
+def test_predicting_given_texts_marks_their_answers_and_weighs_them():
+    prompt = problems(1)[0]
+    given = [
+        prompt.__class__(
+            messages=prompt.messages,
+            reference=prompt.reference,
+            task=prompt.task,
+            columns={**prompt.columns, "response": text},
+        )
+        for text in ("1+1=2\n\\boxed{99}", "no box here")
+    ]
+    run = trainer(1)
+    (output,) = run.predict(module(credit=GRAIL()), torch.utils.data.DataLoader([given], batch_size=None))
+    assert output.batch.texts == ["1+1=2\n\\boxed{99}", "no box here"]
+    assert output.batch.correct.tolist() == [False, False]
+    assert output.weights.fallback.tolist() == [False, True]
+    assert (output.weights.scores[0] > 0).any()
+
+
+def test_evaluation_has_a_sampling_of_its_own():
+    from grail_lightning.module import EvaluationPlan
+
+    ours = module()
+    ours.evaluation = EvaluationPlan(num_samples=3, sampling=Sampling(max_response_length=5))
+    caught = Watch()
+    caught.on_validation_batch_end = lambda t, m, outputs, *rest: caught.outputs.append(outputs)
+    trainer(1, caught).validate(
+        ours, torch.utils.data.DataLoader([problems(2, "validation")], batch_size=None), verbose=False
+    )
+    assert len(caught.outputs[0].batch) == 6
+    assert caught.outputs[0].batch.response_mask.shape[1] <= 5
+
+
+def test_an_empty_evaluation_batch_is_graded_as_nothing():
+    """Ranks evaluate the same number of batches; one may have no problem left."""
+    caught = Watch()
+    caught.on_validation_batch_end = lambda t, m, outputs, *rest: caught.outputs.append(outputs)
+    loader = torch.utils.data.DataLoader([problems(2, "validation"), []], batch_size=None)
+    trainer(1, caught).validate(module(), loader, verbose=False)
+    assert [len(output.batch) for output in caught.outputs] == [2, 0]
+    assert caught.outputs[1].verdicts == []

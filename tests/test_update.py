@@ -1,0 +1,188 @@
+"""Gradients of one optimiser step, however it is cut."""
+
+import pytest
+import torch
+
+from grail_lightning.functional import group_advantages
+from grail_lightning.objective import Objective, live_rows, loss_mask, split_groups
+from grail_lightning.policy import load_policy
+from grail_lightning.rollout import Sampling
+from grail_lightning.update import Update, clip_gradients
+from tests.runs import problems
+
+LIMIT = 36
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("arithmetic").double().train()
+
+
+@pytest.fixture(scope="module")
+def batch(policy):
+    """24 rollouts in float64, uneven, some truncated, some groups dead."""
+    from grail_lightning.engines import HFEngine
+
+    engine = HFEngine()
+    engine.update_weights(policy)
+    made = engine.generate(problems(6), 4, Sampling(max_response_length=LIMIT), seed=1)
+    rewards = torch.randint(2, (24,), generator=torch.Generator().manual_seed(0)).double()
+    rewards[4:8] = 1.0
+    made = made.replace(rewards=rewards, advantages=group_advantages(rewards, 4))
+    assert 0 < (~made.finished).sum() < 24
+    return made
+
+
+def _gradients(policy, batch, objective, weights=None, order=None, reference=None):
+    if order is not None:
+        batch = batch.select(order)
+        weights = None if weights is None else weights[order][:, : batch.response_mask.shape[1]]
+    policy.zero_grad(set_to_none=True)
+    update = Update(policy, reference, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
+    values = batch.response_mask.double() if weights is None else weights
+    rows = update.plan(values, None)[0]
+    metrics = update.accumulate(rows, lambda loss: loss.backward())
+    return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
+
+
+def _same(ours, theirs, rtol=1e-9):
+    assert ours.keys() == theirs.keys()
+    assert ours
+    for name in ours:
+        scale = theirs[name].abs().max().item()
+        assert (ours[name] - theirs[name]).abs().max().item() <= rtol * max(scale, 1e-12), name
+
+
+@pytest.fixture(scope="module")
+def token_weights(batch):
+    return torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)).double() + 0.5
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, kl, policy, batch, token_weights):
+    reference = load_policy("arithmetic", trainable=False).double()
+    for p in reference.parameters():
+        p.data *= 1.01
+    options = {"group_size": 4, "aggregation": how, "kl_coefficient": kl}
+    big = Objective(token_budget=10**6, **options)
+    expected, metrics = _gradients(policy, batch, big, token_weights, reference=reference)
+    for budget in (1, 100, 333):
+        small = Objective(token_budget=budget, **options)
+        found, small_metrics = _gradients(policy, batch, small, token_weights, reference=reference)
+        _same(found, expected)
+        assert small_metrics == pytest.approx(metrics, rel=1e-9)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(2))
+    _same(_gradients(policy, batch, big, token_weights, order, reference)[0], expected)
+
+
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, batch, token_weights):
+    """No row is left out here, no micro-batch is cut: dead rows and trimming must not change anything."""
+    found, metrics = _gradients(
+        policy, batch, Objective(group_size=4, aggregation=how, token_budget=150), token_weights
+    )
+    policy.zero_grad(set_to_none=True)
+    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    width = batch.response_mask.shape[1]
+    lp = logits[:, -width - 1 : -1].log_softmax(-1).gather(-1, batch.response_ids[..., None]).squeeze(-1)
+    mask = batch.response_mask & batch.finished[:, None]
+    token = -(lp - lp.detach()).exp() * batch.advantages[:, None] * token_weights * mask
+    rows = batch.finished.sum()
+    loss = {
+        "grpo": (token.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows,
+        "dr_grpo": token.sum() / (rows * LIMIT),
+        "dapo": token.sum() / mask.sum(),
+    }[how]
+    loss.backward()
+    _same(found, {n: p.grad for n, p in policy.named_parameters()}, rtol=1e-7)  # RMS norms compute in float32
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
+
+
+def test_unmasked_truncated_rollouts_count_in_both_numerator_and_denominator(policy, batch):
+    kept = Objective(group_size=4, mask_truncated=False)
+    assert torch.equal(loss_mask(batch, kept), batch.response_mask)
+    masked = loss_mask(batch, Objective(group_size=4))
+    assert torch.equal(masked.any(1), batch.finished)
+
+
+def test_a_fully_masked_batch_has_loss_zero_and_no_gradient(policy, batch):
+    unfinished = batch.replace(finished=torch.zeros(24, dtype=torch.bool))
+    grads, metrics = _gradients(policy, unfinished, Objective(group_size=4))
+    assert grads == {}
+    assert metrics.get("loss", 0.0) == 0.0
+
+
+def test_dead_rows_are_not_run_unless_something_else_needs_them(batch):
+    mask = loss_mask(batch, Objective(group_size=4))
+    live = live_rows(batch, mask, Objective(group_size=4), None)
+    assert torch.equal(live, (batch.advantages != 0) & batch.finished)
+    assert torch.equal(live_rows(batch, mask, Objective(group_size=4, kl_coefficient=0.1), None), batch.finished)
+    additive = torch.zeros(batch.response_mask.shape)
+    assert torch.equal(live_rows(batch, mask, Objective(group_size=4), additive), batch.finished)
+
+
+def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, batch, token_weights):
+    """Three passes with a step between them: pass 1 records what passes 2 and 3 divide by."""
+    moving = load_policy("arithmetic").double().train()
+    objective = Objective(group_size=4, updates_per_batch=3, token_budget=300)
+    update = Update(moving, None, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
+    optimizer = torch.optim.SGD(moving.parameters(), lr=0.5)
+    steps = update.plan(token_weights, None)
+    assert len(steps) == 3
+    with torch.no_grad():
+        expected = moving(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    ratios = []
+    for rows in steps:
+        optimizer.zero_grad()
+        metrics = update.accumulate(rows, lambda loss: loss.backward())
+        ratios.append(metrics["clip_ratio/region_mean"])
+        optimizer.step()
+    live = update.live
+    torch.testing.assert_close(update.batch.old_logprobs[live].double(), expected[live], rtol=0, atol=1e-6)
+    assert ratios[0] == 0
+    assert ratios[-1] > 0
+
+
+def test_mini_batches_are_whole_groups_and_cover_the_batch(batch):
+    objective = Objective(group_size=4, mini_batches=3)
+    parts = split_groups(batch, objective, torch.Generator().manual_seed(0))
+    assert sorted(torch.cat(parts).tolist()) == list(range(24))
+    assert all(len(part) == 8 for part in parts)
+    for part in parts:
+        assert all((batch.group[part] == g).sum() == 4 for g in batch.group[part].unique())
+
+
+def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step(batch, token_weights):
+    moving = load_policy("arithmetic").double().train()
+    objective = Objective(group_size=4, mini_batches=2)
+    update = Update(moving, None, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
+    update.plan(token_weights, None)
+    with torch.no_grad():
+        expected = moving(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    torch.testing.assert_close(
+        update.batch.old_logprobs[update.live].double(), expected[update.live], rtol=0, atol=1e-6
+    )
+
+
+def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(policy, batch):
+    _gradients(policy, batch, Objective(group_size=4))
+    norm = torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item()
+    assert clip_gradients(policy, None) == pytest.approx(norm)
+    assert clip_gradients(policy, norm / 2) == pytest.approx(norm)
+    assert torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item() == pytest.approx(norm / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": 1}, "`objective.group_size` must be at least 2, but got 1"),
+        ({"token_budget": 0}, "`objective.token_budget` must be at least 1, but got 0"),
+        ({"kl_coefficient": -1.0}, "must not be negative, but got -1.0"),
+        ({"max_grad_norm": 0.0}, "must be positive, but got 0.0. Use null"),
+        ({"clip_low": 2.0}, "`clip_low` must lie in"),
+    ],
+)
+def test_a_bad_objective_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Objective(**options)
