@@ -22,6 +22,7 @@ from grail_lightning.grading import grade
 from grail_lightning.locate import align_rows, answer_masks, step_masks
 from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.policy.sharding import gathered, shard
 from grail_lightning.ranks import all_rows, world_size
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
@@ -116,15 +117,20 @@ class GrailModule(pl.LightningModule):
         """Load policy and, with a KL term, the frozen reference; called by the strategy, once."""
         if self.policy is not None:
             return
-        half = "16" in str(self.trainer.precision)
-        self.policy = load_policy(self.policy_name, self.loading, half_precision=half)
-        self.policy.train()  # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
+        self.policy = self._load(trainable=True)
         if not any(p.requires_grad for p in self.policy.parameters()):
             raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")
         if self.objective.kl_coefficient and self.loading.lora is None:
             # With adapters the reference is the policy without them.
-            self.reference = load_policy(self.policy_name, self.loading, half_precision=half, trainable=False)
-            self.reference.train()  # Lightning warns of evaluation mode before training: see `on_train_start`.
+            self.reference = self._load(trainable=False)
+
+    def _load(self, trainable: bool) -> Policy:
+        half = "16" in str(self.trainer.precision)
+        policy = load_policy(self.policy_name, self.loading, half_precision=half, trainable=trainable)
+        # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be, and of which Lightning
+        # warns; `on_train_start` puts the reference back.
+        policy.train()
+        return policy if self.device_mesh is None else shard(policy, self.device_mesh["data_parallel"])
 
     def setup(self, stage: str) -> None:
         """Open the verifier pool."""
@@ -133,7 +139,7 @@ class GrailModule(pl.LightningModule):
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def on_train_start(self) -> None:
-        """The reference stays in evaluation mode."""
+        """The reference runs in evaluation mode."""
         if self.reference is not None:
             self.reference.eval()
 
@@ -212,7 +218,8 @@ class GrailModule(pl.LightningModule):
         with self._clock("sample"):
             self.engine.update_weights(self.policy)
             seed = derive_seed(run_seed(), *key, self.global_rank)
-            batch = self.engine.generate(prompts, group_size, sampling, seed)
+            with gathered(self.policy):
+                batch = self.engine.generate(prompts, group_size, sampling, seed)
             batch = batch.replace(row=batch.row * world_size() + self.global_rank)
         with self._clock("grade"):
             return self._graded(batch)
@@ -246,7 +253,8 @@ class GrailModule(pl.LightningModule):
             token_budget=self.objective.token_budget,
             temperature=self.sampling.logprob_temperature,
         )
-        weights = self.credit(self.policy, batch, context)
+        with gathered(self.policy):
+            weights = self.credit(self.policy, batch, context)
         return weights if self.control is None else self.control(weights, batch, context)
 
     def update(self, batch: RolloutBatch, weights: TokenWeights) -> dict[str, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grail_lightning.functional import masked_mean
 from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
 from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
 from grail_lightning.objective import token_advantages
@@ -60,23 +59,18 @@ def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKi
     }
     if weights.scores is not None:
         # Reached on every rank: whether this rank has labelled rows must not decide about a collective.
-        found = torch.zeros(0, dtype=torch.float64, device=mask.device)
-        if steps is not None:
-            scored = (weights.scores != 0).any(1, keepdim=True)
-            flawed, sound = steps["slip"] | steps["misconception"], steps["sound"] & mask & scored
-            found = pairwise_auroc(weights.scores, flawed & mask, sound)
-            report["credit/flawed_to_sound_weight"] = _ratio(weights.values, flawed & mask & scored, sound)
-        report["credit/flawed_token_auroc"] = all_rows(found).nanmean()
+        none = torch.zeros_like(mask)
+        scored = (weights.scores != 0).any(1, keepdim=True) & mask
+        flawed = scored & (none if steps is None else steps["slip"] | steps["misconception"])
+        sound = scored & (none if steps is None else steps["sound"])
+        report["credit/flawed_token_auroc"] = all_rows(pairwise_auroc(weights.scores, flawed, sound)).nanmean()
+        # Without either there is 0/0, which is left out below.
+        on_flawed, on_sound = all_rows(weights.values[flawed]), all_rows(weights.values[sound])
+        report["credit/flawed_to_sound_weight"] = on_flawed.mean() / on_sound.mean()
     figures = {name: float(value) for name, value in report.items()}
     figures |= {f"credit/{name}": value for name, value in weights.metrics.items()}
     # A batch without a scored or labelled row has nothing to say; a NaN would break plots.
     return {name: value for name, value in figures.items() if value == value}
-
-
-def _ratio(values: Tensor, flawed: Tensor, sound: Tensor) -> Tensor:
-    """Mean weight on flawed tokens over mean weight on sound ones; NaN without both."""
-    both = flawed.any() & sound.any()
-    return torch.where(both, masked_mean(values, flawed) / masked_mean(values, sound), torch.nan)
 
 
 def _in_dead_group(batch: RolloutBatch) -> Tensor:

@@ -44,14 +44,17 @@ class RunFolder:
             )
         return str(file)
 
-    @rank_zero_only
     def make_room(self) -> None:
         """Move an earlier run out of the folder, so that a new one does not mix with it and nothing is lost."""
-        folder = self.path
-        if not (folder / "config.yaml").exists() and not (folder / "checkpoints").exists():
-            return
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-            number += 1
-        folder.rename(aside)
-        rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
+        _move_aside(self.path)  # The path is a broadcast: every rank asks for it.
+
+
+@rank_zero_only
+def _move_aside(folder: Path) -> None:
+    if not (folder / "config.yaml").exists() and not (folder / "checkpoints").exists():
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
