@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,6 +20,7 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.grading import grade
 from grail_lightning.locate import align_rows, answer_masks, step_masks
 from grail_lightning.objective import Objective
+from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.sharding import gathered, shard
 from grail_lightning.ranks import all_rows, world_size
@@ -28,30 +28,6 @@ from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed
 from grail_lightning.update import Update, clip_gradients, moving
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationPlan:
-    """How validation and test sample; the `Evaluation` callback sets it."""
-
-    num_samples: int
-    sampling: Sampling
-
-
-class StepOutput:
-    """What a step hands to callbacks: graded rollouts, their verdicts, and their token weights.
-
-    Not a dataclass: Lightning walks through those and refuses the frozen ones inside.
-    """
-
-    def __init__(
-        self,
-        batch: RolloutBatch,
-        verdicts: list[Verdict],
-        weights: TokenWeights | None = None,
-        metrics: dict[str, float] | None = None,
-    ) -> None:
-        self.batch, self.verdicts, self.weights, self.metrics = batch, verdicts, weights, metrics or {}
 
 
 class GrailModule(pl.LightningModule):

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.callbacks.figures import Figures, test_table
-from grail_lightning.module import EvaluationPlan, StepOutput
+from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.ranks import all_rows, world_size
 from grail_lightning.rollout import Sampling
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from grail_lightning.answers import find_boxes
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
 from grail_lightning.locate import align_rows
-from grail_lightning.module import StepOutput
+from grail_lightning.outputs import StepOutput
 from grail_lightning.run_folder import RunFolder
 
 PREDICTION_COLUMNS = {

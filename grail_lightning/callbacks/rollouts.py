@@ -19,7 +19,7 @@ from grail_lightning.callbacks.records import (
     rollout_columns,
     write_parquet,
 )
-from grail_lightning.module import StepOutput
+from grail_lightning.outputs import StepOutput
 from grail_lightning.run_folder import RunFolder
 
 TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}

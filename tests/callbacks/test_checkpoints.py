@@ -6,6 +6,9 @@ from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data import ArithmeticData
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
+# The scripted module says that prompts need no transfer, and Lightning would rather hear it from the data.
+pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device`")
+
 
 def _never_better(prompt, k, step):
     """Right before step 3, wrong afterwards."""
