@@ -186,5 +186,10 @@ def test_a_config_without_weights_needs_from_scratch(tmp_path):
     assert policy.model.config.hidden_size == 32
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_attention_that_was_asked_for_is_the_one_that_runs(attention):
+    assert load_policy("arithmetic", Loading(attention=attention)).model.config._attn_implementation == attention
+
+
 def test_half_precision_weights_are_loaded_on_request():
     assert load_policy("arithmetic", Loading(dtype="bfloat16")).model.dtype == torch.bfloat16
