@@ -1,24 +1,38 @@
 """Who gets the credit: methods that turn a rollout's advantage into token weights, and their controls."""
 
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, Uniform
+from grail_lightning.credit.compose import Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Random, Shuffled
+from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
+from grail_lightning.credit.less import LESS
+from grail_lightning.credit.likelihood import AdvantageReweighting, HighEntropy
 from grail_lightning.credit.oar import BilevelOptions, OARGradient
+from grail_lightning.credit.perturbation import OARPerturbation
 from grail_lightning.credit.saliency import input_saliency
+from grail_lightning.credit.ucas import UCAS
 from grail_lightning.rollout import TokenWeights
 
 __all__ = [
     "GRAIL",
+    "LESS",
+    "RLSD",
+    "UCAS",
+    "AdvantageReweighting",
     "AnswerOnly",
     "BilevelOptions",
     "CreditContext",
     "CreditControl",
+    "HighEntropy",
     "OARGradient",
+    "OARPerturbation",
+    "Product",
     "Random",
     "SaliencyOptions",
     "Shuffled",
     "TokenCredit",
     "TokenWeights",
     "Uniform",
+    "WarmUp",
     "input_saliency",
 ]

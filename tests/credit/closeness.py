@@ -1,8 +1,7 @@
 """How golden tensors are compared: see tests/golden/README.md."""
 
 
-def close_to_golden(found, golden, mask, rtol=1e-5):
-    """Within `rtol` of each row's maximum, on valid tokens."""
+def golden_error(found, golden, mask):
+    """The largest difference on valid tokens, as a share of its row's maximum."""
     scale = (golden.abs() * mask).amax(1, keepdim=True).clamp(min=1e-30)
-    error = ((found - golden).abs() / scale)[mask].max().item()
-    assert error < rtol, error
+    return ((found - golden).abs() / scale)[mask].max().item()

@@ -5,7 +5,7 @@ import torch
 
 from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions, input_saliency
 from grail_lightning.credit.saliency import block_number
-from tests.credit.closeness import close_to_golden
+from tests.credit.closeness import golden_error
 
 LEAVES = ["embeddings", "first", "middle", "last"]
 GATES = {"all": "both", "positive": "correct", "negative": "wrong"}
@@ -21,7 +21,7 @@ def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_
     batch = golden_batch.select(rows)
     for alignment, name in (("predictor", "scores"), ("token", "scores_own_token")):
         found = input_saliency(golden_policy, batch, batch.answer.whole, leaf=leaf, alignment=alignment)
-        close_to_golden(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask)
+        assert golden_error(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask) < 1e-5
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -29,12 +29,19 @@ def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_
 def test_weights_equal_the_golden_tensors(leaf, gate, golden, golden_policy, golden_batch):
     credit = GRAIL(gate=gate, saliency=SaliencyOptions(leaf=leaf))
     weights = credit(golden_policy, golden_batch, _context())
-    close_to_golden(weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask)
+    assert (
+        golden_error(weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask) < 1e-5
+    )
 
 
 def test_weights_at_another_temperature_equal_the_golden_tensors(golden, golden_policy, golden_batch):
     weights = GRAIL()(golden_policy, golden_batch, _context(temperature=0.6))
-    close_to_golden(weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask)
+    assert (
+        golden_error(
+            weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask
+        )
+        < 1e-5
+    )
 
 
 def test_saliency_is_the_finite_difference_of_the_objective(golden_policy, golden_batch):

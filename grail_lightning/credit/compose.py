@@ -1,0 +1,80 @@
+"""Credit methods made of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import RolloutBatch, TokenWeights
+
+
+class WarmUp(TokenCredit):
+    r"""Another method, faded in from uniform weights to its full strength.
+
+    .. math:: w_t = 1 + \min(\text{step} / \text{steps},\ 1) \cdot (w^{inner}_t - 1)
+
+    An additive stage is scaled likewise. The inner method runs from the first step on.
+
+    Args:
+        inner: The method.
+        steps: Optimiser steps until its full strength.
+
+    Raises:
+        ValueError: If `steps` is not positive.
+    """
+
+    def __init__(self, inner: TokenCredit, steps: int = 50) -> None:
+        if steps < 1:
+            raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
+        self.inner, self.steps = inner, steps
+        self.refresh = inner.refresh
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The inner method's weights, pulled towards 1."""
+        weights = self.inner(policy, batch, context)
+        strength = min(context.step / self.steps, 1.0)
+        metrics = weights.metrics | {"strength": strength}
+        if strength == 1:
+            return replace(weights, metrics=metrics)
+        values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
+        additive = None if weights.additive is None else strength * weights.additive
+        return replace(weights, values=values, additive=additive, metrics=metrics)
+
+
+class Product(TokenCredit):
+    r"""Two methods at once: their weights are multiplied, their additive stages added.
+
+    .. math:: w_t = w^{first}_t w^{second}_t, \qquad A_t = A\, w_t + a^{first}_t + a^{second}_t
+
+    A row counts as a fallback where either method fell back; the weights of the other still apply. There are no scores
+    of the two together.
+
+    Args:
+        first: A method.
+        second: Another.
+    """
+
+    def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
+        self.first, self.second = first, second
+        self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The product of both."""
+        one, two = self.first(policy, batch, context), self.second(policy, batch, context)
+        metrics = {f"first/{name}": value for name, value in one.metrics.items()}
+        metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
+        return TokenWeights(
+            values=one.values * two.values,
+            fallback=one.fallback | two.fallback,
+            additive=_sum(one.additive, two.additive),
+            metrics=metrics,
+        )
+
+
+def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    if one is None or two is None:
+        return two if one is None else one
+    return one + two

@@ -1,0 +1,131 @@
+"""RLSD: credit from the same model with the answer in front of it (arXiv 2604.03128).
+
+Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.credit.forward import logprobs
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import Messages, RolloutBatch, TokenWeights, pad_left
+
+PLACE = "{answer}"
+
+
+class RLSD(TokenCredit):
+    r"""Tokens that the answer makes likelier earn more of a reward and less of a penalty.
+
+    The teacher ``T`` is the same model, whose prompt also shows the gold answer; the student ``S`` sees the prompt
+    alone:
+
+    .. math:: \Delta_t = \log P_T(y_t) - \log P_S(y_t), \qquad
+              w_t = (1 - \lambda) + \lambda\, \mathrm{clip}(e^{\mathrm{sign}(A) \Delta_t},\ 0.8,\ 1.2)
+
+    ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps; from then on the method costs nothing.
+    Rows without an advantage cost nothing either and have weight 1. The teacher's weights are a copy of the trainable
+    ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps. The copy is not
+    part of a checkpoint: a resumed run takes one when it starts.
+
+    Args:
+        strength: λ at the start.
+        decay_steps: Optimiser steps until λ is 0.
+        clip: The exponential is held within 1 ± clip.
+        refresh_steps: Optimiser steps between copies of the weights; 1 is the current policy, without a copy.
+        sentence: What shows the answer, behind the problem; {answer} stands for the gold answer.
+
+    Raises:
+        ValueError: For numbers out of range, or a sentence without {answer}.
+
+    Source: arXiv 2604.03128; the wording of the sentence is ours.
+    """
+
+    def __init__(
+        self,
+        strength: float = 0.5,
+        decay_steps: int = 50,
+        clip: float = 0.2,
+        refresh_steps: int = 10,
+        sentence: str = "The correct answer is {answer}.",
+    ) -> None:
+        if not 0 <= strength <= 1 or not 0 <= clip <= 1:
+            raise ValueError(f"`strength` and `clip` must lie in [0, 1], but got {strength} and {clip}.")
+        if decay_steps < 1 or refresh_steps < 1:
+            raise ValueError(
+                f"`decay_steps` and `refresh_steps` must be at least 1, but got {decay_steps} and {refresh_steps}."
+            )
+        if PLACE not in sentence:
+            raise ValueError(f"`sentence` must contain {PLACE}, where the gold answer goes, but got {sentence!r}.")
+        self.strength, self.decay_steps, self.clip = strength, decay_steps, clip
+        self.refresh_steps, self.sentence = refresh_steps, sentence
+        self._period: int | None = None
+        self._weights: dict[str, Tensor] = {}
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages are set."""
+        assert batch.advantages is not None
+        mask, weighed = batch.response_mask, batch.advantages != 0
+        none = torch.zeros_like(weighed)
+        share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
+        teacher = self._teacher(policy, context.step)
+        if share == 0:
+            return TokenWeights(values=mask.float(), fallback=none, metrics={"teacher_share": 0.0})
+        rows = weighed.nonzero().flatten()
+        student = logprobs(policy, batch, context, rows)
+        gap = logprobs(policy, self.shown(policy, batch), context, rows, teacher) - student
+        factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
+        values = torch.where(mask & weighed[:, None], (1 - share) + share * factor, mask.to(gap.dtype))
+        return TokenWeights(values=values, scores=gap, fallback=none, metrics={"teacher_share": share})
+
+    def shown(self, policy: Policy, batch: RolloutBatch) -> RolloutBatch:
+        """The same responses behind prompts that show the gold answer."""
+        sentences = [self.sentence.replace(PLACE, prompt.reference) for prompt in batch.prompts]
+        messages = [with_sentence(p.messages, s) for p, s in zip(batch.prompts, sentences, strict=True)]
+        ids, mask = pad_left([policy.encode(m) for m in messages], policy.tokenizer.pad_token_id)
+        device = batch.input_ids.device
+        return batch.replace(
+            input_ids=torch.cat([ids.to(device), batch.response_ids], 1),
+            attention_mask=torch.cat([mask.to(device), batch.response_mask], 1),
+        )
+
+    def _teacher(self, policy: Policy, step: int) -> Callable[..., Tensor] | None:
+        """Runs the policy with the copied weights; None stands for the policy itself."""
+        if self.refresh_steps == 1 or step >= self.decay_steps:
+            self._weights = {}
+            return None
+        trainable = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        if any(hasattr(p, "to_local") for p in trainable.values()):
+            raise ValueError(
+                f"`refresh_steps` must be 1 with sharded weights (FSDP), but got {self.refresh_steps}. "
+                "Set `--model.credit.refresh_steps=1`: the teacher is then the current policy."
+            )
+        if self._period != step // self.refresh_steps or self._weights.keys() != trainable.keys():
+            self._period = step // self.refresh_steps
+            self._weights = {name: p.detach().clone() for name, p in trainable.items()}
+        weights = self._weights
+
+        def run(*inputs: Tensor, **options: Any) -> Tensor:
+            # For the length of the call, the copies stand in the place of the parameters; nothing is written to those.
+            found: Tensor = functional_call(policy, weights, inputs, options).logprobs
+            return found
+
+        return run
+
+
+def with_sentence(messages: Messages | str, sentence: str) -> Messages | str:
+    """The problem with a sentence behind it: in the last turn of the user, before any white space at its end."""
+    if isinstance(messages, str):
+        text = messages.rstrip()
+        return f"{text} {sentence}{messages[len(text) :]}"
+    last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
+    return [
+        {**message, "content": str(with_sentence(message["content"], sentence))} if k == last else message
+        for k, message in enumerate(messages)
+    ]

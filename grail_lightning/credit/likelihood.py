@@ -1,0 +1,86 @@
+"""Credit from the policy's own distribution: entropy (80/20) and probability (advantage reweighting).
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.credit.forward import entropies, logprobs
+from grail_lightning.functional.certainty import quantile_of_all
+from grail_lightning.policy import Policy
+from grail_lightning.ranks import all_rows
+from grail_lightning.rollout import RolloutBatch, TokenWeights
+
+
+class HighEntropy(TokenCredit):
+    r"""Only the tokens of highest entropy are trained on (the 80/20 rule).
+
+    .. math:: w_t = [H_t \ge q_{1-\rho}(H)],\quad q \text{ over all tokens of the batch on all ranks}
+
+    The threshold counts every rollout, also those without an advantage. What is dropped stays in the loss's
+    denominator.
+
+    Args:
+        share: ρ, the share of tokens that is kept.
+
+    Raises:
+        ValueError: If `share` is not in (0, 1].
+
+    Source: arXiv 2506.01939.
+    """
+
+    def __init__(self, share: float = 0.2) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"`share` must lie in (0, 1], but got {share}. Use 0.2 to keep a fifth of the tokens.")
+        self.share = share
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weight 1 on the tokens of highest entropy of the batch, else 0."""
+        mask = batch.response_mask
+        found = entropies(policy, batch, context, torch.arange(len(batch)))
+        threshold = quantile_of_all(all_rows(found[mask]), 1 - self.share)
+        kept = (found.double() >= threshold) & mask
+        metrics = {"entropy_threshold": threshold.item()}
+        return TokenWeights(values=kept.to(found.dtype), scores=found, fallback=_none(batch), metrics=metrics)
+
+
+class AdvantageReweighting(TokenCredit):
+    r"""Weights that grow with the token's probability, so that unlikely tokens do not dominate the gradient.
+
+    .. math:: w_t = \alpha\, \pi_{old}(y_t \mid x, y_{<t}) + (1 - \alpha)
+
+    Rows without an advantage cost no forward pass and have weight 1.
+
+    Args:
+        alpha: How much the probability counts.
+
+    Raises:
+        ValueError: If `alpha` is not in [0, 1].
+
+    Source: arXiv 2505.12929.
+    """
+
+    def __init__(self, alpha: float = 0.2) -> None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"`alpha` must lie in [0, 1], but got {alpha}. Use 0 for the same weight everywhere.")
+        self.alpha = alpha
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages are set."""
+        assert batch.advantages is not None
+        mask, weighed = batch.response_mask, batch.advantages != 0
+        old = batch.old_logprobs
+        if old is None:
+            old = logprobs(policy, batch, context, weighed.nonzero().flatten())
+        scored = mask & weighed[:, None]
+        probability = old.exp().masked_fill(~scored, 0)
+        values = torch.where(scored, self.alpha * probability + (1 - self.alpha), mask.to(old.dtype))
+        return TokenWeights(values=values, scores=probability, fallback=_none(batch))
+
+
+def _none(batch: RolloutBatch) -> torch.Tensor:
+    """``[B]`` bool, all False: no row needs a fallback."""
+    return torch.zeros(len(batch), dtype=torch.bool, device=batch.response_mask.device)

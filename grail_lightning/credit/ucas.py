@@ -1,0 +1,107 @@
+"""UCAS: uncertainty-aware advantage shaping (arXiv 2510.10649).
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.credit.forward import measure_rows
+from grail_lightning.functional import masked_sum
+from grail_lightning.functional.certainty import group_zscore, self_certainty
+from grail_lightning.policy import Policy
+from grail_lightning.ranks import over_ranks
+from grail_lightning.rollout import RolloutBatch, TokenWeights
+
+LARGEST_EXPONENT = 20.0
+
+
+class UCAS(TokenCredit):
+    r"""Rollouts that the policy was sure of earn less and are punished more; tokens that it is sure of, too.
+
+    With ``C`` the rollout's summed self-certainty, z-scored in its group, and ``u`` the sampled tokens' logits, min-max
+    scaled over the batch of all ranks:
+
+    .. math::
+        A' = A e^{-0.25\,C} \text{ if } A > 0 \text{ else } A e^{0.35\,C}, \qquad
+        A_t = A' - 0.05\,u_t, \text{ at least } 0 \text{ where } A' > 0
+
+    The second stage is additive: a rollout without an advantage has a gradient, too, and every rollout costs a forward
+    pass. Exponents are held within ±20, which only unstandardised certainties can reach.
+
+    Args:
+        reward_scale: 0.25, how much certainty takes from a positive advantage.
+        penalty_scale: 0.35, how much certainty adds to a negative one.
+        token_penalty: 0.05, what the token of the highest logit loses.
+        standardise: Whether ``C`` is divided by the group's std. The published code only centres where rewards are not
+            scaled (`objective.scale_rewards: none`); its sums then differ by tens of nats.
+
+    Raises:
+        ValueError: If a scale is negative.
+
+    Source: arXiv 2510.10649 and its published code.
+    """
+
+    def __init__(
+        self,
+        reward_scale: float = 0.25,
+        penalty_scale: float = 0.35,
+        token_penalty: float = 0.05,
+        standardise: bool = True,
+    ) -> None:
+        named = {"reward_scale": reward_scale, "penalty_scale": penalty_scale, "token_penalty": token_penalty}
+        for name, value in named.items():
+            if value < 0:
+                raise ValueError(f"`{name}` must not be negative, but got {value}. Use 0 to switch it off.")
+        self.reward_scale, self.penalty_scale, self.token_penalty = reward_scale, penalty_scale, token_penalty
+        self.standardise = standardise
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights and additive stage of a batch whose advantages are set."""
+        assert batch.advantages is not None
+        mask, advantages = batch.response_mask, batch.advantages
+        certainty, logit = self._measure(policy, batch, context)
+        surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
+        exponent = torch.where(advantages > 0, -self.reward_scale * surety, self.penalty_scale * surety)
+        factor = exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
+        values = (factor[:, None] * mask).to(certainty.dtype)
+        shaped = advantages[:, None] * values
+        lowered = shaped - self.token_penalty * _min_max(logit, mask)
+        # Of a finished sum, so that shaped + additive is exactly 0 at the floor.
+        additive = torch.where(shaped > 0, lowered.clamp(min=0), lowered) - shaped
+        none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
+        length = mask.sum().clamp(min=1)
+        metrics = {"self_certainty": (masked_sum(certainty, mask) / length).item()}
+        return TokenWeights(
+            values=values, scores=certainty, additive=additive.masked_fill(~mask, 0), fallback=none, metrics=metrics
+        )
+
+    def _measure(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> tuple[Tensor, Tensor]:
+        """Self-certainty and the sampled token's logit, ``[B, T]`` each, zero outside the mask."""
+
+        def measure(piece: RolloutBatch) -> tuple[Tensor, ...]:
+            mask, length = piece.response_mask, piece.response_mask.shape[1]
+            states = policy.hidden(piece.attention_mask, input_ids=piece.input_ids)[:, -length - 1 : -1]
+            flat = self_certainty(
+                states[mask],
+                policy.head,
+                piece.response_ids[mask],
+                temperature=context.temperature,
+                chunk_tokens=policy.loading.chunk_tokens,
+            )
+            return tuple(f.new_zeros(mask.shape).masked_scatter(mask, f) for f in flat)
+
+        certainty, logit = measure_rows(policy, batch, context, torch.arange(len(batch)), measure)
+        return certainty, logit
+
+
+def _min_max(values: Tensor, mask: Tensor) -> Tensor:
+    """``[B, T]`` scaled to [0, 1] over the masked values of all ranks; 0 where all are equal."""
+    low = values.masked_fill(~mask, torch.inf).amin()
+    high = values.masked_fill(~mask, -torch.inf).amax()
+    highest, lowest = over_ranks(torch.stack([high, -low]), "max") * torch.tensor([1, -1], device=values.device)
+    width = highest - lowest
+    return torch.where(mask & (width > 0), (values - lowest) / width, 0.0)

@@ -1,0 +1,88 @@
+"""How sure the policy is of its tokens, and how that compares over a batch.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
+
+
+def quantile_of_all(values: Tensor, q: float) -> Tensor:
+    """The interpolated quantile of ``[N]`` values, float64; 0 of none. `torch.quantile` stops at 16 million values.
+
+    Raises:
+        ValueError: If `q` is not in ``[0, 1]``.
+    """
+    if not 0 <= q <= 1:
+        raise ValueError(f"`q` must lie in [0, 1], but got {q}.")
+    if not len(values):
+        return values.new_zeros((), dtype=torch.float64)
+    ordered = values.double().sort().values
+    position = q * (len(values) - 1)
+    low, high = ordered[int(position)], ordered[min(int(position) + 1, len(values) - 1)]
+    return low + (high - low) * (position - int(position))
+
+
+@torch.no_grad()
+def self_certainty(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    token_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+) -> tuple[Tensor, Tensor]:
+    r"""Self-certainty at each token, and the token's own logit, in chunks over tokens.
+
+    .. math:: c = \log\sum_v e^{z_v} - \frac{1}{V} \sum_v z_v, \qquad z = \mathrm{head}(h) / \tau
+
+    Up to a constant, ``c`` is the divergence of the policy from a uniform one; it carries no gradient.
+
+    Args:
+        hidden: ``[N, D]`` states that predict the tokens (already shifted).
+        head: hidden ``[n, D]`` to logits ``[n, V]``.
+        token_ids: ``[N]`` long.
+        temperature: Divides the logits before `c`; the token's own logit is taken before that.
+        chunk_tokens: Positions whose logits exist at a time.
+
+    Returns:
+        ``c`` and the token's logit, ``[N]`` each.
+
+    Source: self-certainty, arXiv 2502.18581; as UCAS uses it, arXiv 2510.10649.
+    """
+    certainties, own = [], []
+    for states, ids in zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True):
+        logits = head(states)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        own.append(logits.gather(-1, ids[:, None]).squeeze(-1))
+        scaled = logits / temperature
+        certainties.append(scaled.logsumexp(-1) - scaled.mean(-1))
+    return torch.cat(certainties), torch.cat(own)
+
+
+def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps: float = 1e-6) -> Tensor:
+    r"""``(x − mean) / (std + eps)`` within each group, with the unbiased std; 0 for a group of one.
+
+    Args:
+        values: ``[B]``.
+        group: ``[B]`` long, which group a row belongs to.
+        standardise: False only centres.
+        eps: Added to the std.
+
+    Returns:
+        ``[B]``.
+    """
+    scaled = torch.zeros_like(values)
+    for number in sorted(set(group.tolist())):
+        rows = group == number
+        members = values[rows]
+        if len(members) > 1:
+            centred = members - members.mean()
+            scaled[rows] = centred / (members.std() + eps) if standardise else centred
+    return scaled

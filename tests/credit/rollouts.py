@@ -1,0 +1,38 @@
+"""The golden rows as two groups of three with real prompts, and the model's own logits, one row at a time."""
+
+import json
+
+import torch
+
+from grail_lightning.credit import CreditContext
+from grail_lightning.rollout import Prompt
+from tests.conftest import GOLDEN
+
+
+def context(step=0, budget=900, temperature=1.0, seed=0):
+    """A context whose budget cuts the six rows into several micro-batches."""
+    generator = torch.Generator().manual_seed(seed)
+    return CreditContext(step=step, generator=generator, token_budget=budget, temperature=temperature)
+
+
+def in_groups(batch):
+    """Two groups of three; one right and two wrong in the first, two right and one wrong in the second."""
+    texts = json.loads((GOLDEN / "texts.json").read_text())["prompts"]
+    correct = torch.tensor([True, False, False, False, True, True])
+    return batch.replace(
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+        correct=correct,
+        advantages=torch.tensor([0.7, -0.3, -0.4, -1.1, 0.5, 0.0]),
+        prompts=[
+            Prompt(messages=text, reference=str(10 * k), task=p.task)
+            for k, (p, text) in enumerate(zip(batch.prompts, texts, strict=True))
+        ],
+    )
+
+
+@torch.no_grad()
+def row_logits(policy, batch, row):
+    """``[n, V]``: what the whole model, unpadded, says before each response token of a row."""
+    ids = batch.input_ids[row][batch.attention_mask[row]]
+    length = int(batch.response_mask[row].sum())
+    return policy.model(ids[None], use_cache=False).logits[0, -length - 1 : -1].double()

@@ -1,0 +1,127 @@
+"""LESS against loops over lists, on hand-sized groups, on random ones, and on the golden rows."""
+
+import random
+
+import pytest
+import torch
+
+from grail_lightning.credit import LESS
+from grail_lightning.functional.segments import segment_weights
+from tests.credit.rollouts import context, in_groups
+
+
+def _contains(run, segment):
+    return [k for k in range(len(run) - len(segment) + 1) if run[k : k + len(segment)] == segment]
+
+
+def _by_hand(ids, entropies, correct, share, min_length):
+    """Lists of lists in, lists of lists out."""
+    weights, runs = [], []  # runs: (row, first column, tokens)
+    for row, (tokens, entropy) in enumerate(zip(ids, entropies, strict=True)):
+        n = len(tokens)
+        threshold = sorted(entropy)[min(round(share * n), n - 1)]
+        alike = correct.count(correct[row])
+        weights.append([1 / alike if h <= threshold else 1.0 for h in entropy])
+        start = None
+        for t in range(n + 1):
+            low = t < n and entropy[t] < threshold
+            if low and start is None:
+                start = t
+            if not low and start is not None:
+                if t - start >= min_length:
+                    runs.append((row, start, tokens[start:t]))
+                start = None
+    zeros = []
+    for _, _, segment in runs:
+        places = [(row, first + k) for row, first, run in runs for k in _contains(run, segment)]
+        holders = {row for row, _ in places}
+        for row, first in places:
+            for t in range(first, first + len(segment)):
+                if len({correct[r] for r in holders}) == 2:
+                    zeros.append((row, t))
+                else:
+                    weights[row][t] = max(weights[row][t], len(holders) / correct.count(correct[row]))
+    for row, t in zeros:
+        weights[row][t] = 0.0
+    return weights
+
+
+def _ours(ids, entropies, correct, share, min_length):
+    width = max(len(row) for row in ids)
+    pad = [[*row, *[0] * (width - len(row))] for row in ids]
+    high = [[*row, *[9.0] * (width - len(row))] for row in entropies]
+    mask = torch.tensor([[t < len(row) for t in range(width)] for row in ids])
+    found = segment_weights(
+        torch.tensor(pad), torch.tensor(high), mask, torch.tensor(correct), share=share, min_length=min_length
+    )
+    assert (found[~mask] == 0).all()
+    return [row[: len(own)] for row, own in zip(found.tolist(), ids, strict=True)]
+
+
+def test_a_group_of_three_by_hand():
+    """Of 6 tokens, rank round(0.8·6) = 5 is the highest entropy (9): five tokens are strictly below it, and all six
+    at or below."""
+    ids = [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 8], [7, 1, 2, 3, 4, 6]]
+    entropies = [[0.1, 0.2, 0.1, 0.2, 0.1, 9.0], [0.1, 0.2, 0.1, 0.2, 0.1, 9.0], [9.0, 0.1, 0.1, 0.1, 0.1, 0.1]]
+    # 1 2 3 4 5 is in both right rollouts and in no wrong one: 2/2. The run of the wrong one, 1 2 3 4 6, is its alone.
+    found = _ours(ids, entropies, [True, True, False], 0.8, 5)
+    assert found == [[1, 1, 1, 1, 1, 0.5], [1, 1, 1, 1, 1, 0.5], [1, 1, 1, 1, 1, 1]]
+    # With the second rollout wrong, a right and a wrong one share it.
+    found = _ours(ids, entropies, [True, False, False], 0.8, 5)
+    assert found == [[0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0.5], [0.5] * 6]
+    # Runs of five are too short if six are asked for.
+    assert _ours(ids, entropies, [True, True, False], 0.8, 6) == [[0.5] * 6, [0.5] * 6, [1] * 6]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_groups_equal_the_loops(seed):
+    """A vocabulary of three tokens and runs of two: segments repeat, overlap and nest."""
+    rng = random.Random(seed)
+    ids = [[rng.randrange(3) for _ in range(rng.randint(1, 14))] for _ in range(5)]
+    entropies = [[rng.choice([0.1, 0.2, 0.3, 0.4]) for _ in row] for row in ids]
+    correct = [rng.random() < 0.5 for _ in ids]
+    expected = _by_hand(ids, entropies, correct, 0.7, 2)
+    for found, by_hand in zip(_ours(ids, entropies, correct, 0.7, 2), expected, strict=True):
+        assert found == pytest.approx(by_hand)
+
+
+def test_the_random_groups_have_every_kind_of_segment():
+    seen = set()
+    for seed in range(30):
+        rng = random.Random(seed)
+        ids = [[rng.randrange(3) for _ in range(rng.randint(1, 14))] for _ in range(5)]
+        entropies = [[rng.choice([0.1, 0.2, 0.3, 0.4]) for _ in row] for row in ids]
+        correct = [rng.random() < 0.5 for _ in ids]
+        seen |= {round(w, 3) for row in _by_hand(ids, entropies, correct, 0.7, 2) for w in row}
+    assert {0.0, 0.25, 0.333, 0.5, 0.667, 0.75, 1.0} <= seen
+
+
+def test_the_class_looks_within_the_groups_of_the_batch(golden_policy, golden_batch):
+    """Rows 1 and 2 say what row 0 says: right and wrong rollouts share it all. Nothing is shared across groups."""
+    batch = in_groups(golden_batch)
+    batch = batch.select(torch.tensor([1, 1, 1, 1, 4, 5])).replace(
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+        correct=torch.tensor([True, False, False, False, True, True]),
+        advantages=torch.tensor([0.7, -0.3, -0.4, 0.0, 0.0, 0.0]),
+    )
+    weights = LESS(min_length=3)(golden_policy, batch, context())
+    n = int(batch.response_mask[0].sum())
+    expected = _by_hand(
+        batch.response_ids[:3, :n].tolist(), weights.scores[:3, :n].tolist(), [True, False, False], 0.8, 3
+    )
+    torch.testing.assert_close(weights.values[:3, :n], torch.tensor(expected).double())
+    assert (weights.values[:3, :n] == 0).any()
+    assert torch.equal(weights.values[3:].bool(), batch.response_mask[3:]), "a group without an advantage: uniform"
+    assert weights.scores[3:].abs().max() == 0, "and no forward pass"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 1.2}, r"`share` must lie in \[0, 1\], but got 1.2"),
+        ({"min_length": 0}, "`min_length` must be at least 1 token, but got 0"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        LESS(**options)

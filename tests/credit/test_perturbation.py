@@ -1,0 +1,120 @@
+"""OAR-P against the golden tensors, and against loops that perturb one token at a time."""
+
+import json
+
+import pytest
+import torch
+
+from grail_lightning.credit import BilevelOptions, CreditContext, OARPerturbation
+from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.rollout import AnswerMasks
+from tests.conftest import GOLDEN
+from tests.credit.closeness import golden_error
+
+
+def _context(budget=2000):
+    return CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=budget)
+
+
+@pytest.fixture(scope="module")
+def exact_batch(golden_batch):
+    """The golden rows with the exact span of their last box."""
+    whole = torch.zeros_like(golden_batch.response_mask)
+    for row, boxes in json.loads((GOLDEN / "spans.json").read_text()).items():
+        if boxes:
+            whole[int(row), boxes[-1]["tokens"]] = True
+    none = torch.zeros_like(whole)
+    return golden_batch.replace(answer=AnswerMasks(whole=whole, content=none, marker=none, after=none))
+
+
+def test_scores_and_weights_equal_the_golden_tensors(golden, golden_policy, exact_batch):
+    weights = OARPerturbation()(golden_policy, exact_batch, _context())
+    mask = exact_batch.response_mask
+    boxed = exact_batch.answer.whole.any(1)
+    assert golden_error(weights.scores[boxed], golden["oar_p.answer_mean.scores"][boxed], mask[boxed]) < 1e-9
+    assert golden_error(weights.values, golden["oar_p.answer_mean.weights"], mask) < 1e-5
+    assert weights.fallback.tolist() == [False, False, False, False, True, False]
+
+
+@torch.no_grad()
+def _by_hand(policy, batch, row, token, distribution):
+    """One score from the model's own logits: no padding, no batching, no cutting except where the method says so."""
+    width, length = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
+    ids = batch.input_ids[row][batch.attention_mask[row]]
+    answer = batch.answer.whole[row].nonzero().flatten().tolist()
+    changed = ids.clone()
+    changed[width + token] = policy.tokenizer.pad_token_id
+    assert len(ids) == width + length
+    log_p = []
+    for sequence in (ids, changed):
+        logits = policy.model(sequence[None], use_cache=False).logits[0].double()
+        if distribution == "answer_joint":
+            total = 0.0
+            for t in answer:
+                total += logits[width + t - 1].log_softmax(0)[ids[width + t]].item()
+            log_p.append(total / len(answer))
+        elif distribution == "last":
+            log_p.append(logits[width + answer[0] - 1].log_softmax(0))
+        else:
+            mean = sum(logits[width + t - 1] for t in answer) / len(answer)
+            log_p.append(mean.log_softmax(0))
+    if distribution == "answer_joint":
+        return log_p[0] - log_p[1]
+    return sum((log_p[0][v].exp() * (log_p[0][v] - log_p[1][v])).item() for v in range(len(log_p[0])))
+
+
+@pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
+def test_each_score_is_the_one_of_a_single_forward_pass(distribution, golden_policy, exact_batch):
+    found = perturbation_scores(
+        golden_policy, exact_batch, torch.tensor([1, 2]), token_budget=900, distribution=distribution
+    )
+    for row in (1, 2):
+        first = exact_batch.answer.whole[row].nonzero()[0].item()
+        for token in (0, 7, first - 1):
+            by_hand = _by_hand(golden_policy, exact_batch, row, token, distribution)
+            assert found[row, token].item() == pytest.approx(by_hand, rel=1e-4, abs=1e-9)
+        assert (found[row, first:] == 0).all()
+    assert (found[[0, 3, 4, 5]] == 0).all()
+
+
+def test_the_map_on_the_scores_is_the_bilevel_one(golden_policy, exact_batch):
+    weights = OARPerturbation(bilevel=BilevelOptions(boost=3.0))(golden_policy, exact_batch, _context())
+    row = 1
+    first = exact_batch.answer.whole[row].nonzero()[0].item()
+    logs = [(1 + s).log().item() for s in weights.scores[row, :first].double()]
+    scaled = [(x - min(logs)) / (max(logs) - min(logs)) for x in logs]
+    place = 0.4 * (first - 1)
+    low, high = sorted(scaled)[int(place)], sorted(scaled)[int(place) + 1]
+    q = low + (high - low) * (place - int(place))
+    expected = [max(x / q, 0.1) if x < q else 1 + 3.0 * (x - q) / (1 - q) for x in scaled]
+    expected = [w * first / sum(expected) for w in expected]
+    torch.testing.assert_close(weights.values[row, :first], torch.tensor(expected).double(), rtol=1e-5, atol=1e-6)
+    assert (weights.values[row, first:][exact_batch.response_mask[row, first:]] == 1).all()
+
+
+def test_a_rise_of_the_likelihood_weighs_like_no_change(golden_policy, exact_batch):
+    weights = OARPerturbation("answer_joint")(golden_policy, exact_batch, _context())
+    assert (weights.scores < 0).any(), "the scores keep their sign"
+    row = int((weights.scores < 0).sum(1).argmax())
+    rises = weights.values[row][weights.scores[row] < 0]
+    assert (rises == rises[0]).all()
+
+
+def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budget(golden_policy, exact_batch):
+    advantages = torch.zeros(6)
+    advantages[[1, 4]] = -1.0  # row 4 has no box
+    passes = []
+    hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: passes.append(out.last_hidden_state.shape))
+    weights = OARPerturbation()(golden_policy, exact_batch.replace(advantages=advantages), _context(budget=700))
+    hook.remove()
+    answer = exact_batch.answer.whole[1].nonzero().flatten().tolist()
+    assert sum(shape[0] for shape in passes) == 1 + answer[0], "the clean row, and one for each reasoning token"
+    assert max(shape[0] * shape[1] for shape in passes) <= 700
+    assert {shape[1] for shape in passes} == {int(exact_batch.prompt_lengths[1]) + answer[-1] + 1}, "cut off behind it"
+    others = [0, 2, 3, 4, 5]
+    assert torch.equal(weights.values[others], exact_batch.response_mask[others].to(weights.values))
+
+
+def test_a_bad_distribution_is_named():
+    with pytest.raises(ValueError, match="`distribution` must be one of answer_mean, last, answer_joint, but got 'x'"):
+        OARPerturbation("x")
