@@ -34,7 +34,7 @@ def measure(policy_name: str) -> dict[str, float]:
     (dataset,) = data.load("test")
     prompts = list(dataset.prompts)
     policy = load_policy(policy_name)
-    engine = HFEngine(rows_per_call=512)
+    engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
 
     def right(samples: int, temperature: float) -> torch.Tensor:

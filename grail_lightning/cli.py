@@ -15,6 +15,7 @@ from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -83,8 +84,10 @@ class GrailCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer, with the progress bar unless it is switched off."""
         config = self.config_init[self.subcommand].trainer
-        if config.enable_progress_bar is not False and not config.barebones:
-            kwargs["callbacks"] = [*_as_list(config.callbacks), ProgressBar()]
+        callbacks = _as_list(config.callbacks)
+        wanted = config.enable_progress_bar is not False and not config.barebones
+        if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
+            kwargs["callbacks"] = [*callbacks, ProgressBar()]
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
@@ -169,7 +172,8 @@ def expand_configs(args: list[str]) -> list[str]:
 
 def _with_bases(file: Path) -> list[Path]:
     shipped = [folder / file.name for folder in CONFIGS if (folder / file.name).is_file()]
-    if not file.is_file() and shipped:
+    # Only `quickstart.yaml` and `configs/quickstart.yaml`: a mistyped folder is a mistake.
+    if not file.is_file() and shipped and str(file.parent) in (".", "configs"):
         file = shipped[0]
     # What is not there, or not YAML, is the parser's to complain of.
     with contextlib.suppress(OSError, yaml.YAMLError):

@@ -7,6 +7,9 @@ import re
 import traceback
 from pathlib import Path
 
+from jsonargparse import ArgumentError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
 PACKAGE = str(Path(__file__).parent)
 CONFIG_LIBRARIES = ("jsonargparse", "lightning/pytorch/cli", "configuration_validator")
 DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"
@@ -17,9 +20,7 @@ def explain(error: BaseException) -> bool:
 
     A `ValueError` from deep inside another library is not: it keeps its traceback.
     """
-    from jsonargparse import ArgumentError
-
-    if isinstance(error, ArgumentError):
+    if isinstance(error, (ArgumentError, MisconfigurationException)):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""

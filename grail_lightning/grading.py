@@ -31,7 +31,8 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     rows_of: dict[int, list[int]] = defaultdict(list)
     for row, prompt in enumerate(batch.prompts):
         rows_of[id(prompt.task)].append(row)
-    rewards = torch.zeros(len(batch))
+    # Named, since `precision: bf16-true` changes the default.
+    rewards = torch.zeros(len(batch), dtype=torch.float32)
     for rows in rows_of.values():
         task = batch.prompts[rows[0]].task
         earned = task.reward(

@@ -26,7 +26,7 @@ from grail_lightning.policy.sharding import gathered, shard
 from grail_lightning.ranks import all_rows, world_size
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
-from grail_lightning.seeds import derive_seed, run_seed
+from grail_lightning.seeds import derive_seed, run_seed, seeded
 from grail_lightning.update import Update, clip_gradients, moving
 
 
@@ -96,16 +96,15 @@ class GrailModule(pl.LightningModule):
         self.policy = self._load(trainable=True)
         if not any(p.requires_grad for p in self.policy.parameters()):
             raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")
-        if self.objective.kl_coefficient and self.loading.lora is None:
-            # With adapters the reference is the policy without them.
-            self.reference = self._load(trainable=False)
+        if self.objective.kl_coefficient and self.loading.lora is None and self.trainer.state.fn == "fit":
+            # With adapters the reference is the policy without them. Not a submodule: it is no part of a checkpoint.
+            self.__dict__["reference"] = self._load(trainable=False)
 
     def _load(self, trainable: bool) -> Policy:
         half = "16" in str(self.trainer.precision)
         policy = load_policy(self.policy_name, self.loading, half_precision=half, trainable=trainable)
-        # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be, and of which Lightning
-        # warns; `on_train_start` puts the reference back.
-        policy.train()
+        # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
+        policy.train(trainable)
         return policy if self.device_mesh is None else shard(policy, self.device_mesh["data_parallel"])
 
     def setup(self, stage: str) -> None:
@@ -115,9 +114,10 @@ class GrailModule(pl.LightningModule):
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def on_train_start(self) -> None:
-        """The reference runs in evaluation mode."""
-        if self.reference is not None:
-            self.reference.eval()
+        """Put the reference where the policy is: Lightning moves submodules alone."""
+        if self.reference is not None and self.device_mesh is None:
+            assert self.policy is not None
+            self.reference.to(device=self.policy.device, dtype=self.policy.model.dtype)
 
     def teardown(self, stage: str) -> None:
         """Close the verifier pool."""
@@ -131,16 +131,10 @@ class GrailModule(pl.LightningModule):
         optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
         if self.scheduler is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.scheduler(optimizer), "interval": "step"}}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The frozen reference is the model that `policy` names: no need to store it."""
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("reference.")}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the reference's own weights in the place that `on_save_checkpoint` left empty."""
-        if self.reference is not None:
-            checkpoint["state_dict"] |= {f"reference.{k}": v for k, v in self.reference.state_dict().items()}
+        scheduler = self.scheduler(optimizer)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError("`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -250,7 +244,8 @@ class GrailModule(pl.LightningModule):
                     fresh = self.weigh(batch)
                     update.reweigh(fresh.values, fresh.additive)
             optimizer.zero_grad(set_to_none=True)
-            metrics = update.accumulate(rows, self.manual_backward)
+            with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
+                metrics = update.accumulate(rows, self.manual_backward)
             metrics["grad_norm"] = clip_gradients(
                 self.policy, self.objective.max_grad_norm, self.trainer.strategy.model
             )

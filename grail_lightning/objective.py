@@ -105,7 +105,7 @@ def split_groups(batch: RolloutBatch, objective: Objective, generator: torch.Gen
 
 def cut(batch: RolloutBatch, rows: Tensor, objective: Objective) -> list[Tensor]:
     """Rows cut into micro-batches within the token budget, by their length."""
-    return micro_batches(batch.prompt_lengths + batch.response_lengths, objective.token_budget, rows)
+    return micro_batches(batch.lengths, objective.token_budget, rows)
 
 
 def token_advantages(advantages: Tensor, weights: Tensor, additive: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
 from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
 from grail_lightning.objective import token_advantages
-from grail_lightning.ranks import all_rows
+from grail_lightning.ranks import all_rows, over_ranks, world_size
 from grail_lightning.rollout import RolloutBatch, StepKind, TokenWeights
 
 
@@ -64,11 +64,17 @@ def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKi
         flawed = scored & (none if steps is None else steps["slip"] | steps["misconception"])
         sound = scored & (none if steps is None else steps["sound"])
         report["credit/flawed_token_auroc"] = all_rows(pairwise_auroc(weights.scores, flawed, sound)).nanmean()
+        if batch.sampling_logprobs is not None:
+            # The trivial scorer beside it: unlikely tokens.
+            surprisal = pairwise_auroc(-batch.sampling_logprobs, flawed, sound)
+            report["credit/flawed_token_auroc_surprisal"] = all_rows(surprisal).nanmean()
         # Without either there is 0/0, which is left out below.
         on_flawed, on_sound = all_rows(weights.values[flawed]), all_rows(weights.values[sound])
         report["credit/flawed_to_sound_weight"] = on_flawed.mean() / on_sound.mean()
     figures = {name: float(value) for name, value in report.items()}
-    figures |= {f"credit/{name}": value for name, value in weights.metrics.items()}
+    if weights.metrics:
+        means = over_ranks(torch.tensor([*weights.metrics.values()], device=mask.device).double(), "sum") / world_size()
+        figures |= {f"credit/{name}": value for name, value in zip(weights.metrics, means.tolist(), strict=True)}
     # A batch without a scored or labelled row has nothing to say; a NaN would break plots.
     return {name: value for name, value in figures.items() if value == value}
 

@@ -216,6 +216,11 @@ class RolloutBatch:
         """``[B]`` long: prompt tokens of each row."""
         return self.attention_mask[:, : self.prompt_width].sum(1)
 
+    @property
+    def lengths(self) -> Tensor:
+        """``[B, 2]`` long: prompt and response tokens of each row, which are padded apart."""
+        return torch.stack([self.prompt_lengths, self.response_lengths], 1)
+
     def replace(self, **changes: Any) -> Self:
         """A copy with other values in the named fields."""
         return dataclasses.replace(self, **changes)
@@ -273,13 +278,15 @@ class TokenWeights:
         scores: ``[B, T]``, the raw scores behind the weights, if there are any.
         additive: ``[B, T]``, added to the token's advantage after the product, if the method has such a stage.
         fallback: ``[B]`` bool, rows to which the method applied but could not (no complete box): their weight is 1.
-        metrics: Further figures to log under ``credit/``.
+        answer: Where the method saw the answer, if not where the batch has it.
+        metrics: Further figures to log under ``credit/``: means over this rank's rows, the same names on every rank.
     """
 
     values: Tensor
     fallback: Tensor
     scores: Tensor | None = None
     additive: Tensor | None = None
+    answer: AnswerMasks | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -303,7 +310,8 @@ def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) 
     long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget travels alone.
 
     Args:
-        costs: ``[B]`` long, tokens of each row (prompt and response).
+        costs: ``[B]`` long, tokens of each row; or ``[B, C]`` for parts that are padded apart, such as prompt and
+            response: the longest row is then the sum of the longest parts.
         token_budget: Most padded tokens of a micro-batch.
         rows: ``[n]`` long, the rows to cut; default all.
 
@@ -317,13 +325,15 @@ def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) 
         raise ValueError(f"`token_budget` must be at least 1 token, but got {token_budget}.")
     if rows is None:
         rows = torch.arange(len(costs))
-    costs, rows = costs.cpu(), rows.cpu()
-    order = rows[torch.argsort(costs[rows], descending=True, stable=True)].tolist()
+    parts, rows = costs.cpu().reshape(len(costs), -1), rows.cpu()
+    order = rows[torch.argsort(parts.sum(1)[rows], descending=True, stable=True)]
     cuts: list[list[int]] = []
-    longest = 0
-    for row in order:
-        if not cuts or (len(cuts[-1]) + 1) * longest > token_budget:
+    longest = parts.new_zeros(parts.shape[1])
+    for row in order.tolist():
+        grown = torch.maximum(longest, parts[row])
+        if not cuts or (len(cuts[-1]) + 1) * int(grown.sum()) > token_budget:
             cuts.append([])
-            longest = int(costs[row])
+            grown = parts[row]
         cuts[-1].append(row)
+        longest = grown
     return [torch.tensor(sorted(cut), dtype=torch.long) for cut in cuts]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 KEYWORDS = ("last", "best")
@@ -41,6 +42,11 @@ class RunFolder:
             raise ValueError(
                 f"`ckpt_path` {wanted!r} must be last, best or a file, but {file} does not exist ({listed}). "
                 "Train first with the same `trainer.logger`, or give the file."
+            )
+        if file.is_dir() and not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            raise ValueError(
+                f"`ckpt_path` {file} must be one file here, but got a folder of shards. Use the strategy that saved it, or "
+                f"first run `python -m lightning.pytorch.utilities.consolidate_checkpoint {file}`."
             )
         return str(file)
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 
 
 def run_seed() -> int:
@@ -19,3 +23,11 @@ def derive_seed(*keys: int | str) -> int:
     """A 63-bit seed that depends on every key."""
     digest = hashlib.blake2b("/".join(map(str, keys)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's random numbers on the CPU and `device` start from `seed` inside, and go on as if nothing had been."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

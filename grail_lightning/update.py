@@ -144,6 +144,8 @@ class Update:
     @torch.no_grad()
     def _logprobs(self, policy: Policy, rows: Tensor) -> Tensor:
         """``[B, T]`` log-probabilities of some rows, zero on the others."""
+        training = policy.training
+        policy.eval()  # Without dropout.
         found = torch.zeros_like(self.advantages)
         parts = cut(self.batch, rows, self.objective)
         most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
@@ -152,6 +154,7 @@ class Update:
             logprobs = self._forward(policy, piece, with_entropy=False).logprobs
             if len(part):
                 found[part.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
+        policy.train(training)
         return found
 
     def _reference_logprobs(self, rows: Tensor) -> Tensor:

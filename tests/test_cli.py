@@ -153,10 +153,14 @@ def test_a_second_run_moves_the_first_one_aside(in_finished_run, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
-def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
-    """2N steps equal N, resume, N: mid-epoch, several optimiser steps a batch, with GRAIL."""
+@pytest.mark.parametrize(
+    "more", [[], ["--model.loading.lora={rank: 2, dropout: 0.2}", "--model.objective.kl_coefficient=0.1"]]
+)
+def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path, monkeypatch):
+    """2N steps equal N, resume, N: mid-epoch, several optimiser steps a batch, with GRAIL, also under dropout."""
     options = [
         *SHORT,
+        *more,
         "--model.objective.mini_batches=1",
         "--model.objective.updates_per_batch=2",
         "--evaluation.at_start=false",
@@ -192,6 +196,7 @@ def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(tmp_path, monk
         (["--ckpt_path=last"], "last.ckpt does not exist .*Train first"),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--data=MathData", "--data.train.path=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
+        (["--trainer.accelerator=gpu"], "No supported gpu backend|cuda"),
         (["--model.objective.group_size=1"], "`objective.group_size` must be at least 2, but got 1"),
         (["--model.sampling.temperature=hot"], "model.sampling.temperature.*Got value: hot"),
         (["--evaluation.pass_at=[8]"], "must lie between 1 and `num_samples`"),
@@ -290,6 +295,8 @@ def test_configs_are_found_from_any_folder(tmp_path):
         flag, file = expand_configs(given)
         assert flag == "--config"
         assert Path(file).is_file()
+    mistyped = ["--config", "runs/quikstart/quickstart.yaml"]
+    assert expand_configs(mistyped) == mistyped
     (tmp_path / "quickstart.yaml").write_text("{}")
     assert expand_configs(["--config=quickstart.yaml", "x.yaml"]) == ["--config", "quickstart.yaml", "x.yaml"]
 

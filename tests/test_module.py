@@ -136,6 +136,34 @@ def test_only_trainable_parameters_of_the_policy_reach_the_optimiser():
     assert not any(p.requires_grad for p in ours.reference.parameters())
 
 
+def test_evaluation_loads_no_reference_and_checkpoints_hold_none(tmp_path):
+    ours = module({"kl_coefficient": 0.1})
+    run = trainer(1)
+    run.fit(ours, batches(1))
+    run.save_checkpoint(tmp_path / "some.ckpt")
+    saved = torch.load(tmp_path / "some.ckpt", weights_only=False)["state_dict"]
+    assert not [name for name in saved if "reference" in name]
+    fresh = module({"kl_coefficient": 0.1})
+    trainer(1).validate(fresh, torch.utils.data.DataLoader([problems(1)], batch_size=None), verbose=False)
+    assert fresh.reference is None
+
+
+def test_half_precision_weights_train():
+    """The precision plugin changes torch's default dtype; nothing of ours may depend on it."""
+    watch = Watch()
+    ours = module({"kl_coefficient": 0.1}, credit=GRAIL(), control=Shuffled())
+    trainer(2, watch, precision="bf16-true").fit(ours, batches(2))
+    assert ours.policy.model.dtype == torch.bfloat16
+    assert watch.outputs[-1].batch.rewards.dtype == torch.float32
+    assert watch.outputs[0].metrics["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_schedule_that_needs_a_metric_is_refused():
+    ours = module(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(ValueError, match="must depend on the step alone, but got ReduceLROnPlateau"):
+        trainer(1).fit(ours, batches(1))
+
+
 def test_no_kl_loads_no_reference():
     ours = module()
     trainer(1).fit(ours, batches(1))

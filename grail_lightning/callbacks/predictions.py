@@ -122,7 +122,7 @@ def _spans(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
     """Characters of each token and of the answer, and the answer's tokens."""
     names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    masks = output.batch.answer
+    masks = (output.weights and output.weights.answer) or output.batch.answer
     for row, aligned in enumerate(align_rows(output.batch, tokenizer)):
         tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
         # The box whose tokens the mask marks: which of several it is was decided where the mask was made.

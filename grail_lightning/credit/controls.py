@@ -22,7 +22,7 @@ class Shuffled(CreditControl):
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The permuted weights."""
-        free = _reasoning(batch).cpu()
+        free = _reasoning(weights, batch).cpu()
         source = weights.values.cpu()
         values = source.clone()
         for k, row in enumerate(batch.row.tolist()):
@@ -54,12 +54,13 @@ class Random(CreditControl):
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The drawn weights."""
-        free = _reasoning(batch)
+        free = _reasoning(weights, batch)
         treated = _varies(weights.values, free)
         values = weights.values.clone()
         for k in treated.nonzero().flatten().tolist():
             places = free[k].nonzero().flatten()
-            drawn = torch.randn(len(places), generator=context.row_generator(int(batch.row[k])))
+            generator = context.row_generator(int(batch.row[k]))
+            drawn = torch.randn(len(places), generator=generator, dtype=torch.float32)
             clamped = (self.mean + self.std * drawn).clamp(self.w_min, self.w_max)
             values[k, places] = clamped.to(values)
         return replace(weights, values=values)
@@ -70,13 +71,14 @@ class AnswerOnly(CreditControl):
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The overwritten weights."""
-        return replace(weights, values=weights.values.masked_fill(_reasoning(batch), 1))
+        return replace(weights, values=weights.values.masked_fill(_reasoning(weights, batch), 1))
 
 
-def _reasoning(batch: RolloutBatch) -> Tensor:
-    """``[B, T]`` bool: valid tokens that are neither in the answer nor behind it."""
-    assert batch.answer is not None
-    return batch.response_mask & ~batch.answer.whole & ~batch.answer.after
+def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
+    """``[B, T]`` bool: valid tokens that are neither in the answer, as the method saw it, nor behind it."""
+    answer = weights.answer or batch.answer
+    assert answer is not None
+    return batch.response_mask & ~answer.whole & ~answer.after
 
 
 def _varies(values: Tensor, mask: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def measure_rows(
     Returns:
         ``K`` tensors ``[B, T]``, zero on the other rows; ``()`` if no rank has a row.
     """
-    parts = micro_batches(batch.prompt_lengths + batch.response_lengths, context.token_budget, rows)
+    parts = micro_batches(batch.lengths, context.token_budget, rows)
     most = int(over_ranks(torch.tensor(len(parts), device=batch.response_mask.device), "max"))
     everything: tuple[Tensor, ...] = ()
     with explaining(policy):

@@ -107,12 +107,12 @@ class GRAIL(TokenCredit):
             alignment=self.saliency.alignment,
             temperature=context.temperature,
         )
-        values = self.map(scores, mask, eligible)
-        values = self.write_answer(values, answer, mask, gated & boxed)
+        mapped = self.map(scores, mask, eligible)
+        values = self.write_answer(mapped, answer, mask, gated & boxed)
         if self.normalise == "mean_one":
             values = mean_one(values, mask)
-        metrics = {"eligible": eligible.float().mean().item(), "at_clip": self._share_at_clips(values, mask, eligible)}
-        return TokenWeights(values=values, scores=scores, fallback=gated & ~boxed, metrics=metrics)
+        metrics = {"eligible": eligible.float().mean().item(), "at_clip": self._share_at_clips(mapped, mask, eligible)}
+        return TokenWeights(values=values, scores=scores, fallback=gated & ~boxed, answer=answer, metrics=metrics)
 
     def in_gate(self, advantages: Tensor) -> Tensor:
         """``[B]`` bool: rows that the method reweights."""

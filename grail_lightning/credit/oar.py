@@ -121,8 +121,8 @@ class OARGradient(TokenCredit):
         assert batch.answer is not None
         ends = last_marked(batch.answer.whole)
         short = cut_responses(batch, ends)
-        scores = torch.zeros(batch.response_mask.shape, device=batch.response_mask.device)
-        for part in micro_batches(batch.prompt_lengths + ends, context.token_budget, rows):
+        scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
+        for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
             piece = short.select(part)
             assert piece.answer is not None
             noise = self.draw_noise(policy, piece, context)
@@ -148,7 +148,7 @@ class OARGradient(TokenCredit):
         shift = batch.prompt_width - (self.alignment == "predictor")
         for k, row in enumerate(batch.row.tolist()):
             places = scope[k].nonzero().flatten() + shift
-            drawn = torch.randn(len(places), width, generator=context.row_generator(row))
+            drawn = torch.randn(len(places), width, generator=context.row_generator(row), dtype=torch.float32)
             noise[k, places] = (self.noise * drawn).to(noise.dtype)
         return noise.to(batch.input_ids.device)
 

@@ -113,8 +113,8 @@ def perturbation_scores(
     ends = last_marked(target)
     # What is behind the tokens whose prediction is read cannot change it.
     short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
-    costs = batch.prompt_lengths + ends
-    scores = torch.zeros(scope.shape, device=scope.device)
+    costs = torch.stack([batch.prompt_lengths, ends], 1)
+    scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
     rows = rows.to(scope.device)
     with explaining(policy):
         for part in micro_batches(costs, token_budget, rows[scope[rows].any(1)]):

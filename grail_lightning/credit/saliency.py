@@ -105,7 +105,7 @@ def saliency_of_rows(
     short = cut_responses(batch, ends)
     objective = short.response_mask & objective_mask
     scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
-    for part in micro_batches(batch.prompt_lengths + ends, token_budget, rows):
+    for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), token_budget, rows):
         piece = short.select(part)
         columns = piece.response_mask.shape[1]
         part = part.to(scores.device)

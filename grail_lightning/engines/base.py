@@ -79,4 +79,6 @@ def decode(policy: Policy, ids: list[int]) -> str:
 def _right_padded(rows: list[list[float]] | None, width: int) -> Tensor | None:
     if rows is None:
         return None
-    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows]).reshape(len(rows), width)
+    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows], dtype=torch.float32).reshape(
+        len(rows), width
+    )

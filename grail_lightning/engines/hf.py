@@ -13,24 +13,26 @@ from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.policy import Policy
 from grail_lightning.ranks import over_ranks, world_size
 from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, pad_left
+from grail_lightning.seeds import seeded
 
 
 class HFEngine(RolloutEngine):
     """Transformers `generate`: left-padded prompts, KV cache on, evaluation mode.
 
     Args:
-        rows_per_call: Most rows that are decoded at a time; bounds the KV cache.
+        cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); rows that do not fit are
+            decoded in a further call. A token of Qwen3-4B takes 147 KB in half precision and 295 KB in float32.
         synchronised: Keep ranks in step while they decode. Fully sharded weights (FSDP) need it; default: found out
             from the process group.
 
     Raises:
-        ValueError: If `rows_per_call` is not positive.
+        ValueError: If `cache_tokens` is not positive.
     """
 
-    def __init__(self, rows_per_call: int = 256, synchronised: bool | None = None) -> None:
-        if rows_per_call < 1:
-            raise ValueError(f"`rows_per_call` must be at least 1, but got {rows_per_call}.")
-        self.rows_per_call = rows_per_call
+    def __init__(self, cache_tokens: int = 131_072, synchronised: bool | None = None) -> None:
+        if cache_tokens < 1:
+            raise ValueError(f"`cache_tokens` must be at least 1, but got {cache_tokens}.")
+        self.cache_tokens = cache_tokens
         self.synchronised = synchronised
         self._policy: Policy | None = None
 
@@ -52,12 +54,11 @@ class HFEngine(RolloutEngine):
         rows = [ids for ids in encoded for _ in range(group_size)]
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
-        training, devices = policy.training, [policy.device] if policy.device.type == "cuda" else []
+        training = policy.training
         policy.eval()
         try:
-            with torch.random.fork_rng(devices), torch.no_grad():
-                torch.manual_seed(seed)
-                for part in self._calls(policy, rows):
+            with seeded(policy.device, seed), torch.no_grad():
+                for part in self._calls(policy, rows, sampling):
                     ids, lps = self._call(policy, part or [policy.encode(".")], sampling)
                     responses += ids.tolist()[: len(part)]
                     logprobs += lps.tolist()[: len(part)]
@@ -73,9 +74,11 @@ class HFEngine(RolloutEngine):
             [lps[:end] for lps, (end, _) in zip(logprobs, ends, strict=True)],
         )
 
-    def _calls(self, policy: Policy, rows: list[list[int]]) -> list[list[list[int]]]:
+    def _calls(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:
         """Rows cut into calls; ranks in step all make as many, the added ones with a prompt that is thrown away."""
-        parts = [rows[k : k + self.rows_per_call] for k in range(0, len(rows), self.rows_per_call)]
+        longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
+        size = max(self.cache_tokens // longest, 1)
+        parts = [rows[k : k + size] for k in range(0, len(rows), size)]
         most = over_ranks(torch.tensor(len(parts), device=policy.device), "max") if self._in_step else len(parts)
         return parts + [[]] * (int(most) - len(parts))
 

@@ -67,15 +67,14 @@ def check_head(policy: Policy) -> None:
     Raises:
         ValueError: If they differ: the architecture does something to its logits that we do not know.
     """
-    training, attention = policy.model.training, policy.model.config._attn_implementation
+    training = policy.model.training
     policy.model.eval()
-    policy.model.set_attn_implementation("eager")  # flash-attn has no CPU kernels, and weights are loaded on the CPU.
     ids = torch.arange(4, device=policy.device)[None] % policy.model.config.get_text_config().vocab_size
     mask = torch.ones_like(ids, dtype=torch.bool)
-    own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
-    ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
+    with policy.eager_attention():
+        own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
+        ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
     policy.model.train(training)
-    policy.model.set_attn_implementation(attention)
     if (own - ours).abs().max() > HEAD_TOLERANCE * own.abs().max().clamp(min=1):
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "

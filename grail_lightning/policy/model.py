@@ -132,6 +132,16 @@ class Policy(nn.Module):
         return TokenStats(zeros.masked_scatter(response_mask, flat.logprobs), entropy)
 
     @contextmanager
+    def eager_attention(self) -> Iterator[None]:
+        """Run where flash-attn cannot: on the CPU on which weights are loaded, and in full precision."""
+        chosen = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(chosen)
+
+    @contextmanager
     def adapters_off(self) -> Iterator[None]:
         """Run without LoRA adapters: the reference policy of an adapter run costs no second copy."""
         self.model.disable_adapters()

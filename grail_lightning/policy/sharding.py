@@ -24,7 +24,7 @@ def shard(policy: Policy, mesh: Any) -> Policy:
     fully_shard(policy, mesh=mesh)
     # FSDP2 sets itself up in the first forward pass, which must be the root's; sampling would begin with a block's.
     ids = torch.zeros(1, 2, dtype=torch.long, device=policy.device)
-    with torch.no_grad():
+    with torch.no_grad(), policy.eager_attention():
         policy(ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool, device=ids.device))
     return policy
 
@@ -39,6 +39,7 @@ def gathered(policy: Policy) -> Iterator[None]:
     units = [module for module in policy.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
+        unit.set_reshard_after_backward(False, recurse=False)  # Saliency runs backward passes, one a micro-batch.
         unit.unshard()
     try:
         yield
@@ -46,4 +47,5 @@ def gathered(policy: Policy) -> Iterator[None]:
         for unit in units:
             # FSDP2's own defaults: blocks are resharded after their forward pass, the root is not.
             unit.set_reshard_after_forward(unit is not units[0], recurse=False)
+            unit.set_reshard_after_backward(True, recurse=False)
             unit.reshard()

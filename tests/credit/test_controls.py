@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, Shuffled, Uniform
+from grail_lightning.rollout import AnswerMasks
 
 
 def _context(seed=3):
@@ -53,8 +56,6 @@ def test_answer_only_keeps_the_overwrite_alone(treated, golden_batch):
 
 @pytest.mark.parametrize("control", [Shuffled(), Random()])
 def test_controls_follow_the_seed_and_the_rows_identity_not_its_place(control, treated, golden_batch):
-    from dataclasses import replace
-
     first = control(treated, golden_batch, _context()).values
     assert torch.equal(first, control(treated, golden_batch, _context()).values)
     assert not torch.equal(first, control(treated, golden_batch, _context(seed=4)).values)
@@ -65,8 +66,26 @@ def test_controls_follow_the_seed_and_the_rows_identity_not_its_place(control, t
         },
         answer=replace(golden_batch.answer, **{n: getattr(golden_batch.answer, n)[order] for n in ("whole", "after")}),
     )
-    again = control(replace(treated, values=treated.values[order]), moved, _context()).values
+    again = control(replace(treated, values=treated.values[order], answer=moved.answer), moved, _context()).values
     assert torch.equal(again, first[order])
+
+
+@pytest.mark.parametrize("control", [Shuffled(), AnswerOnly()])
+def test_a_control_keeps_the_answer_that_the_method_saw(control, golden_policy, golden_batch):
+    """With the first box explained, it is the first box whose overwrite stays."""
+    answer = golden_batch.answer
+    moved = AnswerMasks(
+        whole=answer.whole.roll(-8, 1),
+        content=answer.content.roll(-8, 1),
+        marker=answer.marker.roll(-8, 1),
+        after=answer.after,
+    )
+    treated = replace(GRAIL(gate="all")(golden_policy, golden_batch, _context()), answer=moved)
+    kept = control(treated, golden_batch, _context()).values
+    assert torch.equal(kept[moved.whole], treated.values[moved.whole])
+    assert not torch.equal(
+        kept[answer.whole & ~moved.whole & ~answer.after], treated.values[answer.whole & ~moved.whole & ~answer.after]
+    )
 
 
 def test_controls_touch_no_global_random_state(treated, golden_batch):

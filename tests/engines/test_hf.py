@@ -102,7 +102,7 @@ def test_a_stop_string_ends_a_response_and_stays_in_it(engine):
 
 
 def test_decoding_in_several_calls_keeps_the_layout(arithmetic):
-    engine = HFEngine(rows_per_call=5)
+    engine = HFEngine(cache_tokens=5 * 60)
     engine.update_weights(arithmetic)
     batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1)
     whole = HFEngine()

@@ -1,0 +1,64 @@
+"""Cutting and trimming the records."""
+
+import pytest
+import torch
+
+from grail_lightning.rollout import Sampling, lengths_to_mask, micro_batches, pad_left
+
+
+@pytest.mark.parametrize("budget", [1, 7, 40, 1000])
+def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
+    lengths = torch.randint(1, 20, (50,), generator=torch.Generator().manual_seed(0))
+    cuts = micro_batches(lengths, budget)
+    assert sorted(torch.cat(cuts).tolist()) == list(range(50))
+    for cut in cuts:
+        assert len(cut) == 1 or len(cut) * lengths[cut].max() <= budget
+
+
+def test_parts_that_are_padded_apart_are_counted_apart():
+    """1000 + 24 and 24 + 1000 tokens pad to 1000 + 1000 each: together 4000, not 2048."""
+    lengths = torch.tensor([[1000, 24], [24, 1000], [900, 20]])
+    assert [cut.tolist() for cut in micro_batches(lengths, 2048)] == [[0], [1], [2]]
+    assert [cut.tolist() for cut in micro_batches(lengths, 4000)] == [[0, 1], [2]]
+
+
+def test_rows_are_cut_longest_first_so_that_a_memory_overrun_shows_at_once():
+    assert micro_batches(torch.tensor([1, 9, 3]), 9)[0].tolist() == [1]
+
+
+def test_a_budget_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="`token_budget` must be at least 1 token, but got 0"):
+        micro_batches(torch.tensor([1]), 0)
+
+
+def test_padding_by_hand():
+    ids, mask = pad_left([[1, 2], [3]], pad=0)
+    assert ids.tolist() == [[1, 2], [0, 3]]
+    assert mask.tolist() == [[True, True], [False, True]]
+    assert lengths_to_mask(torch.tensor([2, 0]), 3).tolist() == [[True, True, False], [False, False, False]]
+
+
+def test_selecting_rows_trims_to_their_longest_prompt_and_response(golden_batch):
+    rows = torch.tensor([1, 2])
+    some = golden_batch.select(rows)
+    assert some.prompt_width == golden_batch.prompt_lengths[rows].max()
+    assert some.response_ids.shape[1] == golden_batch.response_lengths[rows].max()
+    for k, row in enumerate(rows.tolist()):
+        whole = golden_batch.input_ids[row][golden_batch.attention_mask[row]]
+        assert torch.equal(some.input_ids[k][some.attention_mask[k]], whole)
+        assert some.answer.whole[k].sum() == golden_batch.answer.whole[row].sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_response_length": 0}, "at least 1 token, but got 0"),
+        ({"temperature": -1.0}, "`temperature` must be 0"),
+        ({"top_p": 0.0}, "`top_p` must lie in"),
+        ({"top_k": -1}, "`top_k` must be 0"),
+        ({"stop": "###"}, "must be a list of strings"),
+    ],
+)
+def test_bad_sampling_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(**({"max_response_length": 8} | options))
