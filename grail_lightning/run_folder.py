@@ -45,8 +45,8 @@ class RunFolder:
             )
         if file.is_dir() and not isinstance(self.trainer.strategy, ModelParallelStrategy):
             raise ValueError(
-                f"`ckpt_path` {file} must be one file here, but got a folder of shards. Use the strategy that saved it, or "
-                f"first run `python -m lightning.pytorch.utilities.consolidate_checkpoint {file}`."
+                f"`ckpt_path` {file} must be one file here, but got a folder of shards. Use the strategy that saved "
+                f"it, or run `python -m lightning.pytorch.utilities.consolidate_checkpoint {file}`."
             )
         return str(file)
 
