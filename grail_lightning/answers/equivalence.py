@@ -14,6 +14,7 @@ from grail_lightning.answers.conventions import Conventions, Engine, Outcome
 from grail_lightning.answers.exact import TooLarge, Undefined, is_terminating, rational
 from grail_lightning.answers.formulas import (
     infinite,
+    same_form,
     scaled_by_zeros,
     sign_of_infinity,
     significant_digits,
@@ -22,7 +23,7 @@ from grail_lightning.answers.formulas import (
     wordy,
 )
 from grail_lightning.answers.names import bare_number, distinct_names, is_name, letters_of, named_value
-from grail_lightning.answers.nodes import Node, number
+from grail_lightning.answers.nodes import Node, letters, number
 from grail_lightning.answers.normalise import capped, normalise, string_key
 from grail_lightning.answers.sets import Interval, as_intervals
 from grail_lightning.answers.structure import (
@@ -269,6 +270,9 @@ class _Comparison:
 
     def equations(self, gold: Relation, other: Relation) -> bool:
         names = [string_key(source) for source in gold.sources], [string_key(source) for source in other.sources]
+        nodes = [side.node for side in gold.sides + other.sides if isinstance(side, Leaf) and side.node is not None]
+        if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
+            return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
         for left, right in ((0, 1), (1, 0)):
             if names[0][0] == names[1][left] and self.answers(gold.sides[1], other.sides[right]):
                 return True
@@ -344,9 +348,10 @@ class _Comparison:
         return self.conventions.tolerance if lone else 0.0
 
     def nodes(self, gold: Node, other: Node, slack: float) -> bool:
-        if gold == other:
-            return True
         left, right = rational(gold), rational(other)
+        if gold == other:  # two spellings of one formula
+            self.reach("structure" if left is None else "number")
+            return True
         if left is not None and right is not None:
             self.reach("number")
             exact = left == right or slack == 0 or (is_terminating(left) and is_terminating(right))

@@ -2,6 +2,7 @@
 
 import re
 
+from grail_lightning.answers.exact import rational
 from grail_lightning.answers.nodes import Node, number
 
 __all__ = ["infinite", "scaled_by_zeros", "sign_of_infinity", "significant_digits", "single", "times", "wordy"]
@@ -15,6 +16,15 @@ def single(node: Node) -> bool:
         and sum(single(argument) for argument in node.args) == 1
         and all(argument.value != 0 for argument in node.args if argument.kind == "number")
     )
+
+
+def same_form(one: Node, two: Node) -> bool:
+    """Whether two formulas without letters are the same tree, or two spellings of one number such as 1/2 and 0.5."""
+    return one == two or (_spelled(one) and _spelled(two) and rational(one) == rational(two))
+
+
+def _spelled(node: Node) -> bool:
+    return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
 
 
 def infinite(node: Node) -> bool:

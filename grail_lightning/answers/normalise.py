@@ -27,6 +27,9 @@ from grail_lightning.answers.tables import (
 __all__ = ["balanced", "capped", "group_end", "normalise", "string_key"]
 
 
+# Answers come again when they are short; what is kept of long ones would be a model's to grow.
+CACHED_CHARACTERS = 128
+
 _RAISED = re.compile(f"[{''.join(SUPER)}]+")
 _LOWERED = re.compile(f"[{''.join(SUB)}]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+|.)", re.DOTALL)
@@ -40,6 +43,8 @@ _SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\ |~)\s*(?=\d{3}(?!\d))")
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 _PLAIN_LIST = re.compile(r"[0-9,.\s+-]+,\s+[0-9,.\s+-]+", re.ASCII)
+# Units that would pass for a function or a quotient of letters.
+_UNIT = re.compile(r"min|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
 _TRAILING = re.compile(r"(?:[.,;]|\\\\|\\text\{\s*[.,]?\s*\})\s*$")
 
 
@@ -90,13 +95,16 @@ def group_end(text: str, start: int) -> int:
     return -1
 
 
-@lru_cache(maxsize=1 << 14)
 def normalise(text: str) -> str:
     """The answer in one spelling.
 
     Args:
         text: a bare answer within the caps.
     """
+    return _of_short(text) if len(text) <= CACHED_CHARACTERS else _normalised(text)
+
+
+def _normalised(text: str) -> str:
     text = _unbox(text.strip())
     text = _SEPARATED.sub("", _unicode(text))
     text = _delimiters(text)
@@ -106,6 +114,9 @@ def normalise(text: str) -> str:
     text = _spaces(text)
     text = _trailing(text)
     return _trailing(_spaces(_LEAD.sub("", text)))
+
+
+_of_short = lru_cache(maxsize=1 << 12)(_normalised)
 
 
 def _unbox(text: str) -> str:
@@ -194,7 +205,11 @@ def _upright(text: str, place: int, name: str, written: list[str]) -> int:
     inner = re.sub(r"\s+", " ", _commands(content))
     word = inner.strip()
     word = TEXT_SYNONYMS.get(word, word)
-    if name in TEXT and word in UNIT_LETTERS and re.search(r"[0-9})]\s*$", written[-1] if written else ""):
+    if (
+        name in TEXT
+        and (word in UNIT_LETTERS or _UNIT.fullmatch(word))
+        and re.search(r"[0-9})]\s*$", written[-1] if written else "")
+    ):
         written.append(rf"\text{{{word}}}")
     elif word in WRAPPED_FUNCTIONS:
         written.append(rf"\{word} ")

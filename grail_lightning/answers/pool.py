@@ -27,10 +27,14 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 # Imports under load (a cold disk, all cores busy) may take a while; nothing of a model runs before a worker is ready.
 _STARTUP_SECONDS = 120.0
 _STARTUP_ATTEMPTS = 3
+# Most pairs take less time than a round trip, so a worker gets some in advance. What waits in its pipe stays within one
+# page, which every pipe holds: writing to a worker that hangs must not block.
+_MOST_AHEAD = 8
+_MOST_BYTES_AHEAD = 4096
 
 
 class Worker:
-    """One process and the job it works on.
+    """One process and the jobs it was given; it works on the first, and `deadline` is that one's.
 
     Args:
         memory_bytes: limit of its address space.
@@ -49,7 +53,7 @@ class Worker:
             start_new_session=True,
         )
         self.ready = False
-        self.job: int | None = None
+        self.jobs: deque[int] = deque()
         self.deadline = time.monotonic() + _STARTUP_SECONDS
         self._received = b""
 
@@ -59,28 +63,28 @@ class Worker:
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
-    def send(self, job: int, request: dict[str, Any], timeout_seconds: float) -> bool:
-        """Give it a job; False if it is dead."""
+    def send(self, jobs: Sequence[int], lines: bytes, timeout_seconds: float) -> bool:
+        """Give it jobs, one line each; False if it is dead."""
         assert self.process.stdin is not None
-        self.job, self.deadline = job, time.monotonic() + timeout_seconds
+        if not self.jobs:
+            self.deadline = time.monotonic() + timeout_seconds
+        self.jobs.extend(jobs)
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(lines)
             self.process.stdin.flush()
         except OSError:
             return False
         return True
 
-    def receive(self) -> dict[str, Any] | None:
-        """Its answer once it is complete, None before; EOFError if it is dead."""
+    def receive(self, timeout_seconds: float) -> list[dict[str, Any]]:
+        """The answers that are complete by now; EOFError if it is dead."""
         chunk = os.read(self.stdout, 1 << 16)
         if not chunk:
             raise EOFError
-        self._received += chunk
-        if not self._received.endswith(b"\n"):
-            return None
-        line, self._received = self._received, b""
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        if lines:
+            self.deadline = time.monotonic() + timeout_seconds
+        return [json.loads(line) for line in lines]
 
     def kill(self) -> None:
         """End it, whatever it does, and take it off the process table."""
@@ -149,37 +153,44 @@ class WorkerPool:
 
     def _run(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any] | str]:
         answers: list[dict[str, Any] | str] = ["crashed"] * len(requests)
+        timeout = {"timeout_seconds": self.timeout_seconds}
+        lines = [json.dumps(request | timeout).encode() + b"\n" for request in requests]
         waiting = deque(range(len(requests)))
-        while waiting or any(worker.job is not None for worker in self.workers):
+        while waiting or any(worker.jobs for worker in self.workers):
             self._start(waiting)
-            self._hand_out(waiting, requests, answers)
+            self._hand_out(waiting, lines)
             for worker in self._listen():
-                self._collect(worker, answers)
-            self._end_overdue(answers)
+                self._collect(worker, waiting, answers)
+            self._end_overdue(waiting, answers)
         return answers
 
     def _start(self, waiting: deque[int]) -> None:
-        free = sum(worker.job is None for worker in self.workers)
+        free = sum(not worker.jobs for worker in self.workers)
         while len(self.workers) < self.num_workers and free < len(waiting):
             self.workers.append(Worker(self.memory_bytes))
             free += 1
 
-    def _hand_out(
-        self, waiting: deque[int], requests: Sequence[dict[str, Any]], answers: list[dict[str, Any] | str]
-    ) -> None:
-        for worker in [worker for worker in self.workers if worker.ready and worker.job is None]:
-            if not waiting:
-                return
-            job = waiting.popleft()
-            request = requests[job] | {"timeout_seconds": self.timeout_seconds}
-            if not worker.send(job, request, self.timeout_seconds):
+    def _hand_out(self, waiting: deque[int], lines: Sequence[bytes]) -> None:
+        # Fewer in advance towards the end, so that the workers finish together.
+        most = min(_MOST_AHEAD, max(1, len(waiting) // (2 * self.num_workers)))
+        for worker in [worker for worker in self.workers if worker.ready and 2 * len(worker.jobs) < most]:
+            jobs = self._next_jobs(worker, waiting, lines, most)
+            if jobs and not worker.send(jobs, b"".join(lines[job] for job in jobs), self.timeout_seconds):
                 # It died while it was idle (the out-of-memory killer, a stray signal): that is not the request's fault.
-                worker.job = None
-                self._drop(worker)
-                waiting.appendleft(job)
+                self._drop(worker, waiting)
+
+    def _next_jobs(self, worker: Worker, waiting: deque[int], lines: Sequence[bytes], most: int) -> list[int]:
+        jobs: list[int] = []
+        size = sum(len(lines[job]) for job in worker.jobs)
+        while waiting and len(worker.jobs) + len(jobs) < most:
+            size += len(lines[waiting[0]])
+            if (worker.jobs or jobs) and size > _MOST_BYTES_AHEAD:
+                break
+            jobs.append(waiting.popleft())
+        return jobs
 
     def _listen(self) -> list[Worker]:
-        watched = [worker for worker in self.workers if worker.job is not None or not worker.ready]
+        watched = [worker for worker in self.workers if worker.jobs or not worker.ready]
         if not watched:
             return []
         with selectors.DefaultSelector() as selector:
@@ -188,30 +199,33 @@ class WorkerPool:
             patience = min(worker.deadline for worker in watched) - time.monotonic()
             return [key.data for key, _ in selector.select(max(0.0, patience))]
 
-    def _collect(self, worker: Worker, answers: list[dict[str, Any] | str]) -> None:
+    def _collect(self, worker: Worker, waiting: deque[int], answers: list[dict[str, Any] | str]) -> None:
         try:
-            answer = worker.receive()
+            received = worker.receive(self.timeout_seconds)
         except (EOFError, OSError, ValueError):
-            self._drop(worker)
+            if worker.jobs:
+                worker.jobs.popleft()  # the one that it died of stays `crashed`
+            self._drop(worker, waiting)
             return
-        if answer is None:
-            return
-        if worker.ready:
-            assert worker.job is not None
-            answers[worker.job] = answer
-        worker.ready, worker.job, self._failed_starts = True, None, 0
+        for answer in received:
+            if worker.ready:
+                answers[worker.jobs.popleft()] = answer
+            worker.ready, self._failed_starts = True, 0
 
-    def _end_overdue(self, answers: list[dict[str, Any] | str]) -> None:
+    def _end_overdue(self, waiting: deque[int], answers: list[dict[str, Any] | str]) -> None:
         now = time.monotonic()
-        for worker in [worker for worker in self.workers if worker.job is not None or not worker.ready]:
+        for worker in [worker for worker in self.workers if worker.jobs or not worker.ready]:
             if worker.deadline <= now:
-                if worker.job is not None:
-                    answers[worker.job] = "timeout"
-                self._drop(worker)
+                if worker.jobs:
+                    answers[worker.jobs.popleft()] = "timeout"
+                self._drop(worker, waiting)
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: Worker, waiting: deque[int]) -> None:
+        """End a worker; the jobs that it still has go to others."""
         worker.kill()
         self.workers.remove(worker)
+        waiting.extendleft(reversed(worker.jobs))
+        worker.jobs.clear()
         if worker.ready:
             return
         self._failed_starts += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from grail_lightning.answers.nodes import Node
-from grail_lightning.answers.normalise import balanced
+from grail_lightning.answers.normalise import CACHED_CHARACTERS, balanced
 from grail_lightning.answers.syntax import Unreadable, parse
 from grail_lightning.answers.units import Quantity, split_quantity
 
@@ -122,6 +122,10 @@ _MATRIX = re.compile(
     r"\\end\{[pbBvV]?(?:matrix|array|smallmatrix)\}",
     re.DOTALL,
 )
+_BRACKETED_ARRAY = re.compile(
+    r"[\[(]\\begin\{array\}(?:\{[lcr|]*\})?((?:(?!\\begin).)*?)\\end\{array\}[\])]", re.DOTALL
+)
+_PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
     **dict.fromkeys(
@@ -134,16 +138,20 @@ _SYNONYMS = {
 }
 
 
-@lru_cache(maxsize=1 << 14)
 def read(text: str) -> Answer:
     """The structure of a normalised answer.
 
     Args:
         text: what `normalise` returned.
     """
-    if not balanced(text):
-        return Broken("brackets do not match")
-    return _read(text)
+    return _of_short(text) if len(text) <= CACHED_CHARACTERS else _of_any(text)
+
+
+def _of_any(text: str) -> Answer:
+    return _read(text) if balanced(text) else Broken("brackets do not match")
+
+
+_of_short = lru_cache(maxsize=1 << 12)(_of_any)
 
 
 def _read(text: str) -> Answer:
@@ -188,6 +196,8 @@ def _words(text: str) -> Words | None:
         return None
     runs = re.findall(r"[A-Za-z]+", plain)
     longest = max(map(len, runs))
+    if plain.lower() in _SHORT_WORDS:
+        return Words(_SYNONYMS.get(plain.lower(), plain.lower()), plain)
     if longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1)):
         return None
     if plain.lower() in ("infinity", "infty") or (not wrapped and any(run in _FORMULA_WORDS for run in runs)):
@@ -196,6 +206,7 @@ def _words(text: str) -> Words | None:
     return Words(_SYNONYMS.get(lower, lower), plain)
 
 
+_SHORT_WORDS = _set("yes no dne")
 _FORMULA_WORDS = _set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt")
 
 
@@ -295,11 +306,19 @@ def _group(opening: str, inner: str, closed: str) -> Answer:
     return Group(brackets, tuple(items))
 
 
+_ANY_REAL = re.compile(
+    r"(?:[A-Za-z]|\\[a-z]+|\((?:[A-Za-z](?:_\{?[0-9]\}?)?,?)+\))(?:_\{?[0-9A-Za-z]\}?)?(?:\s*\\in\s*(?:\\mathbb\{?R\}?(?:\^\{?[0-9n]\}?)?))?"
+)
+
+
 def _braces(inner: str) -> Answer:
     for bar in (r"\mid", "|", ":"):
         parts, signs = _split(inner, frozenset([bar]))
         if len(parts) == 2 and signs and any(sign in parts[1] for sign in ("<", ">", r"\le", r"\ge", r"\ne", r"\in")):
-            return _read(parts[1])
+            if _ANY_REAL.fullmatch(parts[0].strip()):
+                return _read(parts[1])
+            # What the members look like is part of the answer: the doubles of x > 1 are not the x > 1.
+            return Ratio((_read(parts[0]), _read(parts[1])))
     answer = _read(inner)
     if isinstance(answer, Many) and not answer.braced:
         return Many(answer.items, braced=True)
@@ -307,7 +326,7 @@ def _braces(inner: str) -> Answer:
 
 
 def _matrix(text: str) -> Answer | None:
-    found = _MATRIX.fullmatch(text)
+    found = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\\begin{bmatrix}\1\\end{bmatrix}", text))
     if found is None:
         return None
     rows = [row.strip() for row in re.split(r"\\\\|\\cr", found["body"]) if row.strip() not in ("", r"\hline")]
@@ -335,6 +354,8 @@ def _base(text: str) -> Answer | None:
 
 def _leaf(text: str) -> Answer:
     quantity = split_quantity(text)
+    if _PROSE.search(quantity.text):  # a sentence, not a product of its letters
+        return Leaf(quantity, None)
     try:
         node = parse(quantity.text)
     except (Unreadable, IndexError):

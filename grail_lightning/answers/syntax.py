@@ -12,7 +12,6 @@ except in `f(x)` and `I(0)`.
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
 
 from grail_lightning.answers.nodes import Node, number
 
@@ -46,7 +45,6 @@ _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", re.ASCII)
 
 
-@lru_cache(maxsize=1 << 14)
 def parse(text: str) -> Node:
     r"""The tree of a formula.
 

@@ -57,6 +57,8 @@ _STOP = _set(
 _FUNCTION_WORDS = _set("sin cos tan cot sec csc log ln exp sqrt pi max min gcd lcm lim det arg mod inf infty")
 
 _TEXT_SUFFIX = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
+# `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
+_PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _OVER = re.compile(r"\s*/\s*$")
 _BARE_SUFFIX = re.compile(
     r"(?P<number>(?:^|[^A-Za-z\\])[0-9.}\)])(?P<space>\s*)(?P<words>[A-Za-z][A-Za-z. ]*)(?:\^\{?(?P<power>[0-9])\}?)?$"
@@ -93,6 +95,10 @@ def split_quantity(text: str) -> Quantity:
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     quantity = Quantity(money[1] + text[money.end() :], unit="dollar") if money else Quantity(text)
     quantity = quantity._replace(text=re.sub(r"\s*\\\$$", "", quantity.text))
+    if r"\text" in quantity.text:
+        quantity = quantity._replace(
+            text=_PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], quantity.text)
+        )
     for _ in range(6):
         shorter = _without_suffix(quantity)
         if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
@@ -155,6 +161,8 @@ def _canonical(found: list[str], words: str, power: str | None) -> str:
     power = power or (inside[1] if inside else None)
     if len(found) == 1 and found[0] in _CANONICAL and "/" not in words:
         return _CANONICAL[found[0]] + (f"^{power}" if power else "")
+    if len(found) == 2 and all(word in _CANONICAL for word in found) and words.count("/") == 1:
+        return "/".join(_CANONICAL[word] for word in found) + (f"^{power}" if power else "")
     return "?"
 
 

@@ -14,7 +14,7 @@ from grail_lightning.answers.pool import WorkerPool
 
 __all__ = ["Verdict", "Verifier"]
 
-_CACHED_CHARACTERS = 4096
+_CACHED_CHARACTERS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-r"""Problems in words with a boxed answer: the prompt of the published runs, and 1 or 0 for the answer."""
+r"""Problems in words with a boxed answer: the prompt of the published runs; 1 or 0 for it, or rewards of yours."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from grail_lightning.answers import find_boxes
 from grail_lightning.rollout import GradedAnswer, Messages, Prompt, Task
+from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_reward
 
 INSTRUCTION = r" Please reason step by step, and put your final answer within \boxed{}."
 
@@ -17,12 +18,19 @@ class MathTask(Task):
     Args:
         instruction: Follows the problem, as it stands (with its leading space).
         system_prompt: A system turn in front of it; none by default.
+        rewards: What a response earns, several with weights; default 1 for a right answer, else 0.
 
     Raises:
-        ValueError: If a text holds a backspace, which is what `"\boxed"` means inside double quotes.
+        ValueError: If a text holds a backspace, which is what `"\boxed"` means inside double quotes; if a reward cannot
+            be found, or two have one name.
     """
 
-    def __init__(self, instruction: str = INSTRUCTION, system_prompt: str | None = None) -> None:
+    def __init__(
+        self,
+        instruction: str = INSTRUCTION,
+        system_prompt: str | None = None,
+        rewards: list[RewardSpec] | None = None,
+    ) -> None:
         for name, text in (("instruction", instruction), ("system_prompt", system_prompt)):
             if text is not None and "\b" in text:
                 raise ValueError(
@@ -30,6 +38,10 @@ class MathTask(Task):
                     r"one: write `\\boxed`, or use single quotes."
                 )
         self.instruction, self.system_prompt = instruction, system_prompt
+        self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The columns `problem` and `answer` of a row as a prompt; all its columns travel along.
@@ -50,6 +62,43 @@ class MathTask(Task):
         boxes = find_boxes(text)
         return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
 
-    def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
-        """1 for a right answer, else 0."""
-        return [float(verdict.correct) for verdict in verdicts]
+    def reward(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int] | None = None,
+    ) -> list[float]:
+        """The weighted sum of the rewards of each response; see `reward_values`."""
+        return total_reward(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
+
+    def reward_values(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int] | None = None,
+    ) -> dict[str, Values]:
+        """What each reward gives each response, by the reward's name and before weighting.
+
+        Args:
+            texts: The responses.
+            prompts: One a response.
+            verdicts: One a response.
+            lengths: Their generated tokens; None where nobody counted, which only some rewards mind.
+
+        Raises:
+            ValueError: If a reward raises, or does not return one finite number or None a response.
+        """
+        ours = {"responses", "references", "lengths"}
+        names = [name for name in dict.fromkeys(n for prompt in prompts for n in prompt.columns) if name not in ours]
+        columns: dict[str, Sequence[Any]] = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+        columns |= {
+            "correct": [verdict.correct for verdict in verdicts],
+            "status": [verdict.status for verdict in verdicts],
+            "answers": [self.answer(text) for text in texts],
+        }
+        if lengths is not None:
+            columns["lengths"] = lengths
+        references = [prompt.reference for prompt in prompts]
+        return {reward.name: reward(texts, references, columns) for reward in self.rewards}

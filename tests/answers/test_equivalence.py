@@ -21,6 +21,15 @@ def outcome(gold, prediction, conventions=DEFAULT):
 
 
 EQUAL = [
+    # an equation of numbers is about its form
+    (r"\log_{3}9=2", r"\log_3 9 = 2"), (r"2^{-1}=\frac{1}{2}", "2^{-1}=0.5"),
+    # short words, units and arrays
+    ("Yes", r"\text{yes}"), ("no", r"\mathrm{No}"), ("DNE", r"\text{does not exist}"), (r"7 \mathrm{~min}", "7"),
+    (r"8 \frac{1}{2} \mathrm{~min}", r"8 \frac{3}{6} \text{ minutes}"), (r"45 \mathrm{ft} / \mathrm{s}", "45"),
+    (r"12 \mathrm{~m} / \mathrm{s}", r"12 \text{ m/s}"), (r"3.5 \mathrm{~m} / \mathrm{s}^{2}", r"3.5\text{ m/s}^2"),
+    (r"\frac{1}{6}\left[\begin{array}{rr}2&3\\4&5\end{array}\right]", r"\frac{2}{12}\left[\begin{array}{cc}2&3\\4&5\end{array}\right]"),
+    (r"\{t: t>4\}", r"(4,\infty)"), (r"\{t\in\mathbb{R}\mid t>4\}", r"(4,\infty)"),
+    (r"\{n\in\mathbb{Z}: n>4\}", r"\left\{ n \in \mathbb{Z} : n > 4 \right\}"),
     # numbers
     (r"\frac{3}{8}", "0.375"), (r"\frac{3}{8}", r"\dfrac38"), (r"\frac{3}{8}", r"\frac{6}{16}"), ("-7/4", r"-\frac{7}{4}"),
     (r"\frac{13}{6}", r"{13 \over 6}"), ("56", r"{8 \choose 3}"), ("5040", "7!"), ("729", "9^3"), ("61", "0061"),
@@ -58,6 +67,15 @@ EQUAL = [
 ]  # fmt: skip
 
 DIFFERENT = [
+    # short words, units and arrays
+    ("no", "on"), ("yes", "no"), (r"12 \mathrm{~m} / \mathrm{s}", r"12 \text{ ft/s}"), (r"3.5 \mathrm{~m} / \mathrm{s}^{2}", r"3.5\text{ m/s}"),
+    (r"\frac{1}{6}\left[\begin{array}{rr}2&3\\4&5\end{array}\right]", r"\frac{1}{6}\left[\begin{array}{rr}2&3\\4&6\end{array}\right]"),
+    # what the members of a set look like
+    (r"\{3t: t>4\}", r"\{t: t>4\}"), (r"\{n\in\mathbb{Z}: n>4\}", r"(4,\infty)"), (r"\{(u,v): u>4\}", r"\{[u,v): u>4\}"),
+    # an equation of numbers is about its form
+    (r"\log_{3}9=2", "2=2"), (r"\log_{3}9=2", r"\log_{4}16=2"), ("3^4=81", "81=81"), ("3^4=81", "9^2=81"),
+    # a sentence is no product of its letters
+    ("Here we see |a-b| in all of the rows", "Here we see |b-a| in all of the rows"),
     ("31", "5=31"), ("31", "30=31"), ("31", "3k=31"), ("31", "k^3=31"), ("31", "31=32"), ("31", "k<31"), ("31", r"k\ne 31"), ("31", "k=m=32"),
     ("9", "(4, 9"), ("9", r"\frac{4}{9"), ("9", r"\baz 4 \qux 9"), ("31", r"\lnot 31"), ("31", r"\text{certainly not }31"), ("31", "31|32"),
     ("31", "31,32"), ("31", r"31 \text{ or } 32"), ("31", r"31\pm 2"), ("4", "1,2,3,4,5"), ("31", "[30,32]"), ("31", r"\mathrm{False}"),
@@ -92,6 +110,8 @@ def test_another_answer_is_not_right(gold, prediction):
     [
         (r"\frac{3}{8}", r"\dfrac{3}{8}", "string"),
         (r"\frac{3}{8}", "0.375", "number"),
+        ("9", "9.0", "number"),
+        ("3k", r"3\cdot k", "structure"),
         ("(4,9)", "(4,18/2)", "structure"),
         (r"\sqrt{63}", r"3\sqrt{7}", "symbolic"),
         ("36", r"\sum_{k=1}^{8}k", "math-verify"),

@@ -104,13 +104,31 @@ def test_a_hanging_pair_times_out_and_costs_nothing_else():
         assert statuses(impatient.grade([(r"\sqrt{75}", r"5\sqrt{3}")])) == ["right"]  # the killed one was replaced
 
 
+def test_what_waits_behind_a_hanging_pair_goes_to_the_next_worker():
+    with Verifier(num_workers=1, timeout_seconds=1.5) as impatient:
+        impatient.grade([NEEDS_WORKER])
+        pairs = [(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in (2, 3, 5, 6, 7, 10, 11, 13, 14, 15, 17, 19)]
+        verdicts = impatient.grade([*pairs[:3], ("3", HANG), *pairs[3:]])  # given out several at a time
+        assert statuses(verdicts) == ["right"] * 3 + ["timeout"] + ["right"] * 9
+
+
+def test_a_hanging_worker_cannot_block_what_is_written_to_it():
+    with Verifier(num_workers=1, timeout_seconds=1.0) as impatient:
+        impatient.grade([NEEDS_WORKER])
+        long = [(f"{n}", r"\sin 1+\cos " + "+".join(["xyz"] * 400) + str(n)) for n in range(40)]  # 60 KiB in all
+        start = time.perf_counter()
+        verdicts = impatient.grade([("3", HANG), *long[:3]])
+        assert verdicts[0].status == "timeout"
+        assert time.perf_counter() - start < 15.0
+
+
 def test_a_dying_worker_costs_one_answer():
     with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
         verifier.grade([NEEDS_WORKER])
         worker = verifier._pool.workers[0]
 
         def murder():
-            while worker.job is None:
+            while not worker.jobs:
                 time.sleep(0.01)
             time.sleep(0.3)
             os.kill(worker.process.pid, signal.SIGKILL)

@@ -1,0 +1,380 @@
+r"""How right, how strict and how fast the verifier is, beside math-verify alone.
+
+    python benchmarks/grading.py --cases CASES.jsonl --benchmarks FOLDER
+
+Four tables. `cases`: hand-labelled pairs, one JSON object a line with `gold`, `pred`, `expected`, `category`; those of
+the category `debatable` are left out. `golds`: the references of each benchmark against rewritings of themselves, as
+typesetting (`\dfrac`, `\left(`, spaces, `\text`, a full stop) and in another form (a decimal for a fraction and back, a
+fraction that is not reduced, `x+0`), the latter compared by string equality in vain. `near misses`: references with one
+sign, digit, bracket, base or exponent changed, and references against others, drawn at random; what is accepted is
+listed, aside from pairs that are equal after all (sympy says so, or both are read as the same exact number). `speed`:
+pairs a second on the references of math500.jsonl. A benchmark is `NAME.jsonl` with `answer`.
+"""
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from grail_lightning.answers import Verifier
+from grail_lightning.answers.normalise import normalise, string_key
+
+NAMES = ("math500", "minerva_math", "aime24", "amc23", "olympiadbench", "college_math")
+Pair = tuple[str, str]
+Rewriting = Callable[[str], str | None]
+
+# --- math-verify alone ------------------------------------------------------------------------------------------------
+
+
+def peer_loop(pipe: Any) -> None:
+    """A process of its own: some answers hang it beyond its own alarms."""
+    import logging
+
+    from math_verify import parse, verify
+
+    logging.disable(logging.CRITICAL)
+    pipe.send(None)
+    while (pair := pipe.recv()) is not None:
+        gold, prediction = (rf"\boxed{{{text}}}" for text in pair)
+        try:
+            pipe.send(bool(verify(parse(gold), parse(prediction))))
+        except Exception:
+            pipe.send(False)
+
+
+class Peer:
+    """math-verify in a process that is killed after `patience` seconds; such a pair counts as wrong."""
+
+    def __init__(self, patience: float = 12.0) -> None:
+        self.patience = patience
+        self.killed = 0
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=peer_loop, args=(theirs,), daemon=True)
+        self.process.start()
+        self.pipe.recv()
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.join()
+
+    def correct(self, pair: Pair) -> bool:
+        """Its verdict."""
+        self.pipe.send(pair)
+        if self.pipe.poll(self.patience):
+            return bool(self.pipe.recv())
+        self.killed += 1
+        self.process.kill()
+        self._start()
+        return False
+
+
+# --- rewritings -------------------------------------------------------------------------------------------------------
+
+_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)"
+_OPENING, _CLOSING = r"(?<!\\)(?<!\\left)(?<!\\right)[(\[]", r"(?<!\\)(?<!\\left)(?<!\\right)[)\]]"
+
+
+def _is_formula(gold: str) -> bool:
+    """One formula without units, words, lists or relations, which may be put into another formula."""
+    bare = re.sub(r"\\[A-Za-z]+", " ", gold)
+    return not re.search(r"[.+-]$|\d[eE]|@|\\approx|\\cdots|\\mathbb|\\text|\\mathrm|\\circ|\\%|\\\$|%|[,;:=<>]|\\[lg]eq?|\\in(?:fty)?\b|\\[cp]m\b|\\cup|\\mp|\\pm|\\begin|\\%|_|\\mid|\\[{}]|[\[\]]", gold) and not re.search(r"[A-Za-z]{2}|[A-Za-z]\s+[A-Za-z]{2}|\d\s+\d|\d\s+[A-Z]", bare)  # fmt: skip  # noqa: E501
+
+
+def is_sentence(gold: str) -> bool:
+    return "\n" in gold or re.search(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}", gold) is not None
+
+
+def left_right(gold: str) -> str | None:
+    if not re.search(_OPENING, gold) or len(re.findall(_OPENING, gold)) != len(re.findall(_CLOSING, gold)):
+        return None
+    return re.sub(_CLOSING, r"\\right\g<0>", re.sub(_OPENING, r"\\left\g<0>", gold))
+
+
+def text_wrapped(gold: str) -> str:
+    return rf"\text{{{gold}}}" if re.fullmatch(r"-?[\d.]+|[A-Za-z ]+", gold) else f"$ {gold} $"
+
+
+def spaced(gold: str) -> str | None:
+    return None if r"\text" in gold else re.sub(r"\s*(?<![eE])([=+])\s*", r"\\, \1 \\;", f" {gold} ")
+
+
+def exact_decimal(gold: str) -> str | None:
+    found = re.fullmatch(r"(-?)(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))", gold)
+    if found is None or not int(found[3] or found[5]):
+        return None
+    value = Fraction(int(found[2] or found[4]), int(found[3] or found[5]))
+    for places in range(1, 16):
+        if (10**places) % value.denominator == 0:
+            whole, rest = divmod(int(value * 10**places), 10**places)
+            return f"{found[1]}{whole}.{rest:0{places}d}"
+    return None
+
+
+def exact_fraction(gold: str) -> str | None:
+    if not re.fullmatch(r"-?\d*\.\d+", gold):
+        return None
+    value = Fraction(gold)
+    return rf"{'-' * (value < 0)}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+
+
+def whole_as_fraction(gold: str) -> str | None:
+    return rf"\frac{{{2 * int(gold)}}}{{2}}" if re.fullmatch(r"-?\d{1,30}", gold) else None
+
+
+def scientific(gold: str) -> str | None:
+    found = re.fullmatch(rf"({_NUMBER})[eE]([+-]?\d+)", gold)
+    return rf"{found[1]} \times 10^{{{int(found[2])}}}" if found else None
+
+
+def root_as_power(gold: str) -> str | None:
+    if re.search(r"\\(?:sin|cos|tan|ln|log)", gold):  # where does the argument of `\cos {2}^{1/2} x` end?
+        return None
+    return re.sub(r"\\sqrt\{(\d+)\}", r"{\1}^{1/2}", gold)
+
+
+def unreduced(gold: str) -> str:
+    return _FRACTION.sub(lambda found: rf"\frac{{{3 * int(found[1])}}}{{{3 * int(found[2])}}}", gold)
+
+
+TYPESETTING: dict[str, Rewriting] = {
+    "dfrac": lambda gold: gold.replace(r"\frac", r"\dfrac"),
+    "left right": left_right,
+    "spaces": spaced,
+    "text": text_wrapped,
+    "full stop": lambda gold: f"{gold}.",
+    "all of these": lambda gold: f"${(left_right(gold) or gold).replace(chr(92) + 'frac', chr(92) + 'dfrac')}$.",
+}
+FORM: dict[str, Rewriting] = {
+    "decimal": exact_decimal,
+    "fraction": exact_fraction,
+    "whole as fraction": whole_as_fraction,
+    "n.0": lambda gold: f"{gold}.0" if re.fullmatch(r"-?\d+", gold) else None,
+    "times ten to the": scientific,
+    "unreduced": unreduced,
+    "root as power": root_as_power,
+    "plus zero": lambda gold: f"{gold}+0" if _is_formula(gold) else None,
+    "half of twice": lambda gold: rf"\frac{{2\left({gold}\right)}}{{2}}" if _is_formula(gold) else None,
+}
+
+
+def rewritings(gold: str, rules: dict[str, Rewriting]) -> Iterator[tuple[str, str]]:
+    seen = {gold}
+    for name, rule in rules.items():
+        text = rule(gold)
+        if text is not None and text not in seen:
+            seen.add(text)
+            yield name, text
+
+
+def decided_by_string(gold: str, prediction: str) -> bool:
+    return string_key(normalise(gold)) == string_key(normalise(prediction))
+
+
+# --- near misses ------------------------------------------------------------------------------------------------------
+
+
+def other_sign(gold: str, draw: random.Random) -> str | None:
+    places = [found.start() for found in re.finditer(r"(?<![eE{^])[+-](?=[\d\\A-Za-z( ])", gold)]
+    if places:
+        place = draw.choice(places)
+        return gold[:place] + ("-" if gold[place] == "+" else "+" if place else "") + gold[place + 1 :]
+    return f"-{gold}" if re.match(r"[\d.\\]", gold) and _is_formula(gold) else None
+
+
+def other_digit(gold: str, draw: random.Random) -> str | None:
+    places = [found.start() for found in re.finditer(r"\d", gold)]
+    if not places:
+        return None
+    place = draw.choice(places)
+    return gold[:place] + str((int(gold[place]) + draw.randint(1, 8)) % 10) + gold[place + 1 :]
+
+
+def other_bracket(gold: str, draw: random.Random) -> str | None:
+    found = re.fullmatch(r"(.*?)([(\[])([^()\[\]]*,[^()\[\]]*?)(\\right)?([)\]])(.*)", gold, re.DOTALL)
+    if found is None:
+        return None
+    swap = {"(": "[", "[": "(", ")": "]", "]": ")"}
+    parts = list(found.groups(""))
+    place = draw.choice((1, 4))
+    parts[place] = swap[parts[place]]
+    return "".join(parts)
+
+
+def other_base(gold: str, draw: random.Random) -> str | None:
+    changed = re.sub(r"(?<=\d)_\{?(\d+)\}?$", lambda found: f"_{{{int(found[1]) + 1}}}", gold)
+    return changed if changed != gold else None
+
+
+def other_exponent(gold: str, draw: random.Random) -> str | None:
+    places = list(re.finditer(r"\^\{?(-?\d+)\}?", gold))
+    if not places:
+        return None
+    found = draw.choice(places)
+    return f"{gold[: found.start()]}^{{{int(found[1]) + 1}}}{gold[found.end() :]}"
+
+
+NEAR = {
+    "sign": other_sign,
+    "digit": other_digit,
+    "bracket": other_bracket,
+    "base": other_base,
+    "exponent": other_exponent,
+}
+
+
+def equal_after_all(pair: Pair) -> bool:
+    """Whether sympy, through another parser than the verifier's own, says that the two are equal."""
+    import sympy
+    from latex2sympy2_extended import latex2sympy
+
+    try:
+        one, two = (latex2sympy(text) for text in pair)
+        return bool(one == two or sympy.simplify(one - two) == 0)
+    except Exception:
+        return False
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part}/{whole} ({part / max(whole, 1):.2%})"
+
+
+def cases_table(path: Path, verifier: Verifier) -> None:
+    rows = [row for row in read(path) if row["category"] != "debatable"]
+    pairs = [(str(row["gold"]), str(row["pred"])) for row in rows]
+    expected = [bool(row["expected"]) for row in rows]
+    verdicts = verifier.grade(pairs)
+    peer = Peer()
+    judged = {"ours": [v.correct for v in verdicts], "math-verify": [peer.correct(pair) for pair in pairs]}
+    peer.close()
+    print(f"\ncases: {len(rows)} pairs without `debatable`, {sum(expected)} of them equal")
+    for name, correct in judged.items():
+        right = sum(c == e for c, e in zip(correct, expected, strict=True))
+        false_accepts = sum(c > e for c, e in zip(correct, expected, strict=True))
+        print(f"  {name:<12} right {share(right, len(rows))}, false accepts {false_accepts}, "
+              f"misses {len(rows) - right - false_accepts}")  # fmt: skip
+    print(f"  math-verify was killed {peer.killed} times; ours: {dict(Counter(v.status for v in verdicts))}")
+    for row, verdict, wanted in zip(rows, verdicts, expected, strict=True):
+        if verdict.correct != wanted:
+            print(f"  {'FALSE ACCEPT' if verdict.correct else 'miss'} {row['category']}: {row['gold']!r} | {row['pred']!r} | {verdict.status}, {verdict.layer}")  # fmt: skip  # noqa: E501
+
+
+def golds_table(names: dict[str, list[str]], verifier: Verifier) -> None:
+    for title, rules in (("typesetting", TYPESETTING), ("another form", FORM)):
+        print(f"\ngolds against themselves, rewritten: {title}")
+        for name, golds in names.items():
+            made = [(rule, gold, text) for gold in golds for rule, text in rewritings(gold, rules)]
+            verdicts = verifier.grade([(gold, text) for _, gold, text in made])
+            by_string = [decided_by_string(gold, text) for _, gold, text in made]
+            hard = [v.correct for v, easy in zip(verdicts, by_string, strict=True) if not easy]
+            plain = [v.correct for v, (_, gold, _) in zip(verdicts, made, strict=True) if not is_sentence(gold)]
+            layers = dict(Counter(v.layer for v in verdicts if v.correct).most_common())
+            print(
+                f"  {name:<14} accepted {share(sum(v.correct for v in verdicts), len(made))}; string decides "
+                f"{sum(by_string) / max(len(made), 1):.1%}; of the others {share(sum(hard), len(hard))}; "
+                f"sentences aside {share(sum(plain), len(plain))}; {layers}"
+            )
+            for (rule, gold, text), verdict in zip(made, verdicts, strict=True):
+                if not verdict.correct:
+                    print(f"    miss ({rule}): {gold!r} | {text!r} | {verdict.status}, {verdict.layer}")
+
+
+def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
+    print("\nnear misses and shuffled references: what is accepted")
+    draw = random.Random(0)
+    for name, golds in names.items():
+        made = [
+            (rule, g, text) for g in golds for rule, change in NEAR.items() if (text := change(g, draw)) is not None
+        ]
+        made += [("shuffled", gold, draw.choice(golds)) for gold in golds for _ in range(3)]
+        made = [(rule, gold, text) for rule, gold, text in made if gold.strip() != text.strip()]
+        verdicts = verifier.grade([(gold, text) for _, gold, text in made])
+        accepted = [(made[k], v) for k, v in enumerate(verdicts) if v.correct]
+        doubtful = [(row, v) for row, v in accepted if not equal_after_all(row[1:])]
+        print(f"  {name:<14} {len(made)} pairs {dict(Counter(rule for rule, *_ in made))}: accepted {len(accepted)}, "
+              f"equal after all {len(accepted) - len(doubtful)}, to look at {len(doubtful)}")  # fmt: skip
+        for (rule, gold, text), verdict in doubtful:
+            print(f"    look ({rule}): {gold!r} | {text!r} | {verdict.layer}")
+
+
+def speed_table(golds: list[str], timeout: float) -> None:
+    draw = random.Random(1)
+    forms = [(gold, text) for gold in golds for _, text in rewritings(gold, FORM)]
+    shuffled = [(gold, draw.choice(golds)) for gold in golds]
+    cheap = [(gold, text) for gold in golds for _, text in rewritings(gold, TYPESETTING)]
+    roots = [(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in range(1001, 3001)]
+    sets = {"typesetting": cheap, "another form": forms, "shuffled": shuffled, "roots (all for workers)": roots}
+    print("\npairs a second, references of math500 (cold: workers up, nothing cached)")
+    print(f"  {'pairs':<26}{'number':>8}{'1 worker':>10}{'2 workers':>11}{'cached':>10}{'math-verify':>13}")
+    peer = Peer()
+    for name, pairs in sets.items():
+        speeds = []
+        for workers in (1, 2):
+            forget()
+            with Verifier(num_workers=workers, timeout_seconds=timeout) as verifier:
+                verifier.grade([(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in (11, 13)])
+                speeds += [rate(lambda v=verifier, p=pairs: v.grade(p), len(pairs))]
+                cached = rate(lambda v=verifier, p=pairs: v.grade(p), len(pairs))
+        some = pairs[:500]
+        alone = rate(lambda p=some: [peer.correct(pair) for pair in p], len(some))
+        print(f"  {name:<26}{len(pairs):>8}{speeds[0]:>10.0f}{speeds[1]:>11.0f}{cached:>10.0f}{alone:>13.0f}")
+    peer.close()
+
+
+def forget() -> None:
+    """Empty the caches that all verifiers of a process share."""
+    importlib.import_module("grail_lightning.answers.normalise")._of_short.cache_clear()
+    importlib.import_module("grail_lightning.answers.structure")._of_short.cache_clear()
+
+
+def rate(work: Callable[[], Any], number: int) -> float:
+    start = time.perf_counter()
+    work()
+    return number / (time.perf_counter() - start)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=Path, help="hand-labelled pairs")
+    parser.add_argument("--benchmarks", type=Path, help="folder of NAME.jsonl files")
+    parser.add_argument("--names", nargs="+", default=NAMES, help="which of them")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes for all but the speeds")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds for one pair")
+    options = parser.parse_args()
+    with Verifier(num_workers=options.workers, timeout_seconds=options.timeout, cache_size=1 << 18) as verifier:
+        if options.cases:
+            cases_table(options.cases, verifier)
+        if options.benchmarks:
+            names = {
+                name: [row["answer"] for row in read(options.benchmarks / f"{name}.jsonl")] for name in options.names
+            }
+            golds_table(names, verifier)
+            near_table(names, verifier)
+    if options.benchmarks and "math500" in options.names:
+        speed_table(names["math500"], options.timeout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

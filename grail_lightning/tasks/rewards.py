@@ -1,0 +1,183 @@
+r"""What responses earn: functions by import path, with weights, beside the built-in ones.
+
+A reward is any callable ``(responses, references, **columns) -> floats or None``, called once a batch with one entry a
+response: ``None`` is no opinion and adds nothing. The columns are those of the dataset's rows, and
+
+- ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (what was graded, or None),
+- ``lengths``: generated tokens, the end token included.
+
+These win over columns of the same name. A function gets only the columns that its signature names, unless it takes
+``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Whether an answer is correct is the
+verifier's business alone: no reward changes accuracy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grail_lightning.answers import find_boxes
+
+__all__ = ["Reward", "RewardSpec", "boxed_format", "correctness", "overlong", "total_reward"]
+
+Values = list[float | None]
+_NOTHING = re.compile(r"(?:\s|[$.]|\\[\])])*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSpec:
+    """One reward of several.
+
+    Attributes:
+        function: `correctness`, `boxed_format`, `overlong`, or the import path of your own, such as `mypkg.brevity`.
+        weight: Multiplies its values; may be negative.
+        arguments: Further keyword arguments of the function, the same in each call.
+        name: Under which its mean is logged (`rewards/<name>/mean`); default the function's.
+    """
+
+    function: str
+    weight: float = 1.0
+    arguments: dict[str, Any] | None = None
+    name: str | None = None
+
+
+def correctness(responses: Sequence[str], references: Sequence[str], *, correct: Sequence[bool]) -> list[float]:
+    """1 for a right answer, else 0."""
+    return [float(right) for right in correct]
+
+
+def boxed_format(responses: Sequence[str], references: Sequence[str]) -> list[float]:
+    r"""1 for a response that ends with a complete box, right or wrong, else 0; ``$ . \) \]`` may follow."""
+    boxes = [find_boxes(text) for text in responses]
+    return [
+        float(bool(found) and _NOTHING.fullmatch(text, found[-1].stop) is not None)
+        for text, found in zip(responses, boxes, strict=True)
+    ]
+
+
+def overlong(
+    responses: Sequence[str], references: Sequence[str], *, lengths: Sequence[int], limit: int, buffer: int
+) -> list[float]:
+    """0 up to ``limit − buffer`` tokens, then a slope down to −1 at ``limit``: ``−(n − (limit − buffer)) / buffer``.
+
+    Args:
+        responses: The responses.
+        references: Their references.
+        lengths: Generated tokens ``n`` of each.
+        limit: Length in tokens that earns −1: `sampling.max_response_length`, or less.
+        buffer: Tokens over which the penalty grows.
+
+    Raises:
+        ValueError: Unless ``0 < buffer <= limit``.
+
+    Source: DAPO (arXiv 2503.14476), equation 13.
+    """
+    if not 0 < buffer <= limit:
+        raise ValueError(f"`buffer` must lie between 1 and `limit` ({limit}) tokens, but got {buffer}.")
+    return [-min(1.0, max(0.0, (length - (limit - buffer)) / buffer)) for length in lengths]
+
+
+_BUILT_IN: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (correctness, boxed_format, overlong)
+}
+
+
+class Reward:
+    """A function of the user's, and what it returned checked.
+
+    Args:
+        spec: Which function, and how much it counts.
+
+    Raises:
+        ValueError: If there is no such function, or it takes no such arguments.
+    """
+
+    def __init__(self, spec: RewardSpec) -> None:
+        self.path, self.weight = spec.function, spec.weight
+        self.name = spec.name or spec.function.rpartition(".")[2]
+        self.arguments = dict(spec.arguments or {})
+        if not math.isfinite(self.weight):
+            raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
+        self.function = _find(self.path)
+        self._taken = _taken(self.function)
+        if self._taken is not None and (unknown := sorted(self.arguments.keys() - self._taken)):
+            raise ValueError(
+                f"The reward `{self.path}` takes {sorted(self._taken)}, but got the `arguments` {unknown}. "
+                "Correct their names, or add the parameters to the function."
+            )
+
+    def __call__(
+        self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> Values:
+        """One value or None a response.
+
+        Raises:
+            ValueError: If the function raises, or does not return one finite number or None a response.
+        """
+        given = {key: column for key, column in columns.items() if self._taken is None or key in self._taken}
+        try:
+            returned = self.function(list(responses), list(references), **(given | self.arguments))
+        except Exception as error:
+            raise ValueError(
+                f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {len(responses)} responses, "
+                f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/grading.md)."
+            ) from error
+        return self._checked(returned, responses)
+
+    def _checked(self, returned: Any, responses: Sequence[str]) -> Values:
+        wanted = f"The reward `{self.path}` must return {len(responses)} finite numbers or None, one a response,"
+        try:
+            values = [None if value is None else float(value) for value in returned]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{wanted} but got {str(returned)[:200]} ({error}). Return a list of floats.") from error
+        if len(values) != len(responses):
+            raise ValueError(f"{wanted} but got {len(values)}. It is called with a whole batch, not with one response.")
+        for value, response in zip(values, responses, strict=True):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(
+                    f"{wanted} but got {value} for the response {response[-200:]!r}. Return None for no opinion."
+                )
+        return values
+
+
+def total_reward(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:
+    """``Σ_k weight_k · value_ki`` of each response; None adds nothing.
+
+    Args:
+        rewards: The rewards.
+        values: What each gave, by its name.
+    """
+    rows = zip(*(values[reward.name] for reward in rewards), strict=True)
+    return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]
+
+
+def _find(path: str) -> Callable[..., Any]:
+    if path in _BUILT_IN:
+        return _BUILT_IN[path]
+    module, _, name = path.rpartition(".")
+    expected = f"`function` of a reward must be one of {sorted(_BUILT_IN)} or an import path such as `mypkg.brevity`"
+    if not module:
+        raise ValueError(f"{expected}, but got {path!r}.")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{expected}, but got {path!r} ({error}). Is its folder on PYTHONPATH?") from error
+    if not callable(function):
+        raise ValueError(f"{expected}, but {path!r} is {function!r}, which cannot be called.")
+    return function  # type: ignore[no-any-return]
+
+
+def _taken(function: Callable[..., Any]) -> set[str] | None:
+    """Keyword parameters behind responses and references; None if it takes any."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C, without a signature
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters[2:]}
