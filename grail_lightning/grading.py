@@ -22,7 +22,7 @@ def judge(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[V
 
 
 def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[Verdict]]:
-    """The batch with `rewards` and `correct`, and the verdicts behind them.
+    """The batch with `rewards`, their parts and `correct`, and the verdicts behind them.
 
     Raises:
         ValueError: If a task's reward is not one finite number a response.
@@ -31,20 +31,29 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     rows_of: dict[int, list[int]] = defaultdict(list)
     for row, prompt in enumerate(batch.prompts):
         rows_of[id(prompt.task)].append(row)
-    # Named, since `precision: bf16-true` changes the default.
+    # Dtypes are named, since `precision: bf16-true` changes the default.
     rewards = torch.zeros(len(batch), dtype=torch.float32)
+    values: dict[str, torch.Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
+    lengths = batch.response_lengths.tolist()
     for rows in rows_of.values():
         task = batch.prompts[rows[0]].task
-        earned = task.reward(
-            [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows], [verdicts[r] for r in rows]
+        earned = task.earn(
+            [batch.texts[r] for r in rows],
+            [batch.prompts[r] for r in rows],
+            [verdicts[r] for r in rows],
+            [lengths[r] for r in rows],
         )
-        given = torch.as_tensor(earned, dtype=torch.float32)
+        given = torch.as_tensor(earned.total, dtype=torch.float32)
         if given.shape != (len(rows),) or not given.isfinite().all():
             raise ValueError(
                 f"`{type(task).__name__}.reward` must return {len(rows)} finite numbers, one a response, "
-                f"but got {earned!r}."
+                f"but got {earned.total!r}."
             )
         rewards[rows] = given
+        for name, part in earned.values.items():
+            known = [torch.nan if value is None else value for value in part]
+            values[name][rows] = torch.tensor(known, dtype=torch.float32)
     device = batch.input_ids.device
     correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
-    return batch.replace(rewards=rewards.to(device), correct=correct.to(device)), verdicts
+    moved = {name: part.to(device) for name, part in values.items()}
+    return batch.replace(rewards=rewards.to(device), correct=correct.to(device), reward_values=moved), verdicts

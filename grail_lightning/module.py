@@ -145,7 +145,7 @@ class GrailModule(pl.LightningModule):
         batch = batch.replace(advantages=self.advantages(batch))
         with self._clock("credit"):
             weights = self.weigh(batch)
-        report = rollout_report(batch) | credit_report(
+        report = rollout_report(batch, verdicts) | credit_report(
             batch, weights, step_masks(batch, align_rows(batch, self.tokenizer))
         )
         with self._clock("update"):

@@ -24,6 +24,16 @@ def over_ranks(values: Tensor, op: str) -> Tensor:
     return reduced
 
 
+def sums(values: dict[str, float]) -> dict[str, float]:
+    """Sums over all ranks by name, in one collective; ranks may differ in their names."""
+    gathered: list[dict[str, float]] = [values]
+    if world_size() > 1:
+        gathered = [{}] * world_size()
+        torch.distributed.all_gather_object(gathered, values)
+    names = dict.fromkeys(name for rank in gathered for name in rank)
+    return {name: sum(rank.get(name, 0.0) for rank in gathered) for name in sorted(names)}
+
+
 def all_rows(values: Tensor) -> Tensor:
     """The values of all ranks, one rank after the other; ranks may differ in their number of rows."""
     if world_size() == 1:

@@ -5,18 +5,24 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
 from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
 from grail_lightning.objective import token_advantages
-from grail_lightning.ranks import all_rows, over_ranks, world_size
-from grail_lightning.rollout import RolloutBatch, StepKind, TokenWeights
+from grail_lightning.ranks import all_rows, over_ranks, sums, world_size
+from grail_lightning.rollout import GradedAnswer, RolloutBatch, StepKind, TokenWeights
 
 
-def rollout_report(batch: RolloutBatch) -> dict[str, float]:
-    """Rewards, lengths, dead groups. `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts."""
+def rollout_report(batch: RolloutBatch, verdicts: Sequence[GradedAnswer] = ()) -> dict[str, float]:
+    """Rewards, verdicts, lengths, dead groups: by total reward, and by correctness alone.
+
+    `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts.
+    """
     assert batch.rewards is not None
     assert batch.correct is not None
     rewards, lengths = all_rows(batch.rewards), all_rows(batch.response_lengths).float()
@@ -25,7 +31,8 @@ def rollout_report(batch: RolloutBatch) -> dict[str, float]:
         "reward": rewards.mean(),
         "reward_std": rewards.std(),
         "accuracy": all_rows(batch.correct).float().mean(),
-        "frac_reward_zero_std": all_rows(_in_dead_group(batch)).float().mean(),
+        "frac_reward_zero_std": all_rows(_in_dead_group(batch, batch.rewards)).float().mean(),
+        "frac_correct_zero_std": all_rows(_in_dead_group(batch, batch.correct.float())).float().mean(),
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),
@@ -35,7 +42,22 @@ def rollout_report(batch: RolloutBatch) -> dict[str, float]:
         report["completions/mean_terminated_length"] = ended.mean()
     if batch.sampling_logprobs is not None:
         report["entropy_sampled"] = -all_rows(batch.sampling_logprobs[batch.response_mask]).mean()
-    return {name: float(value) for name, value in report.items()}
+    return {name: float(value) for name, value in report.items()} | _shares(batch, verdicts)
+
+
+def _shares(batch: RolloutBatch, verdicts: Sequence[GradedAnswer]) -> dict[str, float]:
+    """Shares of the verdicts, and means of the parts of the reward over the rows on which they have an opinion."""
+    parts = {name: part[~part.isnan()] for name, part in batch.reward_values.items()}
+    counted = {f"rewards/{name}/mean": (float(part.sum()), len(part)) for name, part in parts.items()}
+    statuses = Counter(verdict.status for verdict in verdicts)
+    # These three are logged also where they are zero: a curve that ends is read as a run that ended.
+    kinds = {"timeout", "crashed", "missing"} | statuses.keys() if verdicts else set()
+    counted |= {f"verdict/{kind}": (float(statuses[kind]), len(verdicts)) for kind in kinds}
+    above = sums({name: total for name, (total, _) in counted.items()})
+    below = sums({name: float(count) for name, (_, count) in counted.items()})
+    rows = sums({"rows": float(len(verdicts))})["rows"]
+    below |= {name: rows for name in below if name.startswith("verdict/")}  # a rank may not have met a status
+    return {name: above[name] / below[name] for name in above if below[name]}
 
 
 def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKind, Tensor] | None) -> dict[str, float]:
@@ -79,11 +101,10 @@ def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKi
     return {name: value for name, value in figures.items() if value == value}
 
 
-def _in_dead_group(batch: RolloutBatch) -> Tensor:
-    """``[B]`` bool: rows whose whole group earned the same reward."""
-    assert batch.rewards is not None
-    dead = torch.zeros(len(batch), dtype=torch.bool, device=batch.rewards.device)
+def _in_dead_group(batch: RolloutBatch, values: Tensor) -> Tensor:
+    """``[B]`` bool: rows whose whole group has the same of ``values [B]``."""
+    dead = torch.zeros(len(batch), dtype=torch.bool, device=values.device)
     for group in set(batch.group.tolist()):
         rows = batch.group == group
-        dead[rows] = batch.rewards[rows].max() - batch.rewards[rows].min() <= EQUAL_REWARDS
+        dead[rows] = values[rows].max() - values[rows].min() <= EQUAL_REWARDS
     return dead

@@ -59,6 +59,19 @@ class Step:
     result: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earned:
+    """What responses earned.
+
+    Attributes:
+        total: One finite number a response: its reward.
+        values: The parts of it by name, before weighting; None where a part has no opinion. They are logged.
+    """
+
+    total: list[float]
+    values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+
 class Task(ABC):
     """What a problem is: its prompt, how an answer is read from a text, and what it earns."""
 
@@ -73,6 +86,23 @@ class Task(ABC):
     @abstractmethod
     def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
         """One reward a response. Called for all responses of one batch that belong to this task."""
+
+    def earn(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int],
+    ) -> Earned:
+        """What the trainer asks: `reward`, and its parts where a task has several.
+
+        Args:
+            texts: The responses of one batch that belong to this task.
+            prompts: One a response.
+            verdicts: One a response.
+            lengths: Generated tokens of each, the end token included.
+        """
+        return Earned(total=self.reward(texts, prompts, verdicts))
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """The steps of a response with their labels, where the task can tell them; else None."""
@@ -175,6 +205,7 @@ class RolloutBatch:
         answer: Where the answers stand; None before they are located.
         rewards: ``[B]`` float32; None before grading.
         correct: ``[B]`` bool; None before grading.
+        reward_values: ``[B]`` float32 by name, the parts of the rewards before weighting; NaN is no opinion.
         advantages: ``[B]`` float32; None before they are computed.
         old_logprobs: ``[B, T]`` under the weights that sampled, by the training forward pass.
         ref_logprobs: ``[B, T]`` under the frozen reference.
@@ -193,6 +224,7 @@ class RolloutBatch:
     answer: AnswerMasks | None = None
     rewards: Tensor | None = None
     correct: Tensor | None = None
+    reward_values: dict[str, Tensor] = field(default_factory=dict)
     advantages: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
@@ -243,6 +275,8 @@ class RolloutBatch:
                     return value[taken]
                 case list():
                     return [value[k] for k in kept]
+                case dict():
+                    return {key: cut(key, part) for key, part in value.items()}
                 case AnswerMasks():
                     return AnswerMasks(
                         **{f.name: cut(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -261,6 +295,8 @@ class RolloutBatch:
             match value:
                 case Tensor():
                     return value.to(device)
+                case dict():
+                    return {key: move(part) for key, part in value.items()}
                 case AnswerMasks():
                     return AnswerMasks(**{f.name: move(getattr(value, f.name)) for f in dataclasses.fields(value)})
                 case _:

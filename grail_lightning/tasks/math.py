@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grail_lightning.answers import find_boxes
-from grail_lightning.rollout import GradedAnswer, Messages, Prompt, Task
+from grail_lightning.rollout import Earned, GradedAnswer, Messages, Prompt, Task
 from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_reward
 
 INSTRUCTION = r" Please reason step by step, and put your final answer within \boxed{}."
@@ -71,6 +71,17 @@ class MathTask(Task):
     ) -> list[float]:
         """The weighted sum of the rewards of each response; see `reward_values`."""
         return total_reward(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
+
+    def earn(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int],
+    ) -> Earned:
+        """The weighted sums, and the rewards that they are made of."""
+        values = self.reward_values(texts, prompts, verdicts, lengths)
+        return Earned(total=total_reward(self.rewards, values), values=values)
 
     def reward_values(
         self,
