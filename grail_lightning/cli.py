@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
@@ -109,12 +114,42 @@ class GrailCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
+        if subcommand == "test":
+            kwargs["verbose"] = False  # `Evaluation` prints a table with intervals.
         return kwargs
 
-    def before_fit(self) -> None:
-        """A new run gets an empty folder; what was there is moved aside, not mixed with it."""
-        if self.config_init["fit"]["ckpt_path"] is None and not getattr(self.trainer, "fast_dev_run", False):
-            RunFolder(self.trainer).make_room()
+    def fit(self, **kwargs: Any) -> None:
+        """Train: a new run in an empty folder, or a resumed one with what its options have become."""
+        folder = RunFolder(self.trainer)
+        resumed = kwargs["ckpt_path"] is not None
+        if resumed:
+            tell_changes(folder.path / "config.yaml", yaml.safe_load(self.parser.dump(self.config))["fit"])
+        unkept = resumed or getattr(self.trainer, "fast_dev_run", False)
+        with nullcontext() if unkept else folder.fresh():
+            self.trainer.fit(**kwargs)
+
+
+@rank_zero_only
+def tell_changes(saved: Path, options: dict[str, Any]) -> None:
+    """Say which options differ from those that a run was begun with, and keep the file that has those."""
+    if not saved.is_file():
+        return
+    before, after = (dict(_flat(tree)) for tree in (yaml.safe_load(saved.read_text()), options))
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    changed = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if not name.startswith("ckpt_path")]
+    if changed:
+        kept = next(f for n in itertools.count(1) if not (f := saved.with_name(f"config.{n}.yaml")).exists())
+        shutil.copy(saved, kept)
+        rank_zero_info(f"Resuming with other options than {kept}: {'; '.join(changed)}")
+
+
+def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested options as dotted names and values."""
+    if not isinstance(tree, dict):
+        yield name, tree
+        return
+    for key, value in tree.items():
+        yield from _flat(value, f"{name}.{key}" if name else str(key))
 
 
 def main(args: ArgsType = None) -> None:
@@ -123,6 +158,8 @@ def main(args: ArgsType = None) -> None:
     # a user could mend.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # So that `--model.credit=mypackage.Mine` is found, as `python -m` would.
     if args is None:
         sys.argv[1:] = expand_configs(sys.argv[1:])
     quiet = {"exit_on_error": False}
@@ -176,7 +213,7 @@ def _with_bases(file: Path) -> list[Path]:
     if not file.is_file() and shipped and str(file.parent) in (".", "configs"):
         file = shipped[0]
     # What is not there, or not YAML, is the parser's to complain of.
-    with contextlib.suppress(OSError, yaml.YAMLError):
+    with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
         content = yaml.safe_load(file.read_text())
         if isinstance(content, dict) and isinstance(base := content.get("config"), str):
             return [*_with_bases(file.parent / base), file]

@@ -27,7 +27,7 @@ from grail_lightning.ranks import all_rows, world_size
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
-from grail_lightning.update import Update, clip_gradients, moving
+from grail_lightning.update import Update, clip_gradients, keep_options, moving
 
 
 class GrailModule(pl.LightningModule):
@@ -62,7 +62,7 @@ class GrailModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        check_policy(policy, loading)
+        check_policy(policy, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling, self.objective = policy, loading, sampling, objective
         self.engine = engine or HFEngine()
         self.credit = credit or Uniform()
@@ -75,6 +75,7 @@ class GrailModule(pl.LightningModule):
         self._tokenizer: Any = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._moved = False
+        self._options: list[dict[str, Any]] = []
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -114,7 +115,9 @@ class GrailModule(pl.LightningModule):
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def on_train_start(self) -> None:
-        """Put the reference where the policy is: Lightning moves submodules alone."""
+        """Options win over the optimiser's restored state; and the reference goes where the policy is."""
+        if self.trainer.ckpt_path is not None:
+            keep_options(self.optimizers(), self.lr_schedulers(), self._options)
         if self.reference is not None and self.device_mesh is None:
             assert self.policy is not None
             self.reference.to(device=self.policy.device, dtype=self.policy.model.dtype)
@@ -129,9 +132,10 @@ class GrailModule(pl.LightningModule):
         """Trainable parameters of the policy alone; the reference never gets here."""
         assert self.policy is not None
         optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
+        self._options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         if self.scheduler is None:
             return optimizer
-        scheduler = self.scheduler(optimizer)
+        scheduler = self.scheduler(optimizer)  # It adds `initial_lr` to the groups.
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ValueError("`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.")
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

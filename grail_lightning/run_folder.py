@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 
 KEYWORDS = ("last", "best")
 
@@ -50,17 +53,28 @@ class RunFolder:
             )
         return str(file)
 
-    def make_room(self) -> None:
-        """Move an earlier run out of the folder, so that a new one does not mix with it and nothing is lost."""
-        _move_aside(self.path)  # The path is a broadcast: every rank asks for it.
+    @contextmanager
+    def fresh(self) -> Iterator[None]:
+        """An empty folder for a new run: what was there is moved aside, and moved back if the run never began."""
+        folder = self.path  # A broadcast: every rank asks for it.
+        aside = _move_aside(folder) if self.trainer.is_global_zero else None
+        try:
+            yield
+        except Exception:
+            if aside is not None and self.trainer.global_step == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+                aside.rename(folder)
+                rank_zero_info(f"The run did not begin; the earlier one is back in {folder}.")
+            raise
 
 
-@rank_zero_only
-def _move_aside(folder: Path) -> None:
+def _move_aside(folder: Path) -> Path | None:
+    """Where an earlier run now is; None if there was none."""
     if not (folder / "config.yaml").exists() and not (folder / "checkpoints").exists():
-        return
+        return None
     number = 1
     while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     folder.rename(aside)
     rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
+    return aside

@@ -187,6 +187,26 @@ def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) 
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
+def keep_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
+    """After a resume let the optimiser's configured options win over those in the checkpoint.
+
+    A schedule goes on where it was: a learning rate that was configured anew scales it.
+
+    Args:
+        optimizer: With its restored state.
+        scheduler: Likewise; None without one.
+        options: Of each parameter group, as configured.
+    """
+    for k, (group, configured) in enumerate(zip(optimizer.param_groups, options, strict=True)):
+        begun = group.get("initial_lr", group["lr"])
+        group.update({name: value for name, value in configured.items() if name not in ("lr", "initial_lr")})
+        if configured["lr"] == begun:
+            continue
+        group["lr"] = configured["lr"] if scheduler is None else group["lr"] * configured["lr"] / begun
+        if scheduler is not None:
+            group["initial_lr"] = scheduler.base_lrs[k] = configured["lr"]
+
+
 @contextmanager
 def moving(policy: Policy, metrics: dict[str, float]) -> Iterator[None]:
     """Warn if the optimiser step inside moves no parameter although it should: healthy curves can hide that."""

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from grail_lightning.cli import GrailCLI, expand_configs
 from grail_lightning.cli import main as entry_point
 from grail_lightning.policy import load_policy
+from grail_lightning.update import keep_options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SHORT = [
@@ -180,9 +181,68 @@ def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_a_run_that_does_not_begin_leaves_the_earlier_one_where_it_was(in_finished_run, capsys):
+    before = (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime
+    Path("empty.jsonl").write_text("")
+    _fails(capsys, "fit", *SHORT, "--data=MathData", "--data.train.path=empty.jsonl")
+    assert (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime == before
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path, caplog):
+    main(["fit", *SHORT, "--trainer.max_steps=2"])
+    main(
+        [
+            "fit",
+            *SHORT,
+            "--trainer.max_steps=4",
+            "--ckpt_path=last",
+            "--model.optimizer.lr=3e-4",
+            "--model.credit=Uniform",
+        ]
+    )
+    rates = [p.value for p in EventAccumulator(str(RUN)).Reload().Scalars("learning_rate")]
+    assert rates == pytest.approx([1e-4, 1e-4, 3e-4, 3e-4])
+    assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
+    assert yaml.safe_load((RUN / "config.1.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 1e-4
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 3e-4
+
+
+def test_a_schedule_goes_on_where_it_was_when_the_learning_rate_is_set_anew():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=10)
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    reached = optimizer.param_groups[0]["lr"]
+    keep_options(optimizer, scheduler, [{"lr": 0.2, "momentum": 0.9}])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * reached)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    before = optimizer.param_groups[0]["lr"]
+    keep_options(optimizer, scheduler, [{"lr": 0.2}])
+    assert optimizer.param_groups[0]["lr"] == before, "nothing changed, nothing rounds"
+
+
+def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path):
+    (tmp_path / "ownpackage.py").write_text(
+        'from grail_lightning.credit import Uniform\n\n\nclass Mine(Uniform):\n    """Mine."""\n'
+    )
+    script = "import sys; sys.path = [p for p in sys.path if p]; from grail_lightning.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, "fit", *SHORT, "--trainer.max_steps=1", "--model.credit=ownpackage.Mine"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-1500:]
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["model"]["credit"]["class_path"] == "ownpackage.Mine"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--model.sampling.max_response_length=100000"], "must leave room for a prompt in the 4096 positions"),
         (["--model.credit=GRIAL"], "`model.credit` must be one of .*GRAIL, .* but got 'GRIAL'"),
         (["--model.control=Shufled"], "`model.control` must be one of AnswerOnly, Random, Shuffled, .*'Shufled'"),
         (["--data=MthData"], "`data` must be one of ArithmeticData, MathData, .* but got 'MthData'"),
@@ -252,6 +312,7 @@ def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_
         "--trainer.accelerator=cpu",
         "--trainer.devices=1",
     ]
+    here += ["--model.sampling.max_response_length=64"]  # its 4096 positions would not do
     if config.startswith("qwen3"):
         here += ["--trainer.strategy=auto", "--model.loading.attention=sdpa"]
     if config == "eval_math.yaml":

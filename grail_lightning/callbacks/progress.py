@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -22,3 +23,13 @@ class ProgressBar(TQDMProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         """What the bar shows."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+
+    @property
+    def total_train_batches(self) -> int | float:
+        """Batches until `max_steps`, which counts optimiser steps, several a batch; else Lightning's own."""
+        total: int | float = super().total_train_batches
+        objective = getattr(self.trainer.lightning_module, "objective", None)
+        if objective is None or self.trainer.max_steps < 0:
+            return total
+        needed: int = math.ceil(self.trainer.max_steps / (objective.updates_per_batch * objective.mini_batches))
+        return min(total, needed)

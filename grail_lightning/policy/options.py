@@ -86,7 +86,7 @@ def resolve_policy(name: str) -> str:
     return name
 
 
-def check_policy(name: str, loading: Loading) -> None:
+def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
     """Find out cheaply whether a policy can be loaded: its config is there, and so are its weights if it is local.
 
     Raises:
@@ -96,12 +96,18 @@ def check_policy(name: str, loading: Loading) -> None:
     from transformers import AutoConfig
 
     try:
-        AutoConfig.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"`policy` {name!r} cannot be loaded: {str(error).splitlines()[0]} "
             "Give a folder in Hugging Face format, a model on the hub, or the packaged `arithmetic`."
         ) from error
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and response_length >= limit:
+        raise ValueError(
+            f"`max_response_length` must leave room for a prompt in the {limit} positions of {name!r}, but got "
+            f"{response_length}. Lower it."
+        )
     folder = Path(path)
     if folder.is_dir() and not loading.from_scratch and not any(f.suffix in WEIGHTS_ENDINGS for f in folder.iterdir()):
         raise ValueError(
