@@ -1,0 +1,61 @@
+"""Answers and labelled steps on sampled token ids, with the packaged tokenizer."""
+
+import torch
+
+from grail_lightning.engines import build_batch
+from grail_lightning.locate import align_rows, answer_masks, step_masks
+from tests.runs import TASK
+
+TEXTS = [
+    "7+5=2\nSo \\boxed{1}\n2-3=-1\n\\boxed{-1} then",  # a forgotten carry (a misconception), and two boxes
+    "7+5=13\n13-3=10\n\\boxed{10}",  # a slip, then a step that inherits it
+    "7+5=12\n12-3=9",  # no box
+]
+
+
+def _batch(policy):
+    prompt = TASK.prompt({"problem": "7+5-3"})
+    ids = [policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    return build_batch(policy, [prompt] * 3, 1, [list(i) for i in ids], [True] * 3)
+
+
+def _text(policy, batch, mask, row):
+    return policy.tokenizer.decode(batch.response_ids[row][mask[row]])
+
+
+def test_the_last_box_is_marked_unless_the_first_is_asked_for(arithmetic):
+    batch = _batch(arithmetic)
+    rows = align_rows(batch, arithmetic.tokenizer)
+    last, first = answer_masks(batch, rows), answer_masks(batch, rows, "first")
+    assert _text(arithmetic, batch, last.whole, 0).strip() == "\\boxed{-1}"
+    assert _text(arithmetic, batch, first.whole, 0).strip() == "\\boxed{1}"
+    assert _text(arithmetic, batch, last.content, 0) == "-1"
+    assert _text(arithmetic, batch, last.after, 0) == " then"
+    assert _text(arithmetic, batch, last.content & ~last.marker, 1) == "10"
+
+
+def test_a_row_without_a_box_has_empty_masks(arithmetic):
+    batch = _batch(arithmetic)
+    masks = answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
+    for mask in (masks.whole, masks.content, masks.marker, masks.after):
+        assert not mask[2].any()
+        assert not (mask & ~batch.response_mask).any()
+
+
+def test_steps_are_marked_where_their_error_shows(arithmetic):
+    batch = _batch(arithmetic)
+    steps = step_masks(batch, align_rows(batch, arithmetic.tokenizer))
+    assert _text(arithmetic, batch, steps["misconception"], 0) == "2"
+    assert _text(arithmetic, batch, steps["slip"], 1) == "13"
+    assert _text(arithmetic, batch, steps["inherited"], 1) == "10"
+    assert _text(arithmetic, batch, steps["sound"], 2) == "129"
+    together = torch.stack(list(steps.values())).sum(0)
+    assert together.max() == 1, "a token is of one kind"
+
+
+def test_a_task_that_cannot_label_gives_no_masks(arithmetic):
+    from grail_lightning.tasks import MathTask
+
+    batch = _batch(arithmetic)
+    prompt = MathTask().prompt({"problem": "1+1?", "answer": "2"})
+    assert step_masks(batch.replace(prompts=[prompt] * 3), align_rows(batch, arithmetic.tokenizer)) is None
