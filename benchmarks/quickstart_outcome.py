@@ -3,7 +3,7 @@
     python benchmarks/quickstart_outcome.py --seeds 0 1 2 --jobs 2
 
 Runs `grail-lightning fit --config configs/quickstart.yaml` as a user would, one process a run, and then measures the
-packaged and the exported policy on the 512 test problems, which no training and no choice of settings has seen:
+packaged and the exported policy on 512 test problems that no training and no trial of settings has seen (seed 1):
 accuracy at temperature 1, greedy accuracy and pass@8. Prints one row a run and the differences.
 """
 
@@ -30,7 +30,8 @@ def measure(policy_name: str) -> dict[str, float]:
     from grail_lightning.policy import load_policy
     from grail_lightning.rollout import Sampling
 
-    data = ArithmeticData()
+    # Recipe and learning rate were tried out on the problems of seed 0.
+    data = ArithmeticData(seed=1)
     (dataset,) = data.load("test")
     prompts = list(dataset.prompts)
     policy = load_policy(policy_name)
