@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width, ``V
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
@@ -97,25 +97,10 @@ class OARGradient(TokenCredit):
         """Weights of a batch whose advantages and answer masks are set."""
         assert batch.advantages is not None
         assert batch.answer is not None
-        boxed = batch.answer.whole.any(1)
-        eligible = boxed & (batch.advantages != 0)
+        eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
         scores = self._scores_of_rows(policy, batch, eligible.nonzero().flatten(), context)
         scope = scoped_tokens(batch, batch.answer, self.scope)
-        options = self.bilevel
-        mapped = bilevel_map(
-            scores,
-            scope,
-            quantile=options.quantile,
-            boost=options.boost,
-            floor=options.floor,
-            interpolate=options.interpolate,
-            preserve_mass=options.preserve_mass,
-            eps=options.eps,
-        )
-        values = torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype))
-        return TokenWeights(
-            values=values, scores=scores, fallback=~boxed, metrics={"eligible": eligible.float().mean().item()}
-        )
+        return bilevel_weights(scores, scores, scope, eligible, batch, self.bilevel)
 
     def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
         assert batch.answer is not None
@@ -195,6 +180,29 @@ def gradient_scores(
     score = (gradient.to(exact) * factor.to(exact)).sum(-1).abs()
     aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
     return aligned.masked_fill(~batch.response_mask, 0)
+
+
+def bilevel_weights(
+    scores: Tensor, mapped_scores: Tensor, scope: Tensor, eligible: Tensor, batch: RolloutBatch, options: BilevelOptions
+) -> TokenWeights:
+    """The bi-level map on the scoped tokens of eligible rows, weight 1 on all other response tokens.
+
+    Args:
+        scores: ``[B, T]``, to be reported.
+        mapped_scores: ``[B, T]``, what the map takes: not negative.
+        scope: ``[B, T]`` bool, the tokens that are weighed.
+        eligible: ``[B]`` bool, the rows that were run.
+        batch: Their rollouts, with answer masks.
+        options: Of the map.
+    """
+    assert batch.answer is not None
+    mapped = bilevel_map(mapped_scores, scope, **asdict(options))
+    return TokenWeights(
+        values=torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype)),
+        scores=scores,
+        fallback=~batch.answer.whole.any(1),
+        metrics={"eligible": eligible.float().mean().item()},
+    )
 
 
 def scoped_tokens(batch: RolloutBatch, answer: AnswerMasks, scope: Scope) -> Tensor:

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 from grail_lightning.credit.base import CreditContext, TokenCredit
-from grail_lightning.credit.oar import AnswerDistribution, BilevelOptions, _answer_log_distribution, scoped_tokens
+from grail_lightning.credit.oar import (
+    AnswerDistribution,
+    BilevelOptions,
+    _answer_log_distribution,
+    bilevel_weights,
+    scoped_tokens,
+)
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
-from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, TokenWeights, micro_batches
 
@@ -56,8 +61,7 @@ class OARPerturbation(TokenCredit):
         """Weights of a batch whose advantages and answer masks are set."""
         assert batch.advantages is not None
         assert batch.answer is not None
-        boxed = batch.answer.whole.any(1)
-        eligible = boxed & (batch.advantages != 0)
+        eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
         scores = perturbation_scores(
             policy,
             batch,
@@ -67,21 +71,7 @@ class OARPerturbation(TokenCredit):
             temperature=context.temperature if self.at_temperature else 1.0,
         )
         scope = scoped_tokens(batch, batch.answer, "reasoning")
-        options = self.bilevel
-        mapped = bilevel_map(
-            scores.clamp(min=0),
-            scope,
-            quantile=options.quantile,
-            boost=options.boost,
-            floor=options.floor,
-            interpolate=options.interpolate,
-            preserve_mass=options.preserve_mass,
-            eps=options.eps,
-        )
-        values = torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype))
-        return TokenWeights(
-            values=values, scores=scores, fallback=~boxed, metrics={"eligible": eligible.float().mean().item()}
-        )
+        return bilevel_weights(scores, scores.clamp(min=0), scope, eligible, batch, self.bilevel)
 
 
 @torch.no_grad()

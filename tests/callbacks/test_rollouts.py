@@ -64,7 +64,9 @@ def test_the_same_step_shows_the_same_rows_and_another_step_others():
 
 
 def test_other_loggers_do_not_disturb(tmp_path):
-    run(2, RolloutTable(), logger=CSVLogger(tmp_path)).fit(Scripted(_half_right), loader(prompts(2)))
+    fitted = run(2, RolloutTable(), logger=CSVLogger(tmp_path))
+    fitted.fit(Scripted(_half_right), loader(prompts(2)))
+    assert fitted.global_step == 2
 
 
 def test_impossible_settings_are_refused():
