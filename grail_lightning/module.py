@@ -15,11 +15,12 @@ from torch import Tensor
 
 from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.shared import SharedSaliency, share_forward
 from grail_lightning.engines import HFEngine, RolloutEngine, build_batch
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import grade
 from grail_lightning.locate import align_rows, answer_masks, step_masks
-from grail_lightning.objective import Objective
+from grail_lightning.objective import Objective, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.sharding import gathered, shard
@@ -144,16 +145,21 @@ class GrailModule(pl.LightningModule):
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
         """One batch of prompts: one sampling, and as many optimiser steps as the objective asks for."""
+        assert self.policy is not None
         self._seconds.clear()
         batch, verdicts = self.sample(prompts, self.objective.group_size, self.sampling, ("train", self.global_step))
         batch = batch.replace(advantages=self.advantages(batch))
         with self._clock("credit"):
-            weights = self.weigh(batch)
-        report = rollout_report(batch, verdicts) | credit_report(
-            batch, weights, step_masks(batch, align_rows(batch, self.tokenizer))
-        )
+            shared = self.share(batch)
+            weights = self.weigh(batch) if shared is None else shared.weights(self.policy)
         with self._clock("update"):
-            report |= self.update(batch, weights)
+            updated = self.update(batch, weights, shared)
+        if shared is not None:
+            weights = shared.weights(self.policy)
+            self._seconds["credit"] += shared.seconds
+            self._seconds["update"] -= shared.seconds
+        report = rollout_report(batch, verdicts) | updated
+        report |= credit_report(batch, weights, step_masks(batch, align_rows(batch, self.tokenizer)))
         report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._log(report)
         shown = {name: report[name] for name in ("reward", "accuracy")}
@@ -220,22 +226,34 @@ class GrailModule(pl.LightningModule):
     def weigh(self, batch: RolloutBatch) -> TokenWeights:
         """Token weights of the configured credit, through the configured control."""
         assert self.policy is not None
-        generator = torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step))
-        context = CreditContext(
-            step=self.global_step,
-            generator=generator,
-            token_budget=self.objective.token_budget,
-            temperature=self.sampling.logprob_temperature,
-        )
+        context = self._context()
         with gathered(self.policy):
             weights = self.credit(self.policy, batch, context)
         return weights if self.control is None else self.control(weights, batch, context)
 
-    def update(self, batch: RolloutBatch, weights: TokenWeights) -> dict[str, float]:
+    def share(self, batch: RolloutBatch) -> SharedSaliency | None:
+        """Credit that takes its saliency from the update's first forward pass; None: `weigh` before the update."""
+        assert self.policy is not None
+        if self.control is not None:
+            return None
+        trained = loss_mask(batch, self.objective).any(1)
+        return share_forward(self.credit, self.policy, batch, self._context(), trained)
+
+    def _context(self) -> CreditContext:
+        return CreditContext(
+            step=self.global_step,
+            generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
+            token_budget=self.objective.token_budget,
+            temperature=self.sampling.logprob_temperature,
+        )
+
+    def update(
+        self, batch: RolloutBatch, weights: TokenWeights, shared: SharedSaliency | None = None
+    ) -> dict[str, float]:
         """The optimiser steps of one batch, or as many as `max_steps` leaves; metrics of the last."""
         assert self.policy is not None
         seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
-        update = Update(self.policy, self.reference, batch, self.objective, self.sampling, seed)
+        update = Update(self.policy, self.reference, batch, self.objective, self.sampling, seed, shared)
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         metrics: dict[str, float] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -32,6 +32,16 @@ from grail_lightning.seeds import derive_seed
 NO_ROWS = torch.zeros(0, dtype=torch.long)
 
 
+class SharedCredit(Protocol):
+    """Credit that needs a forward pass which the update makes anyway: the first of each row."""
+
+    rows: Tensor
+    """``[B]`` bool on the CPU: the rows concerned."""
+
+    def forward(self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool) -> tuple[TokenStats, Tensor]:
+        """Log-probabilities with entropy, and the token weights, of the rows `part` that are `piece`."""
+
+
 class Update:
     """Plans the optimiser steps of one batch of rollouts and accumulates the gradients of each.
 
@@ -45,6 +55,7 @@ class Update:
         objective: What to compute.
         sampling: How the rows were drawn.
         seed: Of the order of groups, if a pass has several mini-batches.
+        shared: Gives the token weights of some rows beside their first forward pass.
     """
 
     def __init__(
@@ -55,6 +66,7 @@ class Update:
         objective: Objective,
         sampling: Sampling,
         seed: int,
+        shared: SharedCredit | None = None,
     ) -> None:
         self.policy, self.objective, self.sampling = policy, objective, sampling
         self.mask = loss_mask(batch, objective)
@@ -63,7 +75,9 @@ class Update:
         self.live = torch.zeros(len(batch), dtype=torch.bool)
         self._reference = reference
         self._seed = seed
+        self._shared = shared
         self._taken = 0
+        self._old: Tensor | None = None
         self.steps: list[Tensor] = []
 
     def plan(self, weights: Tensor, additive: Tensor | None) -> list[Tensor]:
@@ -81,8 +95,10 @@ class Update:
         everything = self.live.nonzero().flatten()
         if self.objective.kl_coefficient:
             self.batch = self.batch.replace(ref_logprobs=self._reference_logprobs(everything))
-        if len(self.steps) > 1 and self.objective.mini_batches > 1:
-            self.batch = self.batch.replace(old_logprobs=self._logprobs(self.policy, everything))
+        if self.objective.mini_batches > 1:
+            # The rows of the first step come by before anything has moved; the others have to be asked in advance.
+            later = everything[~torch.isin(everything, self.steps[0])]
+            self._old = self._logprobs(self.policy, later, self._shared)
         return self.steps
 
     def reweigh(self, weights: Tensor, additive: Tensor | None) -> None:
@@ -95,7 +111,7 @@ class Update:
         """Forward and backward passes of one optimiser step; its metrics over all ranks."""
         counted = self.mask[rows.to(self.mask.device)]
         counts = over_ranks(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
-        parts = cut(self.batch, rows[self.live[rows]], self.objective)
+        parts = self._cut(rows[self.live[rows]], self._shared if self._taken == 0 else None)
         most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
         sums: dict[str, Tensor] = {}
         recorded = torch.zeros_like(self.advantages)
@@ -104,8 +120,8 @@ class Update:
             # Strategies average gradients over ranks; the denominators are those of all ranks already.
             backward(loss * world_size())
             sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in found.items()} or sums
-        if self._taken == 0 and self.batch.old_logprobs is None and len(self.steps) > 1:
-            self.batch = self.batch.replace(old_logprobs=recorded)
+        if self._taken == 0:
+            self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
         self._taken += 1
         return _means(sums, self.objective, self.mask.device) if most else {"loss": 0.0}
 
@@ -113,14 +129,12 @@ class Update:
         empty = not len(part)
         # A rank that has run out of rows stays in step with the others on its first row, times zero.
         piece = self.batch.select(torch.zeros(1, dtype=torch.long) if empty else part)
-        stats = self._forward(self.policy, piece, with_entropy=True)
+        shared = self._shared if self._taken == 0 and not empty else None
+        stats = self._forward(self.policy, piece, part, shared)
         if empty:
             return stats.logprobs.sum() * 0, {}
         part, columns = part.to(self.mask.device), piece.response_mask.shape[1]
         recorded[part, :columns] = stats.logprobs.detach().to(recorded.dtype)
-        if self._taken == 0:
-            # The policy has not moved since it sampled: the ratio is exactly 1.
-            piece = piece.replace(old_logprobs=None)
         return micro_batch_loss(
             stats,
             piece,
@@ -131,27 +145,43 @@ class Update:
             self.sampling.max_response_length,
         )
 
-    def _forward(self, policy: Policy, piece: RolloutBatch, with_entropy: bool) -> TokenStats:
-        stats: TokenStats = policy(
+    def _cut(self, rows: Tensor, shared: SharedCredit | None) -> list[Tensor]:
+        """Micro-batches; the rows whose credit is shared apart from the others, which need no saliency."""
+        if shared is None:
+            return cut(self.batch, rows, self.objective)
+        mine = shared.rows[rows]
+        return cut(self.batch, rows[mine], self.objective) + cut(self.batch, rows[~mine], self.objective)
+
+    def _forward(
+        self, policy: Policy, piece: RolloutBatch, part: Tensor, shared: SharedCredit | None, *, frozen: bool = False
+    ) -> TokenStats:
+        """Of the rows `part`; takes in their token weights, if they come with it. Frozen is without gradient."""
+        if shared is not None and shared.rows[part].all():
+            stats, weights = shared.forward(policy, piece, part, frozen=frozen)
+            assert piece.advantages is not None
+            self.advantages[part.to(weights.device), : weights.shape[1]] = piece.advantages[:, None] * weights
+            return stats
+        found: TokenStats = policy(
             piece.input_ids,
             piece.attention_mask,
             piece.response_mask,
             temperature=self.sampling.logprob_temperature,
-            with_entropy=with_entropy,
+            with_entropy=not frozen,
         )
-        return stats
+        return found
 
     @torch.no_grad()
-    def _logprobs(self, policy: Policy, rows: Tensor) -> Tensor:
+    def _logprobs(self, policy: Policy, rows: Tensor, shared: SharedCredit | None = None) -> Tensor:
         """``[B, T]`` log-probabilities of some rows, zero on the others."""
         training = policy.training
         policy.eval()  # Without dropout.
         found = torch.zeros_like(self.advantages)
-        parts = cut(self.batch, rows, self.objective)
+        parts = self._cut(rows, shared)
         most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
         for part in parts + [NO_ROWS] * (most - len(parts)):
             piece = self.batch.select(part if len(part) else torch.zeros(1, dtype=torch.long))
-            logprobs = self._forward(policy, piece, with_entropy=False).logprobs
+            mine = shared if len(part) else None
+            logprobs = self._forward(policy, piece, part, mine, frozen=True).logprobs
             if len(part):
                 found[part.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
         policy.train(training)

@@ -157,9 +157,12 @@ def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step
     moving = load_policy("arithmetic").double().train()
     objective = Objective(group_size=4, mini_batches=2)
     update = Update(moving, None, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
-    update.plan(token_weights, None)
     with torch.no_grad():
         expected = moving(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    optimizer = torch.optim.SGD(moving.parameters(), lr=0.05)
+    for rows in update.plan(token_weights, None):
+        update.accumulate(rows, lambda loss: loss.backward())
+        optimizer.step()
     torch.testing.assert_close(
         update.batch.old_logprobs[update.live].double(), expected[update.live], rtol=0, atol=1e-6
     )

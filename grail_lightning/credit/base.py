@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, TokenWeights
 
 Refresh = Literal["rollout", "update"]
+Leaf = Literal["embeddings", "first", "middle", "last"]
+Alignment = Literal["predictor", "token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +31,38 @@ class CreditContext:
             are ordered, padded or cut into micro-batches.
         token_budget: Most padded tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
+        scores: ``[B, T]``, what the method `explains`, where the update's own forward pass has found it; None: the
+            method computes it itself.
     """
 
     step: int
     generator: torch.Generator
     token_budget: int
     temperature: float = 1.0
+    scores: Tensor | None = None
 
     def row_generator(self, row: int) -> torch.Generator:
         """A generator of one row's own, by the row's identity in the step (`RolloutBatch.row`)."""
         key = f"{self.generator.initial_seed()} {row}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
         return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """Which saliency a method asks for.
+
+    Attributes:
+        objective: ``[B, T]`` bool, the tokens whose likelihood is explained.
+        rows: ``[B]`` bool, the rows that are wanted.
+        leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
+        alignment: predictor reads for token t the position t − 1, which predicts it; token reads t itself.
+    """
+
+    objective: Tensor
+    rows: Tensor
+    leaf: Leaf | int = "embeddings"
+    alignment: Alignment = "predictor"
 
 
 class TokenCredit(ABC):
@@ -55,6 +78,20 @@ class TokenCredit(ABC):
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into it."""
+
+    def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
+        """The saliency that `__call__` needs, if the update may find it beside its forward pass; None: it may not.
+
+        `__call__` is then given it as `CreditContext.scores`, for a few rows at a time: only a method whose weights of
+        a row depend on that row alone may ask.
+        """
+        return None
+
+
+def explained_by(credit: TokenCredit, policy: Policy, batch: RolloutBatch) -> Explained | None:
+    """What `credit` explains, if the class that says so also makes the weights: a subclass may make other ones."""
+    says, makes = (next(c for c in type(credit).__mro__ if name in vars(c)) for name in ("explains", "__call__"))
+    return credit.explains(policy, batch) if says is makes else None
 
 
 class CreditControl(ABC):

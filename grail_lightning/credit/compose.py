@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, TokenWeights
 
@@ -42,6 +42,10 @@ class WarmUp(TokenCredit):
         values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
         additive = None if weights.additive is None else strength * weights.additive
         return replace(weights, values=values, additive=additive, metrics=metrics)
+
+    def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
+        """What the inner method explains: fading in needs nothing but a token's own weight."""
+        return explained_by(self.inner, policy, batch)
 
 
 class Product(TokenCredit):

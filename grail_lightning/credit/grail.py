@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, Refresh, TokenCredit
-from grail_lightning.credit.saliency import Alignment, Leaf, saliency_of_rows
+from grail_lightning.credit.base import Alignment, CreditContext, Explained, Leaf, Refresh, TokenCredit
+from grail_lightning.credit.saliency import saliency_of_rows
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.locate import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
@@ -30,12 +30,15 @@ class SaliencyOptions:
         box: last is the box that is graded; first is what the published code explains.
         refresh: rollout computes the weights once for a batch of rollouts; update anew before every optimiser step, as
             the published code does.
+        share_forward: Take saliency from the update's first forward pass where that gives the same (no dropout, no
+            checkpointed or sharded blocks, no control, refresh: rollout); otherwise it makes its own.
     """
 
     leaf: Leaf | int = "embeddings"
     alignment: Alignment = "predictor"
     box: WhichBox = "last"
     refresh: Refresh = "rollout"
+    share_forward: bool = True
 
 
 class GRAIL(TokenCredit):
@@ -96,23 +99,29 @@ class GRAIL(TokenCredit):
         assert batch.advantages is not None
         answer, mask = self._answer(policy, batch), batch.response_mask
         gated, boxed = self.in_gate(batch.advantages), answer.whole.any(1)
-        eligible = gated & boxed & (batch.advantages != 0)
-        scores = saliency_of_rows(
-            policy,
-            batch,
-            answer.whole,
-            eligible.nonzero().flatten(),
-            token_budget=context.token_budget,
-            leaf=self.saliency.leaf,
-            alignment=self.saliency.alignment,
-            temperature=context.temperature,
-        )
+        explained = self._explained(answer, batch.advantages)
+        eligible, scores = explained.rows, context.scores
+        if scores is None:
+            scores = saliency_of_rows(
+                policy, batch, explained, token_budget=context.token_budget, temperature=context.temperature
+            )
         mapped = self.map(scores, mask, eligible)
         values = self.write_answer(mapped, answer, mask, gated & boxed)
         if self.normalise == "mean_one":
             values = mean_one(values, mask)
         metrics = {"eligible": eligible.float().mean().item(), "at_clip": self._share_at_clips(mapped, mask, eligible)}
         return TokenWeights(values=values, scores=scores, fallback=gated & ~boxed, answer=answer, metrics=metrics)
+
+    def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
+        """The answer's likelihood, in the rows inside the gate."""
+        if self.refresh == "update" or not self.saliency.share_forward:
+            return None
+        assert batch.advantages is not None
+        return self._explained(self._answer(policy, batch), batch.advantages)
+
+    def _explained(self, answer: AnswerMasks, advantages: Tensor) -> Explained:
+        rows = self.in_gate(advantages) & answer.whole.any(1) & (advantages != 0)
+        return Explained(objective=answer.whole, rows=rows, leaf=self.saliency.leaf, alignment=self.saliency.alignment)
 
     def in_gate(self, advantages: Tensor) -> Tensor:
         """``[B]`` bool: rows that the method reweights."""

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
-from grail_lightning.credit.saliency import Alignment, cut_responses, explaining, last_marked
+from grail_lightning.credit.base import Alignment, CreditContext, TokenCredit
+from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
 from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights, micro_batches

@@ -5,19 +5,17 @@ Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.functional.tokens import token_logprobs
+from grail_lightning.credit.base import Alignment, Explained, Leaf
+from grail_lightning.functional.tokens import TokenStats, token_logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, lengths_to_mask, micro_batches
-
-Leaf = Literal["embeddings", "first", "middle", "last"]
-Alignment = Literal["predictor", "token"]
 
 
 def input_saliency(
@@ -58,59 +56,83 @@ def input_saliency(
         raise ValueError("`objective_mask` must lie within the response mask.")
     if alignment not in ("predictor", "token"):
         raise ValueError(f"`alignment` must be predictor or token, but got {alignment!r}.")
-    length = batch.response_mask.shape[1]
     with explaining(policy), torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, batch, leaf)
-        answer = token_logprobs(
-            states[:, -length - 1 : -1][objective_mask],
-            policy.head,
-            batch.response_ids[objective_mask],
-            temperature=temperature,
-            chunk_tokens=policy.loading.chunk_tokens,
-        )
-        gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation)[0]
-    exact = torch.promote_types(activation.dtype, torch.float32)
-    score: Tensor = torch.linalg.vector_norm(gradient.to(exact) * activation.detach().to(exact), dim=-1)
-    aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
-    return aligned.masked_fill(~batch.response_mask, 0)
+        states, activation = _forward_from_leaf(policy, batch, leaf, cut_off=True)
+        return _explain(policy, batch, objective_mask, states, activation, alignment=alignment, temperature=temperature)
+
+
+def forward_with_saliency(
+    policy: Policy, batch: RolloutBatch, explained: Explained, *, temperature: float = 1.0, frozen: bool = False
+) -> tuple[TokenStats, Callable[[], Tensor]]:
+    """`Policy.forward` with entropy, and `input_saliency` on top of the same forward pass.
+
+    Args:
+        policy: In the mode that it is in, if not `frozen`.
+        batch: ``B`` rows.
+        explained: Its objective ``[B, T]`` and where saliency is read; all rows are wanted.
+        temperature: Divides the logits.
+        frozen: Log-probabilities without gradient, in evaluation mode.
+
+    Returns:
+        Log-probabilities and entropy ``[B, T]``; and a function that gives the saliency ``[B, T]``, once. It leaves the
+        graph of the log-probabilities to the caller's backward pass.
+    """
+
+    def score(states: Tensor) -> TokenStats:
+        return policy.score(states, batch.input_ids, batch.response_mask, temperature=temperature, with_entropy=True)
+
+    with explaining(policy) if frozen else nullcontext(), torch.enable_grad():
+        states, activation = _forward_from_leaf(policy, batch, explained.leaf, cut_off=frozen)
+        with torch.no_grad() if frozen else nullcontext():
+            stats = score(states)
+
+    def saliency() -> Tensor:
+        with torch.enable_grad():
+            return _explain(
+                policy,
+                batch,
+                explained.objective,
+                states,
+                activation,
+                alignment=explained.alignment,
+                temperature=temperature,
+                keep=not frozen,
+            )
+
+    return stats, saliency
 
 
 def saliency_of_rows(
-    policy: Policy,
-    batch: RolloutBatch,
-    objective_mask: Tensor,
-    rows: Tensor,
-    *,
-    token_budget: int,
-    leaf: Leaf | int = "embeddings",
-    alignment: Alignment = "predictor",
-    temperature: float = 1.0,
+    policy: Policy, batch: RolloutBatch, explained: Explained, *, token_budget: int, temperature: float = 1.0
 ) -> Tensor:
     """`input_saliency` of some rows, each cut off behind its last masked token, in micro-batches.
 
     Args:
         policy: As for `input_saliency`.
         batch: ``B`` rows.
-        objective_mask: ``[B, T]`` bool.
-        rows: ``[n]`` long, the rows to compute.
+        explained: Which rows and tokens, and where it is read.
         token_budget: Most padded tokens of a micro-batch.
-        leaf: As for `input_saliency`.
-        alignment: As for `input_saliency`.
         temperature: As for `input_saliency`.
 
     Returns:
         ``[B, T]``, zero on all other rows and behind the last masked token.
     """
-    ends = last_marked(objective_mask)
+    ends = last_marked(explained.objective)
     short = cut_responses(batch, ends)
-    objective = short.response_mask & objective_mask
+    objective = short.response_mask & explained.objective
     scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
-    for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), token_budget, rows):
+    costs = torch.stack([batch.prompt_lengths, ends], 1)
+    for part in micro_batches(costs, token_budget, explained.rows.nonzero().flatten()):
         piece = short.select(part)
         columns = piece.response_mask.shape[1]
         part = part.to(scores.device)
         found = input_saliency(
-            policy, piece, objective[part, :columns], leaf=leaf, alignment=alignment, temperature=temperature
+            policy,
+            piece,
+            objective[part, :columns],
+            leaf=explained.leaf,
+            alignment=explained.alignment,
+            temperature=temperature,
         )
         scores = scores.to(found.dtype)
         scores[part, :columns] = found
@@ -132,26 +154,57 @@ def block_number(leaf: Leaf | int, num_blocks: int) -> int:
     return number
 
 
-def _forward_from_leaf(policy: Policy, batch: RolloutBatch, leaf: Leaf | int) -> tuple[Tensor, Tensor]:
-    """The decoder's output ``[B, P+T, D]``, and the leaf ``[B, P+T, D]`` from which its graph starts."""
+def _forward_from_leaf(
+    policy: Policy, batch: RolloutBatch, leaf: Leaf | int, *, cut_off: bool
+) -> tuple[Tensor, Tensor]:
+    """The decoder's output ``[B, P+T, D]``, and the leaf ``[B, P+T, D]``; cut off, the graph starts at the leaf."""
     number = block_number(leaf, len(policy.blocks))
-    embeds = policy.embed(batch.input_ids).detach()
-    if number == 0:
-        embeds.requires_grad_(True)
-        return policy.hidden(batch.attention_mask, embeds=embeds), embeds
     caught: list[Tensor] = []
 
-    def cut_here(module: nn.Module, args: Any, output: Any) -> Any:
-        tensor = output[0] if isinstance(output, tuple) else output
-        caught.append(tensor.detach().requires_grad_(True))
-        return (caught[0], *output[1:]) if isinstance(output, tuple) else caught[0]
+    def catch(tensor: Tensor) -> Tensor:
+        caught.append(tensor.detach() if cut_off else tensor)
+        # A graph that begins further up (frozen weights below, as with adapters) has to begin here.
+        return caught[0] if caught[0].requires_grad else caught[0].requires_grad_(True)
 
-    hook = policy.blocks[number - 1].register_forward_hook(cut_here)
+    def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
+        return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
+
+    embeds = policy.embed(batch.input_ids)
+    if number == 0:
+        return policy.hidden(batch.attention_mask, embeds=catch(embeds)), caught[0]
+    hook = policy.blocks[number - 1].register_forward_hook(catch_output)
     try:
         states = policy.hidden(batch.attention_mask, embeds=embeds)
     finally:
         hook.remove()
     return states, caught[0]
+
+
+def _explain(
+    policy: Policy,
+    batch: RolloutBatch,
+    objective_mask: Tensor,
+    states: Tensor,
+    activation: Tensor,
+    *,
+    alignment: Alignment,
+    temperature: float,
+    keep: bool = False,
+) -> Tensor:
+    """``[B, T]``: gradient times activation at each response token; `keep` the graph for another backward pass."""
+    length = batch.response_mask.shape[1]
+    answer = token_logprobs(
+        states[:, -length - 1 : -1][objective_mask],
+        policy.head,
+        batch.response_ids[objective_mask],
+        temperature=temperature,
+        chunk_tokens=policy.loading.chunk_tokens,
+    )
+    gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
+    exact = torch.promote_types(activation.dtype, torch.float32)
+    score: Tensor = torch.linalg.vector_norm(gradient.to(exact) * activation.detach().to(exact), dim=-1)
+    aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
+    return aligned.masked_fill(~batch.response_mask, 0)
 
 
 @contextmanager

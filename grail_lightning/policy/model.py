@@ -117,10 +117,22 @@ class Policy(nn.Module):
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
+        states = self.hidden(attention_mask, input_ids=input_ids)
+        return self.score(states, input_ids, response_mask, temperature=temperature, with_entropy=with_entropy)
+
+    def score(
+        self,
+        states: Tensor,
+        input_ids: Tensor,
+        response_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> TokenStats:
+        """`forward` from the decoder's output ``[B, P+T, D]`` on."""
         length = response_mask.shape[1]
-        states = self.hidden(attention_mask, input_ids=input_ids)[:, -length - 1 : -1]
         flat = token_logprobs(
-            states[response_mask],
+            states[:, -length - 1 : -1][response_mask],
             self.head,
             input_ids[:, -length:][response_mask],
             temperature=temperature,

@@ -1,0 +1,121 @@
+"""Saliency from the forward passes that an update makes anyway.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
+from grail_lightning.credit.saliency import forward_with_saliency, saliency_of_rows
+from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import RolloutBatch, TokenWeights
+
+
+def share_forward(
+    credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, trained: Tensor
+) -> SharedSaliency | None:
+    """What lets the update compute the weights of `credit` beside its first forward pass.
+
+    Args:
+        credit: The configured method.
+        policy: Whose update.
+        batch: ``B`` rows with advantages and answer masks.
+        context: Of the credit.
+        trained: ``[B]`` bool, the rows that get a forward pass in the update if their advantage is not zero.
+
+    Returns:
+        None where sharing would be wrong or no gain: the method needs no saliency or asks for its own, dropout is on
+        (saliency is taken without), blocks are checkpointed (each backward pass would repeat the forward pass), or the
+        weights are sharded (FSDP frees them after a backward pass).
+    """
+    if (explained := explained_by(credit, policy, batch)) is None:
+        return None
+    if any(_drops_out(m) or getattr(m, "gradient_checkpointing", False) for m in policy.modules()):
+        return None
+    if any(isinstance(m, FSDPModule) for m in policy.modules()):
+        return None
+    return SharedSaliency(credit, policy, batch, context, explained, trained)
+
+
+class SharedSaliency:
+    """The token weights of a batch, row by row as the update comes by.
+
+    Args:
+        credit: A method whose weights of a row depend on that row alone.
+        policy: As it sampled.
+        batch: ``B`` rows.
+        context: Of the credit.
+        explained: What the method asks for.
+        trained: ``[B]`` bool; rows outside are computed at once, the others are the update's.
+
+    Attributes:
+        rows: ``[B]`` bool on the CPU, the rows whose first forward pass in the update must be `forward`.
+        seconds: Spent on saliency and weights inside the update.
+    """
+
+    def __init__(
+        self,
+        credit: TokenCredit,
+        policy: Policy,
+        batch: RolloutBatch,
+        context: CreditContext,
+        explained: Explained,
+        trained: Tensor,
+    ) -> None:
+        self.credit, self.batch, self.context, self.explained = credit, batch, context, explained
+        self.rows = (explained.rows & trained).cpu()
+        self.seconds = 0.0
+        untrained = replace(explained, rows=explained.rows & ~trained)
+        scores = saliency_of_rows(
+            policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
+        )
+        self._scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
+
+    def forward(self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool) -> tuple[TokenStats, Tensor]:
+        """Log-probabilities, entropy and token weights ``[b, t]`` each, of the rows `part` ``[b]``.
+
+        Args:
+            policy: As it sampled.
+            piece: The rows, trimmed.
+            part: Which of the batch's rows they are.
+            frozen: Without a gradient of the log-probabilities, in evaluation mode.
+        """
+        part, columns = part.to(self._scores.device), piece.response_mask.shape[1]
+        explained = replace(self.explained, objective=self.explained.objective[part, :columns])
+        stats, saliency = forward_with_saliency(
+            policy, piece, explained, temperature=self.context.temperature, frozen=frozen
+        )
+        start = synchronised_clock(policy.device)
+        found = saliency()
+        self._scores[part, :columns] = found
+        values = self._weigh(policy, piece, found).values
+        self.seconds += synchronised_clock(policy.device) - start
+        return stats, values
+
+    def weights(self, policy: Policy) -> TokenWeights:
+        """The weights of the whole batch, as far as its scores are there: those of `rows` come with `forward`."""
+        return self._weigh(policy, self.batch, self._scores)
+
+    def _weigh(self, policy: Policy, batch: RolloutBatch, scores: Tensor) -> TokenWeights:
+        return self.credit(policy, batch, replace(self.context, scores=scores))
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Whether a module is random in training mode; attention keeps its rate as a number."""
+    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
+
+
+def synchronised_clock(device: torch.device) -> float:
+    """Seconds, after the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
