@@ -1,147 +1,223 @@
-"""What token credit costs: step time of GRAIL over GRPO, alternating in one run.
+"""What token credit costs: whole training steps of GRAIL and of GRPO, alternating in one run.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case quickstart
-    OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case 30m
+    OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case 34m
 
-`quickstart` samples from the packaged policy as the quickstart does. `30m` is a random-weight Qwen3 of about 30 million
-parameters on seeded stand-in rollouts of 256-512 tokens, the same on both sides: every group mixed, half of the rows
-boxed with a negative advantage. Each round measures sampling, the passes of one update, GRAIL's credit as it is, and
-GRAIL as published code does it (all rows, whole sequences, logits of all positions, parameter gradients, every update).
-Prints medians and the ratios of a step with 1 and with 4 updates, with and without sampling.
+Real training steps of the real module: sampling, grading, credit, update, optimiser. `quickstart` is the packaged
+policy sampling as in configs/quickstart.yaml (same prompts and same random numbers on all sides; the learning rate is 0
+so that they stay the same policy). `34m` is a random-weight Qwen3 of 34 million parameters on seeded responses of
+256-512 tokens: every group mixed, half of the rows boxed with a negative advantage.
+
+Sides: GRPO (`Uniform`); GRAIL as it is; with a saliency pass of its own; with `refresh: update`; and as published code
+does it: anew before every optimiser step, all rows, whole sequences, logits of all positions, parameter gradients.
+Prints medians, ratios to GRPO with the same number of updates, with and without sampling. `--memory` prints the peak
+memory of saliency and of an update instead, one process each.
 """
 
 import argparse
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
-from functools import partial
+from dataclasses import replace
 
+import lightning.pytorch as pl
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from stand_in import StandInEngine, StandInTask, random_qwen3
 
-from grail_lightning.credit import GRAIL, CreditContext
+from grail_lightning.credit import GRAIL, SaliencyOptions, TokenCredit, TokenWeights, Uniform
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.functional import group_advantages
-from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.module import GrailModule
 from grail_lightning.objective import Objective
-from grail_lightning.policy import Policy, load_policy
-from grail_lightning.rollout import AnswerMasks, RolloutBatch, Sampling, lengths_to_mask
-from grail_lightning.update import Update
+from grail_lightning.rollout import Sampling
 
 
-def quickstart_rollouts(policy: Policy, round_number: int) -> tuple[RolloutBatch, Sampling]:
-    """128 responses sampled as the quickstart samples them."""
-    sampling = Sampling(max_response_length=64)
-    engine = HFEngine()
-    engine.update_weights(policy)
-    (problems,) = ArithmeticData(num_train=512).load("train")
-    prompts = [problems.prompts[16 * round_number + k] for k in range(16)]
-    batch = engine.generate(prompts, 8, sampling, seed=round_number)
-    right = [p.task.answer(t) == p.reference for t, p in zip(batch.texts, batch.prompts, strict=True)]
-    answer = answer_masks(batch, align_rows(batch, policy.tokenizer))
-    advantages = group_advantages(torch.tensor(right).float(), 8)
-    return batch.replace(advantages=advantages, answer=answer), sampling
+class Published(TokenCredit):
+    """GRAIL's weights the way published code computes them."""
+
+    refresh = "update"
+
+    def __call__(self, policy, batch, context):
+        embeds = policy.embed(batch.input_ids)
+        embeds.retain_grad()
+        logits = policy.model(inputs_embeds=embeds, attention_mask=batch.attention_mask.long(), use_cache=False).logits
+        width = batch.response_mask.shape[1]
+        chosen = logits[:, -width - 1 : -1].float().log_softmax(-1).gather(-1, batch.response_ids[..., None])
+        (-(chosen.squeeze(-1) * batch.answer.whole).sum()).backward()
+        scores = (embeds.grad * embeds.detach()).norm(dim=-1)[:, -width - 1 : -1].masked_fill(~batch.response_mask, 0)
+        policy.zero_grad(set_to_none=True)
+        everything = torch.ones(len(batch), dtype=torch.bool)
+        values = GRAIL().map(scores, batch.response_mask, everything)
+        return TokenWeights(values=values, fallback=~everything, scores=scores)
 
 
-def big_policy() -> Policy:
-    """About 30 million random weights behind the packaged tokenizer."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=64, max_position_embeddings=1024, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return Policy(AutoModelForCausalLM.from_config(config), load_policy("arithmetic").tokenizer)
+CREDITS = {
+    "GRPO": Uniform(),
+    "GRAIL": GRAIL(),
+    "own pass": GRAIL(saliency=SaliencyOptions(share_forward=False)),
+    "every update": GRAIL(saliency=SaliencyOptions(refresh="update")),
+    "published way": Published(),
+}
 
 
-def stand_in_rollouts(policy: Policy, round_number: int, rows: int = 8) -> tuple[RolloutBatch, Sampling]:
-    """Seeded responses of uneven length that end on an 8-token box; half of each group of 4 is right."""
-    random = torch.Generator().manual_seed(round_number)
-    lengths = torch.randint(256, 513, (rows,), generator=random)
-    width, prompt = int(lengths.max()), 64
-    ids = torch.randint(3, 8192, (rows, prompt + width), generator=random)
-    mask = lengths_to_mask(lengths, width)
-    whole = mask & ~lengths_to_mask(lengths - 8, width)
-    inner = lengths_to_mask(lengths - 1, width) & ~lengths_to_mask(lengths - 5, width)
-    answer = AnswerMasks(whole=whole, content=inner, marker=whole & ~inner, after=torch.zeros_like(mask))
-    advantages = torch.tensor([0.5, -0.5]).repeat(rows // 2)
-    batch = RolloutBatch(
-        input_ids=ids,
-        attention_mask=torch.cat([torch.ones(rows, prompt, dtype=torch.bool), mask], 1),
-        response_ids=ids[:, prompt:],
-        response_mask=mask,
-        group=torch.arange(rows) // 4,
-        row=torch.arange(rows),
-        finished=torch.ones(rows, dtype=torch.bool),
-        prompts=[None] * rows,
-        texts=[""] * rows,
-        answer=answer,
-        advantages=advantages,
-    )
-    return batch, Sampling(max_response_length=512)
+class SamePairs(HFEngine):
+    """Draws the same responses for all sides of one round."""
+
+    def __init__(self, repeats: int) -> None:
+        super().__init__()
+        self.repeats, self.calls = repeats, 0
+
+    def generate(self, prompts, group_size, sampling, seed):
+        self.calls += 1
+        return super().generate(prompts, group_size, sampling, (self.calls - 1) // self.repeats)
 
 
-def one_update(policy: Policy, batch: RolloutBatch, sampling: Sampling) -> None:
-    """The forward and backward passes of one optimiser step."""
-    update = Update(policy, None, batch, Objective(group_size=4, token_budget=16384), sampling, seed=0)
-    for rows in update.plan(batch.response_mask.float(), None):
-        update.accumulate(rows, torch.Tensor.backward)
-    policy.zero_grad(set_to_none=True)
+class Alternate(pl.Callback):
+    """Gives each batch to another side, in another order every round, and keeps the seconds of its phases."""
+
+    def __init__(self, sides: list[tuple[str, int]], clock) -> None:
+        self.sides, self.clock = sides, clock
+        self.laps: dict = defaultdict(lambda: defaultdict(list))
+        self.eligible: list[float] = []
+        self._start = self._sampling = 0.0
+
+    def on_train_start(self, trainer, pl_module):
+        generate = pl_module.engine.generate
+
+        def timed(*arguments):
+            start = self.clock()
+            batch = generate(*arguments)
+            self._sampling = self.clock() - start
+            return batch
+
+        pl_module.engine.generate = timed
+
+    def _side(self, number: int) -> tuple[str, int]:
+        turn, place = divmod(number, len(self.sides))
+        return self.sides[(place + turn) % len(self.sides)]
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        name, updates = self._side(batch_idx)
+        pl_module.credit = CREDITS[name]
+        pl_module.objective = replace(pl_module.objective, updates_per_batch=updates)
+        self._start = self.clock()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        seconds = self.clock() - self._start
+        if batch_idx < len(self.sides):
+            return  # The first round warms up.
+        laps, metrics = self.laps[self._side(batch_idx)], outputs["output"].metrics
+        laps["step"].append(seconds)
+        laps["without sampling"].append(seconds - self._sampling)
+        for phase in ("sample", "credit", "update"):
+            laps[phase].append(metrics[f"time/{phase}"])
+        if "credit/eligible" in metrics:
+            self.eligible.append(metrics["credit/eligible"])
 
 
-def published_saliency(policy: Policy, batch: RolloutBatch) -> None:
-    """All rows, all positions, all logits, and gradients of the parameters as well."""
-    embeds = policy.embed(batch.input_ids)
-    embeds.retain_grad()
-    logits = policy.model(inputs_embeds=embeds, attention_mask=batch.attention_mask.long(), use_cache=False).logits
-    width = batch.response_mask.shape[1]
-    logprobs = logits[:, -width - 1 : -1].float().log_softmax(-1).gather(-1, batch.response_ids[..., None]).squeeze(-1)
-    (-(logprobs * batch.answer.whole).sum()).backward()
-    policy.zero_grad(set_to_none=True)
+def build(case: str, repeats: int, mini_batches: int = 1) -> tuple[GrailModule, list]:
+    """The module, and the prompts of a batch for any number of rounds."""
+
+    def still(parameters):
+        return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
+
+    if case == "quickstart":
+        objective, sampling = Objective(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
+        (problems,) = ArithmeticData(num_train=512).load("train")
+        made = GrailModule("arithmetic", sampling, engine=SamePairs(repeats), objective=objective, optimizer=still)
+        return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
+    engine = StandInEngine(256, repeats)
+    objective, sampling = Objective(group_size=4), Sampling(max_response_length=512)
+    made = GrailModule("arithmetic", sampling, engine=engine, objective=objective, optimizer=still)
+    made.policy = random_qwen3(hidden=512, layers=8, vocabulary=8192).train()
+    return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
+
+
+def fit(module: GrailModule, batches: list, *callbacks) -> None:
+    """Train on given batches with a quiet Trainer."""
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
+    ).fit(module, loader)  # fmt: skip
+
+
+def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock, mini_batches: int) -> None:
+    """Run all sides in turn; print their medians and ratios."""
+    module, prompts = build(case, len(sides), mini_batches)
+    watch = Alternate(sides, clock)
+    fit(module, [prompts[k % len(prompts)] for k in range(rounds + 1) for _ in sides], watch)
+    size = sum(p.numel() for p in module.policy.parameters()) / 1e6
+    print(f"{size:.1f} M parameters, {rounds} rounds, eligible rows {statistics.mean(watch.eligible):.2f}")
+    print("| side | updates | step, s | sample | credit | update | step / GRPO | without sampling | credit / update |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for name, updates in sides:
+        laps, base = watch.laps[name, updates], watch.laps["GRPO", updates]
+        median = {phase: statistics.median(values) for phase, values in laps.items()}
+        # Of each round, so that a slow minute of the machine weighs on both sides of a ratio.
+        whole, bare = (
+            statistics.median(a / b for a, b in zip(laps[phase], base[phase], strict=True))
+            for phase in ("step", "without sampling")
+        )
+        cells = " | ".join(f"{median[phase]:.2f}" for phase in ("step", "sample", "credit", "update"))
+        share = median["credit"] / median["update"]
+        print(f"| {name} | {updates} | {cells} | {whole:.3f} | {bare:.3f} | {share:.2f} |")
+
+
+def peak(case: str, side: str) -> None:
+    """One step in this process: the peak of resident memory over what was there before it, in MiB."""
+    module, prompts = build(case, 1)
+    before = []
+
+    class Before(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    if side == "saliency":  # A pass of its own, and no update.
+        module.credit = CREDITS["own pass"]
+        module.update = lambda batch, weights, shared=None: {}
+    else:
+        module.credit = CREDITS[side]
+    fit(module, prompts[:1], Before())
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[0]) / 1024)
+
+
+def memory(case: str) -> None:
+    """Peak memory of each side, one process each."""
+    print("| step | peak resident memory over that before it, MiB |\n|---|--:|")
+    for side, text in (
+        ("saliency", "sampling and a saliency pass of its own, no update"),
+        ("GRPO", "GRPO"),
+        ("GRAIL", "GRAIL"),
+        ("published way", "the published way"),
+    ):
+        command = [sys.executable, __file__, "--case", case, "--peak", side]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        print(f"| {text} | {float(found):.0f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=["quickstart", "30m"], default="quickstart")
+    parser.add_argument("--case", choices=["quickstart", "34m"], default="quickstart")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--updates", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--mini-batches", type=int, default=1, help="of the quickstart; its config has 2")
+    parser.add_argument("--sides", nargs="+", choices=list(CREDITS), default=list(CREDITS))
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu where others use the machine")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--peak", choices=["saliency", *CREDITS], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    policy = load_policy("arithmetic") if options.case == "quickstart" else big_policy()
-    policy.train()
-    make = quickstart_rollouts if options.case == "quickstart" else stand_in_rollouts
-    print(f"{sum(p.numel() for p in policy.parameters()) / 1e6:.1f} M parameters, {options.rounds} rounds")
-    seconds, eligible = defaultdict(list), []
-    context = CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=16384)
-    for number in range(options.rounds + 1):
-        laps, start = {}, time.perf_counter()
-        batch, sampling = make(policy, number)
-        laps["sample"] = time.perf_counter() - start
-        for name, work in (
-            ("update", partial(one_update, policy, batch, sampling)),
-            ("credit", partial(GRAIL(), policy, batch, context)),
-            ("published", partial(published_saliency, policy, batch)),
-        ):
-            start = time.perf_counter()
-            result = work()
-            laps[name] = time.perf_counter() - start
-            if name == "credit":
-                eligible.append(result.metrics["eligible"])
-        if number:  # The first round warms up.
-            for name, lap in laps.items():
-                seconds[name].append(lap)
-    median = {name: statistics.median(laps) for name, laps in seconds.items()}
-    if options.case != "quickstart":
-        median["sample"] = 0.0
-    print("seconds: " + ", ".join(f"{name} {value:.3f}" for name, value in median.items()))
-    print(f"eligible rows {statistics.mean(eligible):.2f}, credit / update {median['credit'] / median['update']:.2f}")
-    print("| updates | GRAIL / GRPO | without sampling | published way / GRPO | without sampling |")
-    print("|--:|--:|--:|--:|--:|")
-    for updates in (1, 4):
-        base, sample = updates * median["update"], median["sample"]
-        ours, theirs = median["credit"], updates * median["published"]
-        whole = [(sample + base + extra) / (sample + base) for extra in (ours, theirs)]
-        bare = [(base + extra) / base for extra in (ours, theirs)]
-        print(f"| {updates} | {whole[0]:.2f} | {bare[0]:.2f} | {whole[1]:.2f} | {bare[1]:.2f} |")
+    if options.peak:
+        return peak(options.case, options.peak)
+    if options.memory:
+        return memory(options.case)
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    sides = [(name, updates) for updates in options.updates for name in options.sides]
+    return alternate(options.case, options.rounds, sides, clock, options.mini_batches)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""Fixed work for benchmarks: seeded responses of uneven length with given answers, and random-weight models.
+
+The engine draws nothing from the policy, so that two sides of a comparison get the same rollouts; everything behind it
+(decoding, boxes, grading, rewards) is the package's own.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from grail_lightning.answers import find_boxes
+from grail_lightning.engines import RolloutEngine
+from grail_lightning.engines.base import build_batch
+from grail_lightning.policy import Policy, load_tokenizer
+from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, Task
+
+RIGHT, WRONG = "1", "2"
+
+
+class StandInTask(Task):
+    """The answer is what stands in the last box."""
+
+    def prompt(self, row):
+        return Prompt(messages=row["problem"], reference=RIGHT, task=self)
+
+    def answer(self, text):
+        boxes = find_boxes(text)
+        return text[boxes[-1].content_start : boxes[-1].content_stop] if boxes else None
+
+    def reward(self, texts, prompts, verdicts):
+        return [float(verdict.correct) for verdict in verdicts]
+
+
+class StandInEngine(RolloutEngine):
+    r"""Seeded random tokens that end on a box and the end token; in each group the first half of the rows is right.
+
+    Args:
+        shortest: Least response length in tokens; the longest is the sampling limit.
+        repeats: Calls in a row that get the same responses: the sides of a comparison.
+        dead: Share of groups whose rows are all wrong.
+    """
+
+    def __init__(self, shortest: int, repeats: int = 1, dead: float = 0.0) -> None:
+        self.shortest, self.repeats, self.dead = shortest, repeats, dead
+        self.calls = 0
+        self._policy: Policy | None = None
+
+    def update_weights(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> RolloutBatch:
+        assert self._policy is not None
+        responses = stand_in_responses(
+            self._policy.tokenizer,
+            len(prompts),
+            group_size,
+            (self.shortest, sampling.max_response_length),
+            seed=self.calls // self.repeats,
+            dead=self.dead,
+        )
+        self.calls += 1
+        return build_batch(self._policy, prompts, group_size, responses, [True] * len(responses))
+
+
+def stand_in_responses(
+    tokenizer, num_groups: int, group_size: int, lengths: tuple[int, int], seed: int, dead: float = 0.0
+) -> list[list[int]]:
+    """`num_groups × group_size` lists of token ids; the first ``dead · num_groups`` groups have no right row."""
+    random = torch.Generator().manual_seed(seed)
+    plain = plain_token_ids(tokenizer)
+    made = []
+    for number in range(num_groups * group_size):
+        group, place = divmod(number, group_size)
+        right = place < group_size // 2 and group >= round(dead * num_groups)
+        box = tokenizer("\\boxed{" + (RIGHT if right else WRONG) + "}", add_special_tokens=False)["input_ids"]
+        end = [*box, tokenizer.eos_token_id]
+        length = int(torch.randint(lengths[0], lengths[1] + 1, (), generator=random)) - len(end)
+        chosen = torch.randint(len(plain), (length,), generator=random)
+        made.append([plain[k] for k in chosen.tolist()] + end)
+    return made
+
+
+def plain_token_ids(tokenizer) -> list[int]:
+    """Ids of tokens that are letters or digits: they cannot open or close a box."""
+    return [k for k in range(len(tokenizer)) if tokenizer.decode([k]).strip().isalnum()]
+
+
+def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy:
+    """A random-weight Qwen3 behind the packaged tokenizer, whose ids are the first of the vocabulary."""
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer("arithmetic")
+    sizes = {"num_attention_heads": hidden // 64, "num_key_value_heads": max(hidden // 128, 1), "head_dim": 64}
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        max_position_embeddings=4096,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **(sizes | changes),
+    )
+    return Policy(AutoModelForCausalLM.from_config(config), tokenizer)
