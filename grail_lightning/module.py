@@ -17,14 +17,13 @@ from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.shared import SharedSaliency, share_forward
 from grail_lightning.engines import HFEngine, RolloutEngine, build_batch
-from grail_lightning.functional import group_advantages
 from grail_lightning.grading import grade
 from grail_lightning.locate import align_rows, answer_masks, step_masks
-from grail_lightning.objective import Objective, loss_mask
+from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
-from grail_lightning.policy.sharding import gathered, shard
-from grail_lightning.ranks import all_rows, world_size
+from grail_lightning.policy.sharding import gathered, shard, unsynchronised
+from grail_lightning.ranks import world_size
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
@@ -148,7 +147,7 @@ class GrailModule(pl.LightningModule):
         assert self.policy is not None
         self._seconds.clear()
         batch, verdicts = self.sample(prompts, self.objective.group_size, self.sampling, ("train", self.global_step))
-        batch = batch.replace(advantages=self.advantages(batch))
+        batch = batch.replace(advantages=advantages(batch, self.objective))
         with self._clock("credit"):
             shared = self.share(batch)
             weights = self.weigh(batch) if shared is None else shared.weights(self.policy)
@@ -200,7 +199,9 @@ class GrailModule(pl.LightningModule):
             seed = derive_seed(run_seed(), *key, self.global_rank)
             with gathered(self.policy):
                 batch = self.engine.generate(prompts, group_size, sampling, seed)
-            batch = batch.replace(row=batch.row * world_size() + self.global_rank)
+            # A rollout is the same row of the step however many ranks share the prompts out.
+            group, place = batch.row // group_size, batch.row % group_size
+            batch = batch.replace(row=(group * world_size() + self.global_rank) * group_size + place)
         with self._clock("grade"):
             return self._graded(batch)
 
@@ -216,13 +217,6 @@ class GrailModule(pl.LightningModule):
         ids = [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
         return build_batch(self.policy, prompts, 1, ids, [True] * len(ids))
 
-    def advantages(self, batch: RolloutBatch) -> Tensor:
-        """``[B]``: rewards beside those of the group."""
-        assert batch.rewards is not None
-        scale = self.objective.scale_rewards
-        std = all_rows(batch.rewards).std() if scale == "batch" else None
-        return group_advantages(batch.rewards, self.objective.group_size, scale, std)
-
     def weigh(self, batch: RolloutBatch) -> TokenWeights:
         """Token weights of the configured credit, through the configured control."""
         assert self.policy is not None
@@ -234,8 +228,8 @@ class GrailModule(pl.LightningModule):
     def share(self, batch: RolloutBatch) -> SharedSaliency | None:
         """Credit that takes its saliency from the update's first forward pass; None: `weigh` before the update."""
         assert self.policy is not None
-        if self.control is not None:
-            return None
+        if self.control is not None or self.objective.entropy_coefficient:
+            return None  # A control may need all weights at once; the shared pass has no gradient of the entropy.
         trained = loss_mask(batch, self.objective).any(1)
         return share_forward(self.credit, self.policy, batch, self._context(), trained)
 
@@ -267,7 +261,7 @@ class GrailModule(pl.LightningModule):
                     update.reweigh(fresh.values, fresh.additive)
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
-                metrics = update.accumulate(rows, self.manual_backward)
+                metrics = update.accumulate(rows, self._backward)
             metrics["grad_norm"] = clip_gradients(
                 self.policy, self.objective.max_grad_norm, self.trainer.strategy.model
             )
@@ -280,6 +274,10 @@ class GrailModule(pl.LightningModule):
                 scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         return metrics
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        with nullcontext() if last else unsynchronised(self.trainer.strategy.model):
+            self.manual_backward(loss)
 
     # --- reporting ----------------------------------------------------------------------------------------------
 

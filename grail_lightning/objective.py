@@ -11,9 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grail_lightning.functional import aggregate, clipped_surrogate, kl_estimate, masked_sum
-from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Scaling, importance_ratio
+from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages, kl_estimate, masked_sum
+from grail_lightning.functional.policy_gradient import (
+    Aggregation,
+    Estimator,
+    Level,
+    Scaling,
+    Surrogate,
+    importance_ratio,
+    sampler_correction,
+)
 from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.ranks import all_rows
 from grail_lightning.rollout import RolloutBatch, micro_batches
 
 
@@ -26,11 +35,15 @@ class Objective:
         updates_per_batch: Passes over the rollouts.
         mini_batches: Optimiser steps of each pass; groups are not split.
         aggregation: Of token losses: grpo, dr_grpo or dapo.
-        scale_rewards: Divide advantages by nothing (none), the std of the group, or of the batch over all ranks.
+        scale_rewards: Divide advantages by nothing (none), the std of the group, or of the batch over all ranks; bnpo
+            divides by the density of a Beta distribution that is fitted to the mean rewards of all groups.
         clip_low: Lower clip range of the ratio.
         clip_high: Upper clip range of the ratio.
-        ratio_cap: Upper bound on the unclipped ratio (two-sided clip); null is off.
+        ratio_cap: Upper bound on the unclipped ratio (two-sided or dual clip); null is off.
         level: Ratio of each token, or of the sequence (GSPO-token).
+        surrogate: clip takes clipped tokens out of the gradient; cispo keeps them, with the clipped ratio as a weight.
+        entropy_coefficient: Of an entropy bonus in nats a token; needs forward and backward of every row.
+        sampler_cap: Weights tokens by how likely the trainer finds them beside the sampler, up to this; null is off.
         kl_coefficient: Of the KL to the frozen reference; 0 loads no reference.
         kl_estimator: k1, k2 or k3.
         kl_corrected: Weight the estimate with the importance ratio, which makes its gradient right.
@@ -48,6 +61,9 @@ class Objective:
     clip_high: float = 0.28
     ratio_cap: float | None = None
     level: Level = "token"
+    surrogate: Surrogate = "clip"
+    entropy_coefficient: float = 0.0
+    sampler_cap: float | None = None
     kl_coefficient: float = 0.0
     kl_estimator: Estimator = "k3"
     kl_corrected: bool = True
@@ -59,14 +75,31 @@ class Objective:
         for name, least in (("group_size", 2), ("updates_per_batch", 1), ("mini_batches", 1), ("token_budget", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"`objective.{name}` must be at least {least}, but got {getattr(self, name)}.")
-        if self.kl_coefficient < 0:
-            raise ValueError(f"`objective.kl_coefficient` must not be negative, but got {self.kl_coefficient}.")
+        for name in ("kl_coefficient", "entropy_coefficient"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`objective.{name}` must not be negative, but got {getattr(self, name)}.")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(
                 f"`objective.max_grad_norm` must be positive, but got {self.max_grad_norm}. Use null to switch it off."
             )
         one = torch.ones(1, 1)  # Clip ranges and cap are checked where they are used; ask there before anything runs.
-        clipped_surrogate(one, one, one, clip_low=self.clip_low, clip_high=self.clip_high, ratio_cap=self.ratio_cap)
+        self.token_losses(one, one, one, one.bool())
+        if self.sampler_cap is not None:
+            sampler_correction(one, one, self.sampler_cap)
+
+    def token_losses(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        """`clipped_surrogate` with the options that are set here, ``[B, T]``."""
+        return clipped_surrogate(
+            logprobs,
+            old_logprobs,
+            advantages,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            ratio_cap=self.ratio_cap,
+            mask=mask,
+            level=self.level,
+            surrogate=self.surrogate,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +108,15 @@ class LossCounts:
 
     num_rollouts: int
     num_tokens: int
+
+
+def advantages(batch: RolloutBatch, objective: Objective) -> Tensor:
+    """``[B]``: rewards beside those of the group, on the scale that the objective asks for, over all ranks."""
+    assert batch.rewards is not None
+    scale, size = objective.scale_rewards, objective.group_size
+    std = all_rows(batch.rewards).std() if scale == "batch" else None
+    means = all_rows(batch.rewards.double().reshape(-1, size).mean(1)) if scale == "bnpo" else None
+    return group_advantages(batch.rewards, size, scale, std, means)
 
 
 def loss_mask(batch: RolloutBatch, objective: Objective) -> Tensor:
@@ -86,7 +128,7 @@ def loss_mask(batch: RolloutBatch, objective: Objective) -> Tensor:
 def live_rows(batch: RolloutBatch, mask: Tensor, objective: Objective, additive: Tensor | None) -> Tensor:
     """``[B]`` bool: rows that can contribute a gradient. The others need no forward and no backward pass."""
     assert batch.advantages is not None
-    everything = bool(objective.kl_coefficient) or additive is not None
+    everything = objective.kl_coefficient > 0 or objective.entropy_coefficient > 0 or additive is not None
     return mask.any(1) & ((batch.advantages != 0) | everything)
 
 
@@ -139,16 +181,9 @@ def micro_batch_loss(
     """
     logprobs = stats.logprobs
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    losses = clipped_surrogate(
-        logprobs,
-        old,
-        advantages,
-        clip_low=objective.clip_low,
-        clip_high=objective.clip_high,
-        ratio_cap=objective.ratio_cap,
-        mask=mask,
-        level=objective.level,
-    )
+    losses = objective.token_losses(logprobs, old, advantages, mask)
+    if objective.sampler_cap is not None:
+        losses = losses * _correction(batch, old, objective.sampler_cap)
     ratio = importance_ratio(logprobs, old, mask, objective.level)
     sums = dict(_sums(stats, ratio.detach(), advantages, mask, objective))
     if batch.ref_logprobs is not None:
@@ -158,6 +193,9 @@ def micro_batch_loss(
         losses = losses + objective.kl_coefficient * kl
         plain = kl_estimate(logprobs.detach(), batch.ref_logprobs, objective.kl_estimator)
         sums["kl"] = masked_sum(plain, mask)
+    if objective.entropy_coefficient:
+        assert stats.entropy is not None
+        losses = losses - objective.entropy_coefficient * stats.entropy
     loss = aggregate(
         losses,
         mask,
@@ -180,4 +218,13 @@ def _sums(
     yield "clip_ratio/high_mean", high.sum()
     yield "clip_ratio/region_mean", (low | high).sum()
     if stats.entropy is not None:
-        yield "entropy", masked_sum(stats.entropy, mask)
+        yield "entropy", masked_sum(stats.entropy.detach(), mask)
+
+
+def _correction(batch: RolloutBatch, old: Tensor, cap: float) -> Tensor:
+    if batch.sampling_logprobs is None:
+        raise ValueError(
+            "`objective.sampler_cap` needs the log-probabilities of the sampler, but this engine reports none. Use an "
+            "engine that does, or set it to null."
+        )
+    return sampler_correction(old, batch.sampling_logprobs, cap)

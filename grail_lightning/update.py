@@ -107,18 +107,26 @@ class Update:
         self.advantages = token_advantages(self.batch.advantages, weights, additive)
         self.live = live_rows(self.batch, self.mask, self.objective, additive).cpu()
 
-    def accumulate(self, rows: Tensor, backward: Callable[[Tensor], None]) -> dict[str, float]:
-        """Forward and backward passes of one optimiser step; its metrics over all ranks."""
+    def accumulate(self, rows: Tensor, backward: Callable[[Tensor, bool], None]) -> dict[str, float]:
+        """Forward and backward passes of one optimiser step.
+
+        Args:
+            rows: The rows of the step.
+            backward: Gets the loss of each micro-batch, and whether it is the step's last.
+
+        Returns:
+            Metrics over all ranks.
+        """
         counted = self.mask[rows.to(self.mask.device)]
         counts = over_ranks(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
         parts = self._cut(rows[self.live[rows]], self._shared if self._taken == 0 else None)
         most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
         sums: dict[str, Tensor] = {}
         recorded = torch.zeros_like(self.advantages)
-        for part in parts + [NO_ROWS] * (most - len(parts)):
+        for number, part in enumerate(parts + [NO_ROWS] * (most - len(parts)), start=1):
             loss, found = self._loss(part, LossCounts(num_rollouts=counts[0], num_tokens=counts[1]), recorded)
             # Strategies average gradients over ranks; the denominators are those of all ranks already.
-            backward(loss * world_size())
+            backward(loss * world_size(), number == most)
             sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in found.items()} or sums
         if self._taken == 0:
             self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
@@ -167,6 +175,7 @@ class Update:
             piece.response_mask,
             temperature=self.sampling.logprob_temperature,
             with_entropy=not frozen,
+            entropy_gradient=bool(self.objective.entropy_coefficient) and not frozen,
         )
         return found
 

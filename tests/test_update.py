@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.functional import group_advantages
-from grail_lightning.objective import Objective, live_rows, loss_mask, split_groups
+from grail_lightning.objective import Objective, advantages, live_rows, loss_mask, split_groups
 from grail_lightning.policy import load_policy
 from grail_lightning.rollout import Sampling
 from grail_lightning.update import Update, clip_gradients
@@ -41,7 +41,7 @@ def _gradients(policy, batch, objective, weights=None, order=None, reference=Non
     update = Update(policy, reference, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
     values = batch.response_mask.double() if weights is None else weights
     rows = update.plan(values, None)[0]
-    metrics = update.accumulate(rows, lambda loss: loss.backward())
+    metrics = update.accumulate(rows, lambda loss, last: loss.backward())
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
 
 
@@ -58,13 +58,55 @@ def token_weights(batch):
     return torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)).double() + 0.5
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
-def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, kl, policy, batch, token_weights):
-    reference = load_policy("arithmetic", trainable=False).double()
-    for p in reference.parameters():
+@pytest.fixture(scope="module")
+def reference():
+    made = load_policy("arithmetic", trainable=False).double()
+    for p in made.parameters():
         p.data *= 1.01
-    options = {"group_size": 4, "aggregation": how, "kl_coefficient": kl}
+    return made
+
+
+KL = [{}] + [
+    {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
+    for name in ("k1", "k2", "k3")
+    for corrected in (True, False)
+]
+
+
+@pytest.mark.parametrize("kl", KL, ids=lambda kl: "-".join(str(v) for v in kl.values()) or "no kl")
+@pytest.mark.parametrize("scale", ["none", "group", "batch", "bnpo"])
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, policy, reference, batch, token_weights):
+    options = {"group_size": 4, "aggregation": how, "scale_rewards": scale, **kl}
+    batch, token_weights = batch.select(torch.arange(12)), token_weights[:12]  # Three groups; the second is dead.
+    token_weights = token_weights[:, : batch.response_mask.shape[1]]
+    batch = batch.replace(advantages=advantages(batch, Objective(**options)))
+    big = Objective(token_budget=10**6, **options)
+    expected, metrics = _gradients(policy, batch, big, token_weights, reference=reference)
+    found, small_metrics = _gradients(
+        policy, batch, Objective(token_budget=200, **options), token_weights, reference=reference
+    )
+    _same(found, expected)
+    assert small_metrics == pytest.approx(metrics, rel=1e-9)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
+    _same(_gradients(policy, batch, big, token_weights, order, reference)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"level": "sequence"},
+        {"surrogate": "cispo"},
+        {"entropy_coefficient": 0.03},
+        {"sampler_cap": 1.5},
+        {"mask_truncated": False},
+    ],
+    ids=str,
+)
+def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, batch, token_weights):
+    noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5))
+    batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
+    options = {"group_size": 4, "kl_coefficient": 0.1} | more
     big = Objective(token_budget=10**6, **options)
     expected, metrics = _gradients(policy, batch, big, token_weights, reference=reference)
     for budget in (1, 100, 333):
@@ -72,8 +114,41 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, kl, policy, b
         found, small_metrics = _gradients(policy, batch, small, token_weights, reference=reference)
         _same(found, expected)
         assert small_metrics == pytest.approx(metrics, rel=1e-9)
-    order = torch.randperm(24, generator=torch.Generator().manual_seed(2))
-    _same(_gradients(policy, batch, big, token_weights, order, reference)[0], expected)
+    plain = Objective(group_size=4, kl_coefficient=0.1, token_budget=10**6)
+    without, _ = _gradients(policy, batch, plain, token_weights, reference=reference)
+    differs = max((without[name] - expected[name]).abs().max().item() for name in expected)
+    # At ratio 1 the sequence's ratio is 1, too, and cispo's gradient is that of the clipped surrogate.
+    assert (differs > 1e-6) == (more.keys() <= {"entropy_coefficient", "sampler_cap", "mask_truncated"})
+
+
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+def test_entropy_bonus_and_sampler_correction_equal_a_loss_written_by_hand(how, policy, batch, token_weights):
+    noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5)).double()
+    batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
+    objective = Objective(group_size=4, aggregation=how, token_budget=150, entropy_coefficient=0.03, sampler_cap=1.5)
+    found, _ = _gradients(policy, batch, objective, token_weights)
+    policy.zero_grad(set_to_none=True)
+    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    width = batch.response_mask.shape[1]
+    logs = logits[:, -width - 1 : -1].log_softmax(-1)
+    lp = logs.gather(-1, batch.response_ids[..., None]).squeeze(-1)
+    correction = (lp.detach() - batch.sampling_logprobs).exp().clamp(max=1.5)
+    assert (correction == 1.5).any()
+    mask = batch.response_mask & batch.finished[:, None]
+    token = -lp * batch.advantages[:, None] * token_weights * correction + 0.03 * (logs.exp() * logs).sum(-1)
+    token = token.masked_fill(~mask, 0)
+    rows = batch.finished.sum()
+    {
+        "grpo": (token.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows,
+        "dr_grpo": token.sum() / (rows * LIMIT),
+        "dapo": token.sum() / mask.sum(),
+    }[how].backward()
+    _same(found, {n: p.grad for n, p in policy.named_parameters()}, rtol=1e-6)
+
+
+def test_a_sampler_that_reports_no_log_probabilities_cannot_be_corrected(policy, batch):
+    with pytest.raises(ValueError, match=r"`objective.sampler_cap` needs the log-probabilities of the sampler"):
+        _gradients(policy, batch.replace(sampling_logprobs=None), Objective(group_size=4, sampler_cap=2.0))
 
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
@@ -135,7 +210,7 @@ def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, ba
     ratios = []
     for rows in steps:
         optimizer.zero_grad()
-        metrics = update.accumulate(rows, lambda loss: loss.backward())
+        metrics = update.accumulate(rows, lambda loss, last: loss.backward())
         ratios.append(metrics["clip_ratio/region_mean"])
         optimizer.step()
     live = update.live
@@ -161,7 +236,7 @@ def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step
         expected = moving(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
     optimizer = torch.optim.SGD(moving.parameters(), lr=0.05)
     for rows in update.plan(token_weights, None):
-        update.accumulate(rows, lambda loss: loss.backward())
+        update.accumulate(rows, lambda loss, last: loss.backward())
         optimizer.step()
     torch.testing.assert_close(
         update.batch.old_logprobs[update.live].double(), expected[update.live], rtol=0, atol=1e-6

@@ -9,6 +9,9 @@ GRPO (2402.03300)     ``scale="group"``   ``"grpo"``       0.2, 0.2
 Dr. GRPO (2503.20783) ``scale="none"``    ``"dr_grpo"``    0.2, 0.2
 DAPO (2503.14476)     ``scale="group"``   ``"dapo"``       0.2, 0.28
 ====================  ==================  ===============  =========
+
+GSPO-token (2507.18071) is ``level="sequence"``, CISPO (2506.13585) ``surrogate="cispo"``, dual clip (1912.09729) a
+`ratio_cap`.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grail_lightning.functional.bnpo import beta_scale
 from grail_lightning.functional.tokens import masked_mean, masked_sum
 
-Scaling = Literal["none", "group", "batch"]
+Scaling = Literal["none", "group", "batch", "bnpo"]
 Aggregation = Literal["grpo", "dr_grpo", "dapo"]
 Estimator = Literal["k1", "k2", "k3"]
 Level = Literal["token", "sequence"]
+Surrogate = Literal["clip", "cispo"]
 
 SCALE_EPS = 1e-4
 # Rewards of one group that differ by less than this are equal: float noise must not become an advantage.
@@ -31,28 +36,35 @@ EQUAL_REWARDS = 1e-6
 
 
 def group_advantages(
-    rewards: Tensor, group_size: int, scale: Scaling = "none", batch_std: Tensor | float | None = None
+    rewards: Tensor,
+    group_size: int,
+    scale: Scaling = "none",
+    batch_std: Tensor | float | None = None,
+    batch_means: Tensor | None = None,
 ) -> Tensor:
     r"""Each rollout's reward beside those of its group.
 
     .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
 
     ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``); with
-    ``"none"`` nothing is divided. A group whose rewards are all equal has ``A = 0`` exactly.
+    ``"none"`` nothing is divided, and with ``"bnpo"`` each group is multiplied by `beta_scale` instead. A group whose
+    rewards are all equal has ``A = 0`` exactly.
 
     Args:
         rewards: ``[N]``, rows of one group next to each other.
         group_size: Rollouts of a group.
-        scale: none | group | batch.
+        scale: none | group | batch | bnpo.
         batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
+        batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
 
     Returns:
         ``[N]``.
 
     Raises:
-        ValueError: For a group of one, a length that `group_size` does not divide, or a missing `batch_std`.
+        ValueError: For a group of one, a length that `group_size` does not divide, a missing `batch_std` or
+            `batch_means`, or mean rewards outside [0, 1] with ``"bnpo"``.
 
-    Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3.
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3; BNPO, arXiv 2506.02864.
     """
     if group_size < 2:
         raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
@@ -70,8 +82,12 @@ def group_advantages(
             if batch_std is None:
                 raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
             advantages = centred / (batch_std + SCALE_EPS)
+        case "bnpo":
+            if batch_means is None:
+                raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
+            advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
         case _:
-            raise ValueError(f"`scale` must be one of none, group, batch, but got {scale!r}.")
+            raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
     return advantages.masked_fill(dead, 0).reshape(-1)
 
 
@@ -146,10 +162,18 @@ def clipped_surrogate(
     ratio_cap: float | None = None,
     mask: Tensor | None = None,
     level: Level = "token",
+    surrogate: Surrogate = "clip",
 ) -> Tensor:
     r"""The clipped policy-gradient loss of each token.
 
     .. math:: \ell_t = -\min(\rho_t A_t,\ \mathrm{clip}(\rho_t, 1-\epsilon_{low}, 1+\epsilon_{high}) A_t)
+
+    A clipped token has no gradient. With `surrogate` "cispo" it keeps one, of bounded weight:
+
+    .. math:: \ell_t = -\mathrm{sg}(\mathrm{clip}(\rho_t, 1-\epsilon_{low}, 1+\epsilon_{high}))\, A_t \log\pi_t
+
+    The cap on the unclipped ratio bounds what a negative advantage can do. It is the constant ``c`` of dual clip, too:
+    where ``A < 0``, ``max(min(ρ A, clip(ρ) A), c A)`` is the same number with the same gradient.
 
     Advantages enter per token, so token credit is ``advantages[:, None] * weights``; the loss never learns what made
     the weights.
@@ -160,27 +184,62 @@ def clipped_surrogate(
         advantages: ``[B, T]``, or ``[B, 1]``.
         clip_low: ``ε_low``.
         clip_high: ``ε_high`` ("clip higher").
-        ratio_cap: Upper bound on the unclipped ratio, which matters for negative advantages (two-sided clip).
+        ratio_cap: Upper bound on the unclipped ratio, which matters for negative advantages (two-sided or dual clip).
         mask: ``[B, T]`` bool; only level "sequence" needs it.
         level: "token", or "sequence" for GSPO-token.
+        surrogate: clip | cispo.
 
     Returns:
         ``[B, T]``, to be given to `aggregate`.
 
     Raises:
-        ValueError: For clip ranges that contain nothing, or a cap below ``1 + clip_high``.
+        ValueError: For clip ranges that contain nothing, a cap below ``1 + clip_high``, or a cap with "cispo", whose
+            ratio is bounded already.
 
-    Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291.
+    Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291; dual clip:
+    arXiv 1912.09729; CISPO: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
     if not 0 <= clip_low <= 1 or clip_high < 0:
         raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
     if ratio_cap is not None and ratio_cap < 1 + clip_high:
         raise ValueError(f"`ratio_cap` must be at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}.")
+    if surrogate not in ("clip", "cispo"):
+        raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")
+    if surrogate == "cispo" and ratio_cap is not None:
+        raise ValueError(f"`ratio_cap` must be null with `surrogate` cispo, but got {ratio_cap}. Set `clip_high`.")
     ratio = importance_ratio(logprobs, old_logprobs, mask, level)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if surrogate == "cispo":
+        return -clipped.detach() * advantages * logprobs
     if ratio_cap is not None:
         ratio = ratio.clamp(max=ratio_cap)
     return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
+    r"""Truncated importance weights for rollouts that another program than the trainer has drawn.
+
+    .. math:: c_t = \min\left(\frac{\pi_{trainer}(y_t)}{\pi_{sampler}(y_t)},\ C\right)
+
+    Both probabilities are of the weights that sampled; they differ where the sampler computes in another precision or
+    with other kernels. Multiplies the loss of each token.
+
+    Args:
+        trainer_logprobs: ``[B, T]`` by the training forward pass, before the first update.
+        sampler_logprobs: ``[B, T]`` as the sampler reports them.
+        cap: ``C``.
+
+    Returns:
+        ``[B, T]``, without gradient.
+
+    Raises:
+        ValueError: If the cap is below 1.
+
+    Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025).
+    """
+    if cap < 1:
+        raise ValueError(f"`sampler_cap` must be at least 1, but got {cap}. Use null to switch the correction off.")
+    return (trainer_logprobs.detach() - sampler_logprobs).exp().clamp(max=cap)
 
 
 def aggregate(

@@ -5,11 +5,13 @@ Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 DEFAULT_CHUNK_TOKENS = 1024
@@ -49,13 +51,15 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    trained: Sequence[Tensor] | None = None,
 ) -> TokenStats:
     r"""Log-probability of each token, and the entropy of its distribution, in chunks over tokens.
 
     .. math:: \log \mathrm{softmax}(\mathrm{head}(h) / \tau)_{y}, \qquad H = -\sum_v p_v \log p_v
 
     Forward and backward hold logits of `chunk_tokens` positions at a time: the backward pass computes a chunk's logits
-    anew. Softmax and entropy are taken in float32 at least, whatever the head's dtype. The entropy carries no gradient.
+    anew. Softmax and entropy are taken in float32 at least, whatever the head's dtype.
 
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
@@ -64,6 +68,9 @@ def token_logprobs(
         temperature: Divides the logits.
         chunk_tokens: Positions whose logits exist at a time.
         with_entropy: Whether to return the entropy in nats, too.
+        entropy_gradient: Whether it carries a gradient.
+        trained: All tensors inside `head` that are to get a gradient; none if it is empty. The backward pass is then
+            written out, which is faster; None leaves it to autograd.
 
     Returns:
         Both shaped like `token_ids`.
@@ -79,27 +86,104 @@ def token_logprobs(
         )
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1)
 
+    # One chunk needs no recomputation to bound its memory.
+    recompute = torch.is_grad_enabled() and len(ids) > chunk_tokens
+    if recompute and trained is not None and not entropy_gradient:
+        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy)
+        chosen, entropy = _ChunkedLogprobs.apply(chunks, states, ids, *trained)  # type: ignore[no-untyped-call]
+        return TokenStats(chosen.reshape(token_ids.shape), entropy.reshape(token_ids.shape) if with_entropy else None)
+
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(states)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        logits = _exact(head(states)) / temperature
         log_norm = logits.logsumexp(-1)
         chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
         if not with_entropy:
             return chosen, chosen.new_zeros(chosen.shape)
-        with torch.no_grad():
+        with nullcontext() if entropy_gradient else torch.no_grad():
             # H = log Z − Σ p·z: one softmax, no log-softmax of the whole vocabulary beside it.
             entropy = log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
         return chosen, entropy
 
     logprobs, entropies = [], []
-    # One chunk needs no recomputation to bound its memory.
-    recompute = torch.is_grad_enabled() and len(ids) > chunk_tokens
     for part, part_ids in zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True):
         lp, ent = checkpoint(chunk, part, part_ids, use_reentrant=False) if recompute else chunk(part, part_ids)
         logprobs.append(lp)
         entropies.append(ent)
     if not logprobs:  # No token at all: keep the graph, so that a backward pass through an empty row still works.
         empty = hidden.sum(-1)
-        return TokenStats(empty, empty.detach() if with_entropy else None)
+        return TokenStats(empty, (empty if entropy_gradient else empty.detach()) if with_entropy else None)
     result = torch.cat(logprobs).reshape(token_ids.shape)
     return TokenStats(result, torch.cat(entropies).reshape(token_ids.shape) if with_entropy else None)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class _Chunks(NamedTuple):
+    """How `_ChunkedLogprobs` goes through its tokens."""
+
+    head: Callable[[Tensor], Tensor]
+    temperature: float
+    chunk_tokens: int
+    with_entropy: bool
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    r"""Log-probabilities whose backward pass makes each chunk's logits anew, and their gradient in one pass.
+
+    .. math:: \partial \log p_y / \partial z_v = (1_{v=y} - p_v) / \tau
+
+    Autograd would go over ``[n, V]`` a dozen times: for the cast, the division, both directions of the log-sum-exp, the
+    gather and its scatter, and for an entropy that nobody differentiates.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, chunks: _Chunks, states: Tensor, ids: Tensor, *trained: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, log_norms, entropies = [], [], []
+        size = chunks.chunk_tokens
+        for part, part_ids in zip(torch.split(states, size), torch.split(ids, size), strict=True):
+            logits = _exact(chunks.head(part))
+            logits = logits if chunks.temperature == 1 else logits / chunks.temperature
+            top = logits.amax(-1, keepdim=True)
+            powers = (logits - top).exp_()
+            total = powers.sum(-1)
+            log_norm = top.squeeze(-1) + total.log()
+            chosen.append(logits.gather(-1, part_ids[:, None]).squeeze(-1) - log_norm)
+            log_norms.append(log_norm)
+            if chunks.with_entropy:
+                entropies.append(log_norm - powers.mul_(logits).sum(-1) / total)
+        log_norm = torch.cat(log_norms)
+        ctx.chunks, ctx.device_type = chunks, states.device.type
+        ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
+        ctx.save_for_backward(states, ids, log_norm, *trained)
+        entropy = torch.cat(entropies) if entropies else log_norm.new_zeros(0)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(chosen), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+        states, ids, log_norm, *trained = ctx.saved_tensors
+        chunks: _Chunks = ctx.chunks
+        size, (enabled, dtype) = chunks.chunk_tokens, ctx.autocast
+        wanted = [t for t, needed in zip(trained, ctx.needs_input_grad[3:], strict=True) if needed]
+        # Clipped tokens and those of weight zero ask for nothing.
+        kept = grad.nonzero().squeeze(-1)
+        state_grad, sums = torch.zeros_like(states), [torch.zeros_like(t) for t in wanted]
+        for rows in torch.split(kept, size):
+            part, part_ids, norm, g = states[rows], ids[rows], log_norm[rows], grad[rows]
+            with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
+                leaf = part.detach().requires_grad_(True)
+                raw = chunks.head(leaf)
+            scale = (g / chunks.temperature)[:, None]
+            logits = _exact(raw.detach())
+            slope = (logits if chunks.temperature == 1 else logits / chunks.temperature) - norm[:, None]
+            slope = slope.exp_().mul_(-scale).scatter_add_(-1, part_ids[:, None], scale).to(raw.dtype)
+            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope)
+            state_grad[rows] = of_states
+            for total, found in zip(sums, of_trained, strict=True):
+                total += found
+        left = iter(sums)
+        of_parameters = [next(left) if needed else None for needed in ctx.needs_input_grad[3:]]
+        return None, state_grad, None, *of_parameters

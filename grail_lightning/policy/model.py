@@ -102,6 +102,7 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        entropy_gradient: bool = False,
     ) -> TokenStats:
         """Log-probability of each valid response token, and on request the entropy of its distribution.
 
@@ -113,12 +114,20 @@ class Policy(nn.Module):
             response_mask: ``[B, T]`` bool.
             temperature: Divides the logits.
             with_entropy: Whether to return the entropy in nats, too.
+            entropy_gradient: Whether it carries a gradient.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
         states = self.hidden(attention_mask, input_ids=input_ids)
-        return self.score(states, input_ids, response_mask, temperature=temperature, with_entropy=with_entropy)
+        return self.score(
+            states,
+            input_ids,
+            response_mask,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+        )
 
     def score(
         self,
@@ -128,6 +137,7 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        entropy_gradient: bool = False,
     ) -> TokenStats:
         """`forward` from the decoder's output ``[B, P+T, D]`` on."""
         length = response_mask.shape[1]
@@ -138,6 +148,8 @@ class Policy(nn.Module):
             temperature=temperature,
             chunk_tokens=self.loading.chunk_tokens,
             with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+            trained=[p for p in self.model.get_output_embeddings().parameters() if p.requires_grad],
         )
         zeros = flat.logprobs.new_zeros(response_mask.shape)
         entropy = None if flat.entropy is None else zeros.masked_scatter(response_mask, flat.entropy)

@@ -50,7 +50,7 @@ def _run(policy, batch, credit, objective, share):
     gradients = []
     for rows in update.plan(weights.values, weights.additive):
         optimizer.zero_grad()
-        update.accumulate(rows, lambda loss: loss.backward())
+        update.accumulate(rows, lambda loss, last: loss.backward())
         gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
         optimizer.step()
     return gradients, weights if shared is None else shared.weights(policy)

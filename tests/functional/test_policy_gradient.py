@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages, kl_estimate
+from grail_lightning.functional.policy_gradient import sampler_correction
 
 
 def test_advantages_are_rewards_less_their_groups_mean():
@@ -68,6 +69,51 @@ def test_the_ratio_cap_bounds_negative_advantages_alone():
     loss = clipped_surrogate(lp, torch.zeros_like(lp), torch.tensor([[-1.0, 1.0]]), ratio_cap=3.0)
     # A < 0: −min(3·−1, 1.28·−1) = 3; A > 0: −min(3, 1.28) = −1.28
     assert loss.tolist() == [pytest.approx([3.0, -1.28])]
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 1.1, 2.0, 2.9, 3.1, 50.0])
+@pytest.mark.parametrize("advantage", [-1.5, 0.7])
+def test_the_ratio_cap_is_the_constant_of_dual_clip(ratio, advantage):
+    lp = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    ours = clipped_surrogate(
+        lp, torch.zeros_like(lp), torch.full_like(lp, advantage), clip_low=0.2, clip_high=0.2, ratio_cap=3.0
+    )
+    (slope,) = torch.autograd.grad(ours.sum(), lp)
+    # Ye et al., equation 5: the clipped objective, and for a negative advantage not below c·A.
+    plain = min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+    expected = plain if advantage >= 0 else max(plain, 3.0 * advantage)
+    assert ours.item() == pytest.approx(-expected, rel=1e-12)
+    moves = plain == ratio * advantage and (advantage >= 0 or plain > 3.0 * advantage)
+    assert slope.item() == pytest.approx(-ratio * advantage if moves else 0.0, rel=1e-12)
+
+
+@pytest.mark.parametrize(("ratio", "weight"), [(0.5, 0.8), (1.0, 1.0), (1.2, 1.2), (4.0, 1.28)])
+@pytest.mark.parametrize("advantage", [-1.5, 0.7])
+def test_cispo_clips_the_weight_of_a_token_and_keeps_its_gradient(ratio, weight, advantage):
+    lp = torch.tensor([[-2.0]], dtype=torch.float64, requires_grad=True)
+    old = lp.detach() - math.log(ratio)
+    loss = clipped_surrogate(lp, old, torch.full_like(old, advantage), surrogate="cispo")
+    (slope,) = torch.autograd.grad(loss.sum(), lp)
+    assert loss.item() == pytest.approx(2.0 * weight * advantage, rel=1e-12)  # −w·A·lp
+    assert slope.item() == pytest.approx(-weight * advantage, rel=1e-12)
+
+
+def test_cispo_needs_no_cap():
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match=r"`ratio_cap` must be null with `surrogate` cispo, but got 3"):
+        clipped_surrogate(one, one, one, surrogate="cispo", ratio_cap=3.0)
+    with pytest.raises(ValueError, match=r"`surrogate` must be clip or cispo, but got .ppo."):
+        clipped_surrogate(one, one, one, surrogate="ppo")
+
+
+def test_the_correction_for_the_sampler_is_a_ratio_with_a_ceiling():
+    trainer = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
+    sampler = torch.tensor([[-1.0, -0.5, -4.0]])
+    found = sampler_correction(trainer, sampler, cap=2.0)
+    assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])
+    assert not found.requires_grad
+    with pytest.raises(ValueError, match="`sampler_cap` must be at least 1, but got 0.5"):
+        sampler_correction(trainer, sampler, cap=0.5)
 
 
 def test_a_cap_inside_the_clip_range_is_an_error():

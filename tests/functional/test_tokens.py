@@ -14,14 +14,22 @@ def _case(dtype=torch.float64):
 
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 21, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_tokens, temperature):
-    hidden, head, ids = _case()
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_tokens, temperature, written_out, cap):
+    hidden, linear, ids = _case()
+
+    def head(states):
+        return linear(states) if cap is None else torch.tanh(linear(states) / cap) * cap
+
     logits = head(hidden) / temperature
     expected = -F.cross_entropy(logits.reshape(-1, 50), ids.reshape(-1), reduction="none").reshape(3, 7)
-    expected_grads = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
-    found = token_logprobs(hidden, head, ids, temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=True)
+    inputs = [hidden, linear.weight, linear.bias]
+    expected_grads = torch.autograd.grad(expected.square().sum(), inputs)
+    options = {"temperature": temperature, "chunk_tokens": chunk_tokens, "with_entropy": True}
+    found = token_logprobs(hidden, head, ids, trained=inputs[1:] if written_out else None, **options)
     torch.testing.assert_close(found.logprobs, expected, rtol=0, atol=1e-12)
-    grads = torch.autograd.grad(found.logprobs.square().sum(), [hidden, head.weight])
+    grads = torch.autograd.grad(found.logprobs.square().sum(), inputs)
     for ours, theirs in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     entropy = torch.distributions.Categorical(logits=logits).entropy()
@@ -29,17 +37,73 @@ def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_token
     assert not found.entropy.requires_grad
 
 
-def test_no_logits_of_all_tokens_are_ever_made():
+@pytest.mark.parametrize("chunk_tokens", [4, 100])
+def test_the_entropy_carries_a_gradient_on_request(chunk_tokens):
     hidden, head, ids = _case()
+    expected = torch.distributions.Categorical(logits=head(hidden)).entropy()
+    expected_grads = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
+    found = token_logprobs(
+        hidden, head, ids, chunk_tokens=chunk_tokens, with_entropy=True, entropy_gradient=True, trained=[head.weight]
+    )
+    grads = torch.autograd.grad(found.entropy.square().sum(), [hidden, head.weight])
+    for ours, theirs in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_a_frozen_part_of_the_head_gets_no_gradient():
+    hidden, head, ids = _case()
+    head.weight.requires_grad_(False)
+    token_logprobs(hidden, head, ids, chunk_tokens=4, trained=[head.weight, head.bias]).logprobs.sum().backward()
+    assert head.weight.grad is None
+    assert head.bias.grad.abs().sum() > 0
+    assert hidden.grad.abs().sum() > 0
+
+
+def test_the_backward_pass_repeats_the_precision_of_the_forward_pass():
+    hidden, head, ids = _case(torch.float32)
+
+    def gradients(trained, chunk_tokens):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, trained=trained).logprobs
+        return torch.autograd.grad(found.sum(), [hidden, head.weight])
+
+    for ours, theirs in zip(gradients([head.weight], 4), gradients(None, 100), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_no_logits_of_all_tokens_are_ever_made(written_out):
+    hidden, head, ids = _case()
+    trained = [head.weight] if written_out else None
     seen = []
 
     def watched(states):
         seen.append(len(states))
         return head(states)
 
-    token_logprobs(hidden, watched, ids, chunk_tokens=4).logprobs.sum().backward()
+    token_logprobs(hidden, watched, ids, chunk_tokens=4, trained=trained).logprobs.sum().backward()
     assert max(seen) == 4
     assert sum(seen) == 2 * 21  # 21 positions forward, and once more in the backward pass
+
+
+def test_tokens_that_no_loss_asks_for_are_left_out_of_the_backward_pass():
+    hidden, head, ids = _case()
+    asked = torch.zeros(3, 7, dtype=torch.bool)
+    asked[0, 2] = asked[2, 4] = asked[2, 5] = True
+    seen = []
+
+    def watched(states):
+        seen.append(len(states))
+        return head(states)
+
+    found = token_logprobs(hidden, watched, ids, chunk_tokens=4, trained=[head.weight])
+    found.logprobs[asked].square().sum().backward()
+    assert sum(seen) == 21 + 3
+    expected = head(hidden).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)[asked]
+    of_hidden, of_weight = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
+    torch.testing.assert_close(hidden.grad, of_hidden, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(head.weight.grad, of_weight, rtol=1e-10, atol=1e-12)
 
 
 def test_half_precision_heads_are_reduced_in_float32():

@@ -1,0 +1,85 @@
+"""BNPO against a loop with SciPy's Beta distribution."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from grail_lightning.functional import group_advantages
+from grail_lightning.functional.bnpo import beta_scale
+
+BATCHES = {
+    "uneven": [0.0, 0.125, 0.25, 0.5, 0.75, 0.75, 1.0],
+    "hard": [0.0, 0.0, 0.125, 0.125, 0.25],
+    "easy": [0.875, 1.0, 0.75, 1.0],
+    "all or nothing": [0.0, 1.0, 0.0, 1.0, 1.0],  # v > m(1 − m): a and b are negative, α = β = 1
+    "nearly equal": [0.5, 0.5, 0.5, 0.625],
+    "one far out": [0.875] * 15 + [0.125],
+}
+
+
+def _scale(p, means):
+    """Beta parameters by moments, softened by a third; the inverse density; the cap."""
+    m, v = statistics.mean(means), statistics.variance(means)
+    a, b = (m * (1 - m) / v - 1) * m, (m * (1 - m) / v - 1) * (1 - m)
+    density = beta.pdf(p, max(1, 1 + a / 3), max(1, 1 + b / 3))
+    return min(1 / density, 1e6) if density > 0 else 1e6
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_scale_is_the_inverse_density_of_the_groups_mean(name):
+    means = BATCHES[name]
+    found = beta_scale(torch.tensor(means), torch.tensor(means))
+    assert found.tolist() == pytest.approx([_scale(p, means) for p in means], rel=1e-9)
+
+
+def test_a_case_by_hand():
+    # Means 0, 1/2, 1/2, 1: m = 1/2, v = (1/4 + 1/4) / 3 = 1/6; m(1−m)/v − 1 = 1/2, a = b = 1/4, α = β = 13/12.
+    # Beta(1/2; α, α) = (1/2)^(1/6) / B(13/12, 13/12); at 0 and 1 it is 0, so the cap holds.
+    norm = math.gamma(13 / 12) ** 2 / math.gamma(13 / 6)
+    means = torch.tensor([0.0, 0.5, 0.5, 1.0])
+    assert beta_scale(means, means).tolist() == pytest.approx([1e6, norm * 2 ** (1 / 6), norm * 2 ** (1 / 6), 1e6])
+
+
+def test_advantages_are_centred_rewards_times_the_groups_scale():
+    rewards = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
+    elsewhere = [0.25, 0.25, 1.0]  # groups of another rank
+    means = [statistics.mean(group) for group in rewards]
+    found = group_advantages(torch.tensor(rewards).flatten(), 4, "bnpo", batch_means=torch.tensor([*means, *elsewhere]))
+    expected = [
+        (r - p) * _scale(p, [*means, *elsewhere]) for group, p in zip(rewards, means, strict=True) for r in group
+    ]
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert (found[8:12] == 0).all(), "a dead group stays at exactly 0 under the largest scale"
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("means", [[0.3], [0.5, 0.5, 0.5], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0], [1.0, 1.0]])
+def test_one_group_or_equal_means_have_scale_one(means):
+    means = torch.tensor(means, dtype=torch.float64)
+    assert torch.equal(beta_scale(means, means), torch.ones(len(means), dtype=torch.float64))
+
+
+def test_the_scale_is_finite_whatever_the_means():
+    random = torch.Generator().manual_seed(0)
+    for size in (2, 3, 64):
+        for spread in (1e-7, 1e-5, 1e-2, 1.0):
+            for centre in (0.0, 0.5, 1.0):
+                means = (centre + spread * torch.randn(size, generator=random)).clamp(0, 1)
+                scale = beta_scale(means, means)
+                assert scale.isfinite().all()
+                assert (scale > 0).all()
+                assert (scale <= 1e6 * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("means", [[-0.1, 0.5], [0.5, 1.2]])
+def test_means_outside_the_unit_interval_are_an_error_on_every_rank(means):
+    with pytest.raises(ValueError, match=r"mean reward lies in \[0, 1\], but got (-0.1|1.2).*`scale_rewards: group`"):
+        beta_scale(torch.tensor([0.5]), torch.tensor(means))
+
+
+def test_bnpo_without_the_batchs_means_is_an_error():
+    with pytest.raises(ValueError, match="needs `batch_means`"):
+        group_advantages(torch.ones(4), 2, "bnpo")

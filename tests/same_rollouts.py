@@ -1,0 +1,95 @@
+"""Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
+
+python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing
+
+"nothing" is the learning rate 0.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.filterwarnings("ignore")
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+import grail_lightning.credit
+from grail_lightning.engines import RolloutEngine
+from grail_lightning.engines.base import build_batch
+from tests.runs import Watch, module, problems, trainer
+
+PROMPTS, STEPS = 4, 3
+
+
+class ByPrompt(RolloutEngine):
+    """Writes responses instead of sampling them: filler of uneven length, then the right or a wrong answer.
+
+    Of the prompts of a step, two ranks get those at even and at odd places. In step 1 the odd ones are dead groups: a
+    rank without a live row. In step 2 their responses have no box: a rank without an eligible row.
+    """
+
+    def __init__(self, prompts):
+        self.places = {str(prompt.messages): k for k, prompt in enumerate(prompts)}
+        self.policy = None
+
+    def update_weights(self, policy):
+        self.policy = policy
+
+    def generate(self, prompts, group_size, sampling, seed):
+        ids = [
+            self.policy.tokenizer(self.text(prompt, place), add_special_tokens=False)["input_ids"]
+            + [self.policy.tokenizer.eos_token_id]
+            for prompt in prompts
+            for place in range(group_size)
+        ]
+        return build_batch(self.policy, prompts, group_size, ids, [True] * len(ids))
+
+    def text(self, prompt, place):
+        number = self.places[str(prompt.messages)]
+        step, odd = number // PROMPTS, number % 2
+        right = place % 2 == 0 and not (step == 1 and odd)
+        value = prompt.reference if right else str(int(prompt.reference) + place + 1)
+        lines = "".join(f"{place}+{k}={place + k}\n" for k in range((3 * number + place) % 7))
+        # Without a box an answer is missing, and so wrong; the right ones of a group keep theirs.
+        return lines + (value if step == 2 and odd and not right else f"\\boxed{{{value}}}")
+
+
+def main(strategy, credit):
+    torch.set_num_threads(1)
+    prompts = problems(PROMPTS * STEPS, seed=3)
+    ours = module(
+        {"token_budget": 150, "kl_coefficient": 0.0},
+        credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(),
+        engine=ByPrompt(prompts),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.0 if credit == "nothing" else 0.5),
+    )
+    ranks = 1 if strategy == "one" else 2
+    mine = prompts[int(os.environ.get("LOCAL_RANK", "0")) :: ranks]
+    loader = torch.utils.data.DataLoader(mine, batch_size=PROMPTS // ranks, collate_fn=list)
+    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
+    watch = Watch()
+    run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False)
+    run.fit(ours, loader)
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.policy.parameters()]
+    print(
+        "\n"
+        + json.dumps(
+            {
+                "rank": run.global_rank,
+                "weights": [p.detach().double().flatten()[::997].tolist() for p in whole],
+                "loss": [output.metrics["loss"] for output in watch.outputs],
+                "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],
+                "eligible": [output.metrics.get("credit/eligible") for output in watch.outputs],
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
