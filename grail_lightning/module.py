@@ -16,7 +16,8 @@ from torch import Tensor
 from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.shared import SharedSaliency, share_forward
-from grail_lightning.engines import HFEngine, RolloutEngine, build_batch
+from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.engines.base import given_batch
 from grail_lightning.grading import grade
 from grail_lightning.locate import align_rows, answer_masks, step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
@@ -24,6 +25,7 @@ from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.sharding import gathered, shard, unsynchronised
 from grail_lightning.ranks import world_size
+from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
@@ -146,7 +148,9 @@ class GrailModule(pl.LightningModule):
         """One batch of prompts: one sampling, and as many optimiser steps as the objective asks for."""
         assert self.policy is not None
         self._seconds.clear()
-        batch, verdicts = self.sample(prompts, self.objective.group_size, self.sampling, ("train", self.global_step))
+        batch, verdicts = self._draw(prompts)
+        loader, rounds = self.trainer.train_dataloader, self.objective.refill_rounds
+        batch, verdicts, drawn = refill(batch, verdicts, self._draw, loader, rounds)
         batch = batch.replace(advantages=advantages(batch, self.objective))
         with self._clock("credit"):
             shared = self.share(batch)
@@ -157,7 +161,7 @@ class GrailModule(pl.LightningModule):
             weights = shared.weights(self.policy)
             self._seconds["credit"] += shared.seconds
             self._seconds["update"] -= shared.seconds
-        report = rollout_report(batch, verdicts) | updated
+        report = rollout_report(batch, verdicts) | drawn | updated
         report |= credit_report(batch, weights, step_masks(batch, align_rows(batch, self.tokenizer)))
         report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._log(report)
@@ -178,7 +182,7 @@ class GrailModule(pl.LightningModule):
         """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
         assert self.policy is not None
         if prompts and all("response" in prompt.columns for prompt in prompts):
-            batch, verdicts = self._graded(self._given(prompts))
+            batch, verdicts = self._graded(given_batch(self.policy, prompts))
         else:
             plan = self.evaluation or EvaluationPlan(num_samples=1, sampling=self.sampling)
             batch, verdicts = self.sample(prompts, plan.num_samples, plan.sampling, ("predict", batch_idx))
@@ -205,17 +209,16 @@ class GrailModule(pl.LightningModule):
         with self._clock("grade"):
             return self._graded(batch)
 
+    def _draw(self, prompts: list[Prompt], number: int = 0) -> tuple[RolloutBatch, list[Verdict]]:
+        """The rollouts of a training step; `number` counts further samplings in it."""
+        key = ("train", self.global_step) if not number else ("train", self.global_step, number)
+        return self.sample(prompts, self.objective.group_size, self.sampling, key)
+
     def _graded(self, batch: RolloutBatch) -> tuple[RolloutBatch, list[Verdict]]:
         assert self.policy is not None
         assert self.verifier is not None
         alignments = align_rows(batch, self.policy.tokenizer)
         return grade(batch.replace(answer=answer_masks(batch, alignments)), self.verifier)
-
-    def _given(self, prompts: list[Prompt]) -> RolloutBatch:
-        assert self.policy is not None
-        texts = [str(prompt.columns["response"]) for prompt in prompts]
-        ids = [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-        return build_batch(self.policy, prompts, 1, ids, [True] * len(ids))
 
     def weigh(self, batch: RolloutBatch) -> TokenWeights:
         """Token weights of the configured credit, through the configured control."""

@@ -32,6 +32,7 @@ class Objective:
 
     Attributes:
         group_size: Rollouts of each prompt.
+        refill_rounds: Most further samplings in place of groups that are all right or all wrong (dynamic sampling).
         updates_per_batch: Passes over the rollouts.
         mini_batches: Optimiser steps of each pass; groups are not split.
         aggregation: Of token losses: grpo, dr_grpo or dapo.
@@ -53,6 +54,7 @@ class Objective:
     """
 
     group_size: int = 8
+    refill_rounds: int = 0
     updates_per_batch: int = 1
     mini_batches: int = 1
     aggregation: Aggregation = "dr_grpo"
@@ -72,7 +74,13 @@ class Objective:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("group_size", 2), ("updates_per_batch", 1), ("mini_batches", 1), ("token_budget", 1)):
+        for name, least in (
+            ("group_size", 2),
+            ("refill_rounds", 0),
+            ("updates_per_batch", 1),
+            ("mini_batches", 1),
+            ("token_budget", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"`objective.{name}` must be at least {least}, but got {getattr(self, name)}.")
         for name in ("kl_coefficient", "entropy_coefficient"):

@@ -108,15 +108,19 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         for _ in range(len(self)):
-            yield self._next()
+            yield self.take(self.prompts_per_batch)
 
-    def _next(self) -> list[Prompt]:
+    def take(self, number: int) -> list[Prompt]:
+        """This rank's share of the next prompts; all ranks have to ask for the same `number` of them.
+
+        Fewer where an epoch ends.
+        """
         if self.num_prompts - self.offset < self.world_size:
             self.epoch, self.offset = self.epoch + 1, 0
         if self._order[0] != self.epoch:
             self._order = (self.epoch, epoch_order(self.sets, self.shares, self.seed, self.epoch))
         # The position moves before the batch is handed out: a checkpoint of the step that uses it names the next one.
-        batch = self._order[1][self.offset : self.offset + self.prompts_per_batch]
+        batch = self._order[1][self.offset : self.offset + number]
         self.offset += len(batch)
         return [self.sets[which].prompts[index] for which, index in batch[self.rank :: self.world_size]]
 

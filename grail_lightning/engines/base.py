@@ -70,6 +70,13 @@ def build_batch(
     ).to(policy.device)
 
 
+def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> RolloutBatch:
+    """Responses that are there already, in the column `response` of each prompt; one a prompt."""
+    texts = [str(prompt.columns["response"]) for prompt in prompts]
+    ids = [list(policy.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    return build_batch(policy, prompts, 1, ids, [True] * len(ids))
+
+
 def decode(policy: Policy, ids: list[int]) -> str:
     """The text that is graded: special tokens left out, nothing cleaned up."""
     text: str = policy.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

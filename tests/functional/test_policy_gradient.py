@@ -112,7 +112,7 @@ def test_the_correction_for_the_sampler_is_a_ratio_with_a_ceiling():
     found = sampler_correction(trainer, sampler, cap=2.0)
     assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])
     assert not found.requires_grad
-    with pytest.raises(ValueError, match="`sampler_cap` must be at least 1, but got 0.5"):
+    with pytest.raises(ValueError, match=r"`sampler_cap` must be at least 1, but got 0.5"):
         sampler_correction(trainer, sampler, cap=0.5)
 
 

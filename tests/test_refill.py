@@ -1,0 +1,130 @@
+"""Dynamic sampling."""
+
+import pytest
+import torch
+
+from grail_lightning.data import ArithmeticData
+from grail_lightning.engines import HFEngine
+from grail_lightning.grading import grade
+from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.policy import load_policy
+from grail_lightning.refill import join, refill, uniform_groups
+from grail_lightning.rollout import Sampling
+from tests.runs import Watch, batches, module, problems, trainer
+
+SAMPLING = Sampling(max_response_length=40)
+
+
+@pytest.fixture(scope="module")
+def draw():
+    """Samples and grades four responses to each prompt."""
+    from grail_lightning.answers.verifier import Verifier
+
+    policy, engine = load_policy("arithmetic"), HFEngine()
+    engine.update_weights(policy)
+    with Verifier(num_workers=1) as verifier:
+
+        def sample(prompts, number):
+            batch = engine.generate(prompts, 4, SAMPLING, seed=number)
+            return grade(batch.replace(answer=answer_masks(batch, align_rows(batch, policy.tokenizer))), verifier)
+
+        yield sample
+
+
+class Stream:
+    """Further prompts, and how many were asked for."""
+
+    def __init__(self, prompts):
+        self.prompts, self.asked = prompts, []
+
+    def take(self, number):
+        self.asked.append(number)
+        taken, self.prompts = self.prompts[:number], self.prompts[number:]
+        return taken
+
+
+def _valid(batch, row):
+    return batch.input_ids[row][batch.attention_mask[row]].tolist()
+
+
+def test_joined_rows_are_the_rows_of_both(draw):
+    first, _ = draw(problems(2), 0)
+    second, _ = draw(problems(5)[2:], 1)
+    second = second.select(torch.tensor([1, 4, 7]))
+    joined = join(first, second)
+    assert joined.texts == first.texts + second.texts
+    assert [_valid(joined, k) for k in range(11)] == [_valid(first, k) for k in range(8)] + [
+        _valid(second, k) for k in range(3)
+    ]
+    for k, part, row in [(3, first, 3), (9, second, 1)]:
+        length = int(part.response_mask[row].sum())
+        assert int(joined.response_mask[k].sum()) == length
+        assert torch.equal(joined.response_ids[k, :length], part.response_ids[row, :length])
+        assert torch.equal(joined.sampling_logprobs[k, :length], part.sampling_logprobs[row, :length])
+        assert torch.equal(joined.answer.content[k, :length], part.answer.content[row, :length])
+    assert torch.equal(joined.response_mask.sum(1), joined.attention_mask[:, joined.prompt_width :].sum(1))
+
+
+def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
+    batch, verdicts = draw(problems(6), 0)
+    dead = uniform_groups(batch)
+    expected = [len({v.correct for v in verdicts[4 * k : 4 * k + 4]}) == 1 for k in range(6)]  # by hand
+    assert dead.tolist() == expected
+    assert 1 <= dead.sum() < 6
+    stream = Stream(problems(40, seed=9))
+    filled, kept, figures = refill(batch, verdicts, draw, stream, rounds=8)
+    assert not uniform_groups(filled).any()
+    for k in range(24):
+        if not dead[k // 4]:
+            assert filled.texts[k] == batch.texts[k]
+            assert kept[k] is verdicts[k]
+    assert [v.correct for v in kept] == filled.correct.tolist()
+    assert [int(p.reference) for p in filled.prompts[::4]] == [
+        int(filled.prompts[4 * k + 3].reference) for k in range(6)
+    ]
+    assert torch.equal(filled.row, batch.row)
+    assert torch.equal(filled.group, batch.group)
+    assert stream.asked[0] == int(dead.sum())
+    assert figures["refill/rounds"] == len(stream.asked)
+    assert figures["refill/drawn_groups"] == 6 + sum(stream.asked)
+    assert figures["refill/dropped_groups"] == sum(stream.asked)
+    assert 0 < figures["refill/accuracy_drawn"] < 1
+
+
+def test_rounds_are_capped(draw):
+    batch, verdicts = draw(problems(6), 0)
+    hopeless = [batch.prompts[4 * k] for k in range(6) if uniform_groups(batch)[k]] * 10
+    stream = Stream(hopeless)
+
+    def same_again(prompts, number):
+        """The very responses that were dead."""
+        picked = [k for p in prompts for k in range(24) if batch.prompts[k] is p][: 4 * len(prompts)]
+        return batch.select(torch.tensor(picked)), [verdicts[k] for k in picked]
+
+    filled, _, figures = refill(batch, verdicts, same_again, stream, rounds=2)
+    assert len(stream.asked) == figures["refill/rounds"] == 2
+    assert filled.texts == batch.texts
+
+
+def test_no_round_is_the_default_and_changes_nothing(draw):
+    batch, verdicts = draw(problems(2), 0)
+    assert refill(batch, verdicts, draw, None, rounds=0) == (batch, verdicts, {})
+
+
+def test_a_run_takes_further_prompts_from_its_loader_and_logs_what_it_dropped():
+    data = ArithmeticData(num_train=64, num_val=4, prompts_per_batch=4)
+    watch = Watch()
+    run = trainer(2, watch, limit_val_batches=0)
+    run.fit(module({"refill_rounds": 3}), data)
+    for output in watch.outputs:
+        metrics = output.metrics
+        assert len(output.batch) == 16
+        assert metrics["refill/drawn_groups"] - metrics["refill/dropped_groups"] == 4
+        assert metrics["frac_correct_zero_std"] == 0 or metrics["refill/rounds"] == 3
+    assert sum(o.metrics["refill/drawn_groups"] for o in watch.outputs) == run.train_dataloader.offset
+    assert max(o.metrics["refill/rounds"] for o in watch.outputs) >= 1
+
+
+def test_a_loader_without_further_prompts_is_an_error():
+    with pytest.raises(ValueError, match=r"`objective.refill_rounds` needs a training loader that can `take`"):
+        trainer(1).fit(module({"refill_rounds": 1}), batches(1))
