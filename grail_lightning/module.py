@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
 from grail_lightning.answers.verifier import Verdict, Verifier
+from grail_lightning.clock import synchronised_clock
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.shared import SharedSaliency, share_forward
 from grail_lightning.engines import HFEngine, RolloutEngine
@@ -106,8 +106,7 @@ class GrailModule(pl.LightningModule):
     def _load(self, trainable: bool) -> Policy:
         half = "16" in str(self.trainer.precision)
         policy = load_policy(self.policy_name, self.loading, half_precision=half, trainable=trainable)
-        # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
-        policy.train(trainable)
+        policy.train(trainable)  # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
         return policy if self.device_mesh is None else shard(policy, self.device_mesh["data_parallel"])
 
     def setup(self, stage: str) -> None:
@@ -120,15 +119,22 @@ class GrailModule(pl.LightningModule):
         """Options win over the optimiser's restored state; and the reference goes where the policy is."""
         if self.trainer.ckpt_path is not None:
             keep_options(self.optimizers(), self.lr_schedulers(), self._options)
-        if self.reference is not None and self.device_mesh is None:
-            assert self.policy is not None
+        if self.reference is not None and self.policy is not None and self.device_mesh is None:
             self.reference.to(device=self.policy.device, dtype=self.policy.model.dtype)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What the credit method has to remember."""
+        checkpoint["credit"] = self.credit.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give it back."""
+        self.credit.load_state_dict(checkpoint.get("credit", {}))
 
     def teardown(self, stage: str) -> None:
         """Close the verifier pool."""
         if self.verifier is not None:
             self.verifier.close()
-            self.verifier = None
+        self.verifier = None
 
     def configure_optimizers(self) -> Any:
         """Trainable parameters of the policy alone; the reference never gets here."""
@@ -148,9 +154,8 @@ class GrailModule(pl.LightningModule):
         """One batch of prompts: one sampling, and as many optimiser steps as the objective asks for."""
         assert self.policy is not None
         self._seconds.clear()
-        batch, verdicts = self._draw(prompts)
         loader, rounds = self.trainer.train_dataloader, self.objective.refill_rounds
-        batch, verdicts, drawn = refill(batch, verdicts, self._draw, loader, rounds)
+        batch, verdicts, drawn = refill(*self._draw(prompts), self._draw, loader, rounds)
         batch = batch.replace(advantages=advantages(batch, self.objective))
         with self._clock("credit"):
             shared = self.share(batch)
@@ -165,8 +170,7 @@ class GrailModule(pl.LightningModule):
         report |= credit_report(batch, weights, step_masks(batch, align_rows(batch, self.tokenizer)))
         report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._log(report)
-        shown = {name: report[name] for name in ("reward", "accuracy")}
-        self.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
+        self.log_dict({k: report[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(batch, verdicts, weights, report)}
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -211,8 +215,7 @@ class GrailModule(pl.LightningModule):
 
     def _draw(self, prompts: list[Prompt], number: int = 0) -> tuple[RolloutBatch, list[Verdict]]:
         """The rollouts of a training step; `number` counts further samplings in it."""
-        key = ("train", self.global_step) if not number else ("train", self.global_step, number)
-        return self.sample(prompts, self.objective.group_size, self.sampling, key)
+        return self.sample(prompts, self.objective.group_size, self.sampling, ("train", self.global_step, number))
 
     def _graded(self, batch: RolloutBatch) -> tuple[RolloutBatch, list[Verdict]]:
         assert self.policy is not None
@@ -291,10 +294,6 @@ class GrailModule(pl.LightningModule):
 
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        start = time.perf_counter()
+        start = synchronised_clock(self.device)
         yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self._seconds[phase] += time.perf_counter() - start
+        self._seconds[phase] += synchronised_clock(self.device) - start

@@ -28,8 +28,8 @@ def refill(
 ) -> tuple[RolloutBatch, list[V], dict[str, float]]:
     """Replace groups that are all right or all wrong, as far as `rounds` further samplings allow.
 
-    The further prompts are the training loader's next ones, so that a run resumes where it was. Correctness decides, not
-    the reward: a shaped reward tells responses apart that are right or wrong alike. All ranks make the same rounds.
+    The further prompts are the training loader's next ones, so that a run resumes where it was. Correctness decides,
+    not the reward: a shaped reward tells responses apart that are right or wrong alike. All ranks make the same rounds.
 
     Args:
         batch: ``B`` graded rows.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -86,6 +86,14 @@ class TokenCredit(ABC):
         a row depend on that row alone may ask.
         """
         return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the method has to remember in a checkpoint: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what a checkpoint remembers; it may be another method's, or nothing."""
+        del state  # Most methods have none.
 
 
 def explained_by(credit: TokenCredit, policy: Policy, batch: RolloutBatch) -> Explained | None:

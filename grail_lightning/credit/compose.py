@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -47,6 +48,14 @@ class WarmUp(TokenCredit):
         """What the inner method explains: fading in needs nothing but a token's own weight."""
         return explained_by(self.inner, policy, batch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the inner method has to remember."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hand it to the inner method."""
+        self.inner.load_state_dict(state)
+
 
 class Product(TokenCredit):
     r"""Two methods at once: their weights are multiplied, their additive stages added.
@@ -76,6 +85,15 @@ class Product(TokenCredit):
             additive=_sum(one.additive, two.additive),
             metrics=metrics,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What both have to remember."""
+        return {"first": self.first.state_dict(), "second": self.second.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hand each its own."""
+        self.first.load_state_dict(state.get("first", {}))
+        self.second.load_state_dict(state.get("second", {}))
 
 
 def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:

@@ -31,8 +31,8 @@ class RLSD(TokenCredit):
 
     ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps; from then on the method costs nothing.
     Rows without an advantage cost nothing either and have weight 1. The teacher's weights are a copy of the trainable
-    ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps. The copy is not
-    part of a checkpoint: a resumed run takes one when it starts.
+    ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps. A checkpoint holds
+    it, too, which makes it larger by the trainable weights until `decay_steps`.
 
     Args:
         strength: λ at the start.
@@ -65,7 +65,7 @@ class RLSD(TokenCredit):
             raise ValueError(f"`sentence` must contain {PLACE}, where the gold answer goes, but got {sentence!r}.")
         self.strength, self.decay_steps, self.clip = strength, decay_steps, clip
         self.refresh_steps, self.sentence = refresh_steps, sentence
-        self._period: int | None = None
+        self._copied_at = 0
         self._weights: dict[str, Tensor] = {}
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -83,6 +83,14 @@ class RLSD(TokenCredit):
         factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
         values = torch.where(mask & weighed[:, None], (1 - share) + share * factor, mask.to(gap.dtype))
         return TokenWeights(values=values, scores=gap, fallback=none, metrics={"teacher_share": share})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The teacher, for a checkpoint: its weights, and the optimiser step at which they were copied."""
+        return {"copied_at": self._copied_at, "weights": self._weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the teacher of a checkpoint; with none, a copy is taken at the next batch."""
+        self._copied_at, self._weights = state.get("copied_at", 0), dict(state.get("weights", {}))
 
     def shown(self, policy: Policy, batch: RolloutBatch) -> RolloutBatch:
         """The same responses behind prompts that show the gold answer."""
@@ -106,10 +114,12 @@ class RLSD(TokenCredit):
                 f"`refresh_steps` must be 1 with sharded weights (FSDP), but got {self.refresh_steps}. "
                 "Set `--model.credit.refresh_steps=1`: the teacher is then the current policy."
             )
-        if self._period != step // self.refresh_steps or self._weights.keys() != trainable.keys():
-            self._period = step // self.refresh_steps
+        fresh = step // self.refresh_steps == self._copied_at // self.refresh_steps
+        if not fresh or self._weights.keys() != trainable.keys():
+            self._copied_at = step
             self._weights = {name: p.detach().clone() for name, p in trainable.items()}
-        weights = self._weights
+        # Weights from a checkpoint lie on the CPU.
+        weights = self._weights = {name: w.to(trainable[name].device) for name, w in self._weights.items()}
 
         def run(*inputs: Tensor, **options: Any) -> Tensor:
             # For the length of the call, the copies stand in the place of the parameters; nothing is written to those.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.credit.base import Alignment, CreditContext, TokenCredit
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
-from grail_lightning.functional import bilevel_map
+from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights, micro_batches
 
@@ -166,10 +166,12 @@ def gradient_scores(
     clean = policy.embed(batch.input_ids).detach()
     with explaining(policy):
         with torch.no_grad():
-            reference = _answer_log_distribution(policy, batch, clean, distribution, temperature)
+            states = policy.hidden(batch.attention_mask, embeds=clean)
+            reference = answer_log_distribution(policy, batch, states, distribution, temperature)
         with torch.enable_grad():
             noisy = (clean + noise.to(clean.dtype)).requires_grad_(True)
-            moved = _answer_log_distribution(policy, batch, noisy, distribution, temperature)
+            states = policy.hidden(batch.attention_mask, embeds=noisy)
+            moved = answer_log_distribution(policy, batch, states, distribution, temperature)
             if distribution == "answer_joint":
                 objective = (reference - moved).sum()
             else:
@@ -213,24 +215,40 @@ def scoped_tokens(batch: RolloutBatch, answer: AnswerMasks, scope: Scope) -> Ten
     return batch.response_mask & ~begun & answer.whole.any(1, keepdim=True)
 
 
-def _answer_log_distribution(
-    policy: Policy, batch: RolloutBatch, embeds: Tensor, distribution: AnswerDistribution, temperature: float
+def answer_log_distribution(
+    policy: Policy, batch: RolloutBatch, states: Tensor, distribution: AnswerDistribution, temperature: float
 ) -> Tensor:
-    """``[B, V]`` log-probabilities, or for answer_joint the mean log-likelihood ``[B]`` of the answer's tokens."""
+    """What the policy says of the answer: log-probabilities ``[B, V]``, or one log-likelihood a row ``[B]``.
+
+    Logits exist for `Loading.chunk_tokens` positions at a time, beside the result.
+
+    Args:
+        policy: Answers for the logits.
+        batch: ``B`` rows, each with an answer.
+        states: ``[B, W, D]``, the decoder's output at the last ``W`` columns, from before the answer on.
+        distribution: answer_mean or last; answer_joint gives the mean log-likelihood of the answer's tokens.
+        temperature: Divides the logits.
+    """
     assert batch.answer is not None
-    length, whole = batch.response_mask.shape[1], batch.answer.whole
-    states = policy.hidden(batch.attention_mask, embeds=embeds)
+    length = batch.response_mask.shape[1]
     if distribution == "last":
-        last = last_marked(whole) - 1 + batch.prompt_width
+        last = last_marked(batch.answer.whole) - 1 + states.shape[1] - length
         logits = policy.head(states[torch.arange(len(batch), device=last.device), last])
         return _float(logits).div(temperature).log_softmax(-1)
-    logits = _float(policy.head(states[:, -length - 1 : -1][whole])) / temperature
-    rows = whole.nonzero()[:, 0]
-    counts = whole.sum(1).clamp(min=1)
+    known = min(states.shape[1] - 1, length)
+    whole = batch.answer.whole[:, -known:]
+    before, rows, counts = states[:, -known - 1 : -1][whole], whole.nonzero()[:, 0], whole.sum(1).clamp(min=1)
+    chunk = policy.loading.chunk_tokens
     if distribution == "answer_joint":
-        chosen = logits.log_softmax(-1).gather(1, batch.response_ids[whole][:, None]).squeeze(1)
+        ids = batch.response_ids[:, -known:][whole]
+        chosen = token_logprobs(before, policy.head, ids, temperature=temperature, chunk_tokens=chunk).logprobs
         return chosen.new_zeros(len(batch)).index_add(0, rows, chosen) / counts
-    sums = logits.new_zeros(len(batch), logits.shape[-1]).index_add(0, rows, logits)
+    sums: Tensor | None = None
+    for part, owner in zip(torch.split(before, chunk), torch.split(rows, chunk), strict=True):
+        logits = _float(policy.head(part)) / temperature
+        sums = logits.new_zeros(len(batch), logits.shape[-1]) if sums is None else sums
+        sums = sums.index_add(0, owner, logits)
+    assert sums is not None
     return (sums / counts[:, None]).log_softmax(-1)
 
 

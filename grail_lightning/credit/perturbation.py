@@ -14,10 +14,11 @@ from grail_lightning.credit.base import CreditContext, TokenCredit
 from grail_lightning.credit.oar import (
     AnswerDistribution,
     BilevelOptions,
-    _answer_log_distribution,
+    answer_log_distribution,
     bilevel_weights,
     scoped_tokens,
 )
+from grail_lightning.credit.prefix import Trunk, can_share
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, TokenWeights, micro_batches
@@ -29,14 +30,17 @@ class OARPerturbation(TokenCredit):
     .. math:: I_j = KL(p_0 \,\Vert\, p_j), \quad w = \text{bilevel}(I) \text{ on the reasoning},\ 1 \text{ elsewhere}
 
     One forward pass for each reasoning token (those before the answer), of rows with a box and an advantage alone: the
-    costly original that OAR-G approximates. Perturbed sequences are batched within the token budget, so that memory
-    does not grow with the response. There is no gate by sign; rows without a box or an advantage have weight 1.
+    costly original that OAR-G approximates. What stands before the token is run once for all of them. Perturbed
+    sequences are batched within the token budget, so that memory does not grow with the response. There is no gate by
+    sign; rows without a box or an advantage have weight 1.
 
     Args:
         distribution: Of the answer: answer_mean is the softmax of the mean logits that predict its tokens, last the
             softmax at the last token before it, answer_joint stands for the drop of its mean log-likelihood (a drop
             below zero counts as zero in the weights).
         at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
+        share_prefix: Whether the keys and values of what stands before the token are kept from the clean pass. Models
+            with recurrent states do without. False runs every sequence whole, as published.
         bilevel: From scores to weights.
 
     Raises:
@@ -49,6 +53,7 @@ class OARPerturbation(TokenCredit):
         self,
         distribution: AnswerDistribution = "answer_mean",
         at_temperature: bool = False,
+        share_prefix: bool = True,
         bilevel: BilevelOptions = BilevelOptions(),  # noqa: B008  (frozen)
     ) -> None:
         if distribution not in ("answer_mean", "last", "answer_joint"):
@@ -56,6 +61,7 @@ class OARPerturbation(TokenCredit):
                 f"`distribution` must be one of answer_mean, last, answer_joint, but got {distribution!r}."
             )
         self.distribution, self.at_temperature, self.bilevel = distribution, at_temperature, bilevel
+        self.share_prefix = share_prefix
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch whose advantages and answer masks are set."""
@@ -69,6 +75,7 @@ class OARPerturbation(TokenCredit):
             token_budget=context.token_budget,
             distribution=self.distribution,
             temperature=context.temperature if self.at_temperature else 1.0,
+            share_prefix=self.share_prefix,
         )
         scope = scoped_tokens(batch, batch.answer, "reasoning")
         return bilevel_weights(scores, scores.clamp(min=0), scope, eligible, batch, self.bilevel)
@@ -83,6 +90,7 @@ def perturbation_scores(
     token_budget: int,
     distribution: AnswerDistribution = "answer_mean",
     temperature: float = 1.0,
+    share_prefix: bool = True,
 ) -> Tensor:
     r"""OAR-P's scores: :math:`KL(p_0 \Vert p_j)` with token ``j`` replaced by the pad token.
 
@@ -90,9 +98,10 @@ def perturbation_scores(
         policy: Answers for the distributions.
         batch: ``B`` rows with located answers.
         rows: ``[n]`` long, the rows to compute.
-        token_budget: Most padded tokens of a forward pass.
+        token_budget: Most padded tokens of a forward pass, what is shared included.
         distribution: Of the answer; for answer_joint the score is the signed drop of its mean log-likelihood.
         temperature: Divides the logits.
+        share_prefix: Whether what stands before a token is run once (where the model can).
 
     Returns:
         ``[B, T]``, zero outside the reasoning and on all other rows.
@@ -106,23 +115,46 @@ def perturbation_scores(
     costs = torch.stack([batch.prompt_lengths, ends], 1)
     scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
     rows = rows.to(scope.device)
+    share_prefix = share_prefix and can_share(policy)
     with explaining(policy):
+        policy.eval()  # Blocks that `explaining` leaves checkpointed refuse a cache.
         for part in micro_batches(costs, token_budget, rows[scope[rows].any(1)]):
             piece = short.select(part)
-            clean = policy.embed(piece.input_ids)
-            reference = _answer_log_distribution(policy, piece, clean, distribution, temperature)
-            scores = scores.to(reference.dtype)
             part = part.to(scope.device)
-            # One entry a reasoning token: its row within `piece`, and its column.
-            row, column = scope[part].nonzero(as_tuple=True)
-            for some in micro_batches(costs[part][row], token_budget):
-                k, t = row[some.to(row.device)], column[some.to(row.device)]
+            trunk = Trunk(policy, piece.input_ids, piece.attention_mask) if share_prefix else None
+            states = policy.hidden(piece.attention_mask, input_ids=piece.input_ids) if trunk is None else trunk.states
+            reference = answer_log_distribution(policy, piece, states, distribution, temperature)
+            scores = scores.to(reference.dtype)
+            for k, t in _branches(scope[part], costs[part], token_budget, share_prefix):
                 perturbed = _perturbed(policy, piece.select(k), t)
-                embeds = policy.embed(perturbed.input_ids)
-                moved = _answer_log_distribution(policy, perturbed, embeds, distribution, temperature)
+                states = _states(policy, piece, perturbed, trunk, k, int(t.min()))
+                moved = answer_log_distribution(policy, perturbed, states, distribution, temperature)
                 drop = reference[k] - moved
                 scores[part[k], t] = drop if distribution == "answer_joint" else (reference[k].exp() * drop).sum(1)
     return scores
+
+
+def _branches(scope: Tensor, costs: Tensor, token_budget: int, in_order: bool) -> list[tuple[Tensor, Tensor]]:
+    """The scoped tokens cut into passes: the rows and columns ``[n]`` of each; in order, columns are neighbours."""
+    row, column = scope.nonzero(as_tuple=True)
+    if in_order:
+        order = column.argsort(stable=True)
+        cuts = torch.split(order, max(1, token_budget // int(costs.amax(0).sum())))
+    else:
+        cuts = tuple(cut.to(row.device) for cut in micro_batches(costs[row], token_budget))
+    return [(row[cut], column[cut]) for cut in cuts]
+
+
+def _states(
+    policy: Policy, piece: RolloutBatch, perturbed: RolloutBatch, trunk: Trunk | None, rows: Tensor, first: int
+) -> Tensor:
+    """``[n, w, D]``: the decoder's output from response column `first` on at least, where the sequences differ."""
+    if trunk is None:
+        return policy.hidden(perturbed.attention_mask, input_ids=perturbed.input_ids)
+    trimmed = piece.prompt_width - perturbed.prompt_width
+    begun = perturbed.prompt_width + first
+    kept = slice(trimmed, trimmed + begun)
+    return trunk.branch(rows, kept, perturbed.input_ids[:, begun:], perturbed.attention_mask)
 
 
 def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBatch:

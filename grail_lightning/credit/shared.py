@@ -5,13 +5,13 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from grail_lightning.clock import synchronised_clock
 from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
 from grail_lightning.credit.saliency import forward_with_saliency, saliency_of_rows
 from grail_lightning.functional.tokens import TokenStats
@@ -112,10 +112,3 @@ def _drops_out(module: nn.Module) -> bool:
     """Whether a module is random in training mode; attention keeps its rate as a number."""
     rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0.0)
     return isinstance(rate, float) and rate > 0
-
-
-def synchronised_clock(device: torch.device) -> float:
-    """Seconds, after the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -133,8 +133,8 @@ def check_attention(requested: Attention) -> None:
         )
 
 
-def choose_attention(requested: Attention, half_precision: bool) -> str:
-    """The attention implementation to load with.
+def choose_attention(requested: Attention, half_precision: bool) -> str | None:
+    """The attention implementation to load with; None is SDPA, or eager where an architecture has no SDPA (Gemma 2).
 
     Raises:
         ValueError: For flash-attn where it cannot run: without CUDA, without the package, or in full precision.
@@ -148,4 +148,4 @@ def choose_attention(requested: Attention, half_precision: bool) -> str:
     if requested != "auto":
         return requested
     can_flash = half_precision and torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if can_flash else "sdpa"
+    return "flash_attention_2" if can_flash else None

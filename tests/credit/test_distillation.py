@@ -80,6 +80,44 @@ def test_the_teacher_lags_until_it_is_refreshed(golden_policy, golden_batch):
     assert (refreshed - first).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("saved_after", [0, 2, 4])
+def test_a_run_resumed_between_refreshes_goes_on_with_its_teacher(saved_after, golden_policy, golden_batch, tmp_path):
+    """Steps 0, 2, 4, 6 with a refresh every 4: weights of the later steps are those of the uninterrupted run."""
+    batch, policy, credit = in_groups(golden_batch), copy.deepcopy(golden_policy), RLSD(refresh_steps=4)
+    resumed, compared = None, []
+    for step in (0, 2, 4, 6):
+        expected = credit(policy, batch, context(step=step)).values
+        if resumed is not None:
+            assert torch.equal(resumed(policy, batch, context(step=step)).values, expected)
+            compared.append(step)
+        if step == saved_after:
+            torch.save(credit.state_dict(), tmp_path / "credit.pt")
+            resumed = RLSD(refresh_steps=4)
+            resumed.load_state_dict(torch.load(tmp_path / "credit.pt", weights_only=True))
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(1.02)
+    assert compared == [step for step in (0, 2, 4, 6) if step > saved_after]
+
+
+def test_a_teacher_that_is_gone_is_in_no_checkpoint(golden_policy, golden_batch):
+    credit = RLSD(decay_steps=5, refresh_steps=4)
+    assert credit.state_dict()["weights"] == {}
+    credit(golden_policy, in_groups(golden_batch), context(step=4))
+    held = credit.state_dict()
+    assert held["copied_at"] == 4
+    assert held["weights"].keys() == dict(golden_policy.named_parameters()).keys()
+    credit(golden_policy, in_groups(golden_batch), context(step=5))
+    assert credit.state_dict()["weights"] == {}
+
+
+def test_a_checkpoint_without_a_teacher_begins_with_a_copy(golden_policy, golden_batch):
+    credit, batch = RLSD(refresh_steps=4), in_groups(golden_batch)
+    credit.load_state_dict({})
+    found = credit(golden_policy, batch, context(step=6)).scores
+    torch.testing.assert_close(found, RLSD(refresh_steps=1)(golden_policy, batch, context(step=6)).scores)
+
+
 def test_the_sentence_stands_behind_the_last_problem():
     assert with_sentence("Compute 1+1.\n", "It is 2.") == "Compute 1+1. It is 2.\n"
     turns = [

@@ -1,6 +1,9 @@
 """OAR-P against the golden tensors, and against loops that perturb one token at a time."""
 
+import copy
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,8 +30,9 @@ def exact_batch(golden_batch):
     return golden_batch.replace(answer=AnswerMasks(whole=whole, content=none, marker=none, after=none))
 
 
-def test_scores_and_weights_equal_the_golden_tensors(golden, golden_policy, exact_batch):
-    weights = OARPerturbation()(golden_policy, exact_batch, _context())
+@pytest.mark.parametrize("share", [True, False])
+def test_scores_and_weights_equal_the_golden_tensors(share, golden, golden_policy, exact_batch):
+    weights = OARPerturbation(share_prefix=share)(golden_policy, exact_batch, _context())
     mask = exact_batch.response_mask
     boxed = exact_batch.answer.whole.any(1)
     assert golden_error(weights.scores[boxed], golden["oar_p.answer_mean.scores"][boxed], mask[boxed]) < 1e-9
@@ -63,10 +67,16 @@ def _by_hand(policy, batch, row, token, distribution):
     return sum((log_p[0][v].exp() * (log_p[0][v] - log_p[1][v])).item() for v in range(len(log_p[0])))
 
 
+@pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
-def test_each_score_is_the_one_of_a_single_forward_pass(distribution, golden_policy, exact_batch):
+def test_each_score_is_the_one_of_a_single_forward_pass(distribution, share, golden_policy, exact_batch):
     found = perturbation_scores(
-        golden_policy, exact_batch, torch.tensor([1, 2]), token_budget=900, distribution=distribution
+        golden_policy,
+        exact_batch,
+        torch.tensor([1, 2]),
+        token_budget=900,
+        distribution=distribution,
+        share_prefix=share,
     )
     for row in (1, 2):
         first = exact_batch.answer.whole[row].nonzero()[0].item()
@@ -78,8 +88,8 @@ def test_each_score_is_the_one_of_a_single_forward_pass(distribution, golden_pol
 
 
 def test_the_map_on_the_scores_is_the_bilevel_one(golden_policy, exact_batch):
+    exact_batch, row = exact_batch.select(torch.tensor([1, 4])), 0
     weights = OARPerturbation(bilevel=BilevelOptions(boost=3.0))(golden_policy, exact_batch, _context())
-    row = 1
     first = exact_batch.answer.whole[row].nonzero()[0].item()
     logs = [(1 + s).log().item() for s in weights.scores[row, :first].double()]
     scaled = [(x - min(logs)) / (max(logs) - min(logs)) for x in logs]
@@ -100,19 +110,65 @@ def test_a_rise_of_the_likelihood_weighs_like_no_change(golden_policy, exact_bat
     assert (rises == rises[0]).all()
 
 
-def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budget(golden_policy, exact_batch):
+@pytest.mark.parametrize("share", [True, False])
+def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budget(share, golden_policy, exact_batch):
     advantages = torch.zeros(6)
     advantages[[1, 4]] = -1.0  # row 4 has no box
-    passes = []
-    hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: passes.append(out.last_hidden_state.shape))
-    weights = OARPerturbation()(golden_policy, exact_batch.replace(advantages=advantages), _context(budget=700))
+    shapes = []
+    hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: shapes.append(out.last_hidden_state.shape))
+    credit = OARPerturbation(share_prefix=share)
+    weights = credit(golden_policy, exact_batch.replace(advantages=advantages), _context(budget=700))
     hook.remove()
     answer = exact_batch.answer.whole[1].nonzero().flatten().tolist()
-    assert sum(shape[0] for shape in passes) == 1 + answer[0], "the clean row, and one for each reasoning token"
-    assert max(shape[0] * shape[1] for shape in passes) <= 700
-    assert {shape[1] for shape in passes} == {int(exact_batch.prompt_lengths[1]) + answer[-1] + 1}, "cut off behind it"
+    prompt = int(exact_batch.prompt_lengths[1])
+    whole = prompt + answer[-1] + 1  # cut off behind the answer
+    each = 700 // whole
+    starts = [prompt + first for first in range(0, answer[0], each)] if share else [0] * math.ceil(answer[0] / each)
+    assert [shape[1] for shape in shapes] == [whole, *(whole - start for start in starts)]
+    assert sum(shape[0] for shape in shapes) == 1 + answer[0], "the clean row, and one for each reasoning token"
+    assert max(shape[0] for shape in shapes) == each
     others = [0, 2, 3, 4, 5]
     assert torch.equal(weights.values[others], exact_batch.response_mask[others].to(weights.values))
+
+
+@pytest.mark.parametrize("budget", [300, 100_000])
+@pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
+def test_sharing_the_prefix_changes_nothing(distribution, budget, golden_policy, exact_batch):
+    """With several rows of uneven prompts and responses in a pass, and checkpointed blocks in training mode."""
+    policy = copy.deepcopy(golden_policy).train()
+    policy.model.activation_checkpointing_enable({"use_reentrant": False})
+    rows = torch.tensor([2] if budget == 300 else [1, 3])
+    shared, plain = (
+        perturbation_scores(
+            policy, exact_batch, rows, token_budget=budget, distribution=distribution, share_prefix=share
+        )
+        for share in (True, False)
+    )
+    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-9)
+    assert (plain[rows] != 0).any(1).all()
+    assert all(module.training for module in policy.modules())
+
+
+def test_models_with_recurrent_states_run_every_sequence_whole(golden_policy, exact_batch):
+    policy = copy.deepcopy(golden_policy)
+    policy.model._is_stateful = True
+    widths = set()
+    policy.decoder.register_forward_hook(lambda _m, _i, out: widths.add(out.last_hidden_state.shape[1]))
+    perturbation_scores(policy, exact_batch, torch.tensor([1]), token_budget=900)
+    assert len(widths) == 1
+
+
+@pytest.mark.parametrize("distribution", ["answer_mean", "answer_joint"])
+def test_logits_are_made_for_some_positions_at_a_time(distribution, golden_policy, exact_batch):
+    policy = copy.deepcopy(golden_policy)
+    policy.loading = replace(policy.loading, chunk_tokens=7)
+    sizes = []
+    policy.model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: sizes.append(len(out)))
+    options = {"token_budget": 2000, "distribution": distribution}
+    found = perturbation_scores(policy, exact_batch, torch.tensor([1, 2]), **options)
+    assert max(sizes) == 7
+    expected = perturbation_scores(golden_policy, exact_batch, torch.tensor([1, 2]), **options)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
 
 
 def test_a_bad_distribution_is_named():

@@ -1,0 +1,372 @@
+"""GRAIL, OAR-G and OAR-P on the decoders people train, against whole-model passes over one unpadded row at a time."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen3Config
+
+from grail_lightning.credit import (
+    GRAIL,
+    CreditContext,
+    OARGradient,
+    OARPerturbation,
+    SaliencyOptions,
+    input_saliency,
+)
+from grail_lightning.credit.base import Explained
+from grail_lightning.credit.saliency import forward_with_saliency
+from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
+from grail_lightning.rollout import AnswerMasks, RolloutBatch
+from tests.credit.closeness import golden_error
+
+CAPS = {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 8}
+ARCHITECTURES = {
+    "qwen3": (Qwen3Config, {}),
+    "llama": (LlamaConfig, {"attention_bias": True}),
+    "mistral": (MistralConfig, {"sliding_window": 8}),
+    "gemma2": (Gemma2Config, {**CAPS, "attn_logit_softcapping": 5.0}),
+    "gemma3": (Gemma3TextConfig, {**CAPS, "layer_types": ["sliding_attention", "full_attention"] * 2}),
+}
+SIZES = {
+    "vocab_size": 448,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # Large enough for attention to tell tokens apart.
+    "attention_dropout": 0.1,
+}
+CASES = list(itertools.product(ARCHITECTURES, ["tied", "untied"], ["all", "lora"]))
+METHODS = {
+    "GRAIL": lambda: GRAIL(gate="all"),
+    "GRAIL-middle": lambda: GRAIL(gate="all", saliency=SaliencyOptions(leaf="middle")),
+    "OARGradient": OARGradient,
+    "OARPerturbation": OARPerturbation,
+}
+PROMPTS, LENGTHS = (3, 6, 5), (14, 9, 12)
+# Norms run in float32 inside most of these models; Gemma 2 runs in it altogether (see `policies`).
+CLOSE = dict.fromkeys(ARCHITECTURES, 1e-5) | {"gemma2": 1e-4}
+BOXES = ((8, 12), (5, 9), None)  # A row with tokens behind its box, one without, and one without a box.
+TEMPERATURE = 0.7
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """Tiny random policies of each architecture, built once by the package's own loading."""
+    built = {}
+
+    def policy(name, head="tied", trained="all"):
+        if (name, head, trained) not in built:
+            torch.manual_seed(len(built))
+            kind, extra = ARCHITECTURES[name]
+            folder = tmp_path_factory.mktemp(name)
+            tokenizer = load_tokenizer("arithmetic")
+            ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+            kind(**SIZES, **ends, **extra, tie_word_embeddings=head == "tied").save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            lora = LoRA(rank=2, dropout=0.1) if trained == "lora" else None
+            made = load_policy(str(folder), Loading(from_scratch=True, lora=lora))
+            # Gemma 2 caps its attention scores, which SDPA cannot; eager attention masks with the lowest float64 and
+            # then takes its softmax in float32: NaN on padding.
+            made.to(torch.float32 if name == "gemma2" else torch.float64)
+            for name_, parameter in made.named_parameters():
+                if "lora_B" in name_:  # Adapters begin as zero and would change nothing.
+                    torch.nn.init.normal_(parameter, std=0.3)
+                elif "norm" in name_ and "proj" not in name_:
+                    parameter.data.add_(0.1 * torch.randn_like(parameter))
+            built[name, head, trained] = made
+        built[name, head, trained].zero_grad()
+        return built[name, head, trained].eval()
+
+    return policy
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Three rows of uneven prompts and responses, two of them with a box."""
+    random = torch.Generator().manual_seed(0)
+    rows, width, length = len(LENGTHS), max(PROMPTS), max(LENGTHS)
+    ids = torch.zeros(rows, width + length, dtype=torch.long)
+    attention = torch.zeros_like(ids, dtype=torch.bool)
+    masks = {name: torch.zeros(rows, length, dtype=torch.bool) for name in ("whole", "content", "marker", "after")}
+    for k, (prompt, response, box) in enumerate(zip(PROMPTS, LENGTHS, BOXES, strict=True)):
+        attention[k, width - prompt : width + response] = True
+        ids[k, attention[k]] = torch.randint(3, 448, (prompt + response,), generator=random)
+        if box:
+            first, stop = box
+            masks["whole"][k, first:stop] = masks["marker"][k, first:stop] = True
+            masks["content"][k, first + 1 : stop - 1] = True
+            masks["marker"][k, first + 1 : stop - 1] = False
+            masks["after"][k, stop:response] = True
+    return RolloutBatch(
+        input_ids=ids,
+        attention_mask=attention,
+        response_ids=ids[:, width:],
+        response_mask=attention[:, width:],
+        group=torch.zeros(rows, dtype=torch.long),
+        row=torch.arange(rows),
+        finished=torch.ones(rows, dtype=torch.bool),
+        prompts=[None] * rows,
+        texts=[""] * rows,
+        answer=AnswerMasks(**masks),
+        advantages=torch.tensor([-0.6, 0.4, 0.2]),
+    )
+
+
+def _context(budget=60):
+    generator = torch.Generator().manual_seed(3)
+    return CreditContext(step=0, generator=generator, token_budget=budget, temperature=TEMPERATURE)
+
+
+# --- the oracle: the whole model as Transformers calls it, no padding, no cutting, gradients of everything --------
+
+
+def _row(batch, k):
+    """The row's ids, where its response begins, and the places of its answer in the response."""
+    return batch.input_ids[k][batch.attention_mask[k]][None], PROMPTS[k], range(*BOXES[k])
+
+
+def _logits(policy, ids, number=0, noise=None):
+    """All logits ``[n, V]``; and the output ``[n, D]`` of the embedding (0) or of a block, noise added, as a leaf."""
+    stack = policy.model.get_decoder()
+    caught = []
+
+    def catch(module, inputs, output):
+        tensor = output[0] if isinstance(output, tuple) else output
+        caught.append((tensor if noise is None else tensor + noise.to(tensor)).detach().requires_grad_())
+        return (caught[0], *output[1:]) if isinstance(output, tuple) else caught[0]
+
+    hook = (stack.embed_tokens if number == 0 else stack.layers[number - 1]).register_forward_hook(catch)
+    try:
+        logits = policy.model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    return logits, caught[0]
+
+
+def _saliency(policy, batch, number=0, alignment="predictor"):
+    found = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
+    for k in range(2):
+        ids, start, answer = _row(batch, k)
+        logits, leaf = _logits(policy, ids, number)
+        phi = 0.0
+        for t in answer:
+            phi = phi - (logits[start + t - 1] / TEMPERATURE).log_softmax(-1)[ids[0, start + t]]
+        (gradient,) = torch.autograd.grad(phi, leaf)
+        norms = (gradient * leaf)[0].square().sum(-1).sqrt()
+        for t in range(LENGTHS[k]):
+            found[k, t] = norms[start + t - (alignment == "predictor")]
+    return found.detach()
+
+
+def _answer_log_p(logits, start, answer):
+    return torch.stack([logits[start + t - 1] for t in answer]).mean(0).log_softmax(-1)
+
+
+def _oar_g(policy, batch):
+    found = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
+    for k in range(2):
+        ids, start, answer = _row(batch, k)
+        noise = torch.zeros(1, ids.shape[1], 32, dtype=torch.float64)
+        drawn = torch.randn(answer.start, 32, generator=_context().row_generator(k))
+        noise[0, start : start + answer.start] = 1e-3 * drawn
+        clean_logits, clean = _logits(policy, ids)
+        noisy_logits, noisy = _logits(policy, ids, noise=noise)
+        log_p = _answer_log_p(clean_logits, start, answer).detach()
+        divergence = (log_p.exp() * (log_p - _answer_log_p(noisy_logits, start, answer))).sum()
+        (gradient,) = torch.autograd.grad(divergence, noisy)
+        found[k, : LENGTHS[k]] = (gradient * clean)[0].sum(-1).abs()[start:].detach()
+    return found
+
+
+@torch.no_grad()
+def _oar_p(policy, batch):
+    found = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
+    for k in range(2):
+        ids, start, answer = _row(batch, k)
+        log_p = _answer_log_p(policy.model(ids, use_cache=False).logits[0], start, answer)
+        for t in range(answer.start):
+            changed = ids.clone()
+            changed[0, start + t] = policy.tokenizer.pad_token_id
+            moved = _answer_log_p(policy.model(changed, use_cache=False).logits[0], start, answer)
+            found[k, t] = (log_p.exp() * (log_p - moved)).sum()
+    return found
+
+
+def _grail_weights(scores, batch):
+    """The map and the overwrite with loops; rows with a box, none of them gated out."""
+    weights = torch.zeros_like(scores)
+    for k, box in enumerate(BOXES):
+        logs = [(s + 1e-8).log().item() for s in scores[k, : LENGTHS[k]]]
+        mean = sum(logs) / len(logs)
+        deviation = (sum((x - mean) ** 2 for x in logs) / len(logs) + 1e-8) ** 0.5
+        for t, x in enumerate(logs):
+            weights[k, t] = min(max(1 + 0.5 * (x - mean) / deviation, 0.5), 5.0) if box else 1.0
+            if box and t >= box[0]:
+                weights[k, t] = 5.0 if box[0] < t < box[1] - 1 else 1.0
+    return weights
+
+
+# --- parity ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "head", "trained"), CASES)
+def test_grail_is_the_gradient_of_the_whole_model(name, head, trained, policies, batch):
+    policy = policies(name, head, trained)
+    weights = METHODS["GRAIL"]()(policy, batch, _context())
+    expected = _saliency(policy, batch)
+    boxed = batch.response_mask[:2]
+    assert golden_error(weights.scores[:2], expected[:2], boxed) < CLOSE[name]
+    assert (expected[:2] > 0).sum() >= 18, "it is not zero against zero"
+    torch.testing.assert_close(weights.values.double(), _grail_weights(expected, batch), rtol=0, atol=1e-4)
+    assert weights.fallback.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("alignment", ["predictor", "token"])
+@pytest.mark.parametrize(("leaf", "number"), [("embeddings", 0), ("first", 1), ("middle", 2), ("last", 3), (4, 4)])
+@pytest.mark.parametrize(("name", "trained"), [("qwen3", "all"), ("gemma3", "lora"), ("mistral", "all")])
+def test_every_leaf_and_alignment_is_the_gradient_of_the_whole_model(
+    name, trained, leaf, number, alignment, policies, batch
+):
+    policy = policies(name, "untied", trained)
+    rows = batch.select(torch.tensor([0, 1]))
+    found = input_saliency(policy, rows, rows.answer.whole, leaf=leaf, alignment=alignment, temperature=TEMPERATURE)
+    expected = _saliency(policy, batch, number, alignment)[:2]
+    assert golden_error(found, expected, rows.response_mask) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "head", "trained"), CASES)
+def test_beside_the_updates_forward_pass_both_gradients_are_those_of_the_whole_model(
+    name, head, trained, policies, batch
+):
+    policy = policies(name, head, trained)
+    rows = batch.select(torch.tensor([0, 1]))
+    explained = Explained(objective=rows.answer.whole, rows=torch.ones(2, dtype=torch.bool))
+    stats, saliency = forward_with_saliency(policy, rows, explained, temperature=TEMPERATURE)
+    assert golden_error(saliency(), _saliency(policy, batch)[:2], rows.response_mask) < CLOSE[name]
+    assert all(p.grad is None for p in policy.parameters())
+    stats.logprobs.sum().backward()
+    found = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad}
+    policy.zero_grad()
+    policy(rows.input_ids, rows.attention_mask, rows.response_mask, temperature=TEMPERATURE).logprobs.sum().backward()
+    for n, parameter in policy.named_parameters():
+        if parameter.requires_grad:
+            scale = parameter.grad.abs().max()
+            torch.testing.assert_close(found[n], parameter.grad, rtol=0, atol=max(1e-30, CLOSE[name] * scale.item()))
+
+
+@pytest.mark.parametrize(("name", "head", "trained"), CASES)
+def test_oar_g_is_the_gradient_of_the_whole_model_under_the_same_noise(name, head, trained, policies, batch):
+    policy = policies(name, head, trained)
+    found = OARGradient()(policy, batch, _context()).scores[:2]
+    expected = _oar_g(policy, batch)[:2]
+    # The divergence is of second order in noise of 1e-3: a float32 rounding weighs a thousand times as much.
+    assert golden_error(found, expected, batch.response_mask[:2]) < 100 * CLOSE[name]
+
+
+@pytest.mark.parametrize(("name", "head", "trained"), CASES)
+def test_oar_p_is_one_pass_of_the_whole_model_for_each_token(name, head, trained, policies, batch):
+    policy = policies(name, head, trained)
+    found = OARPerturbation()(policy, batch, _context()).scores[:2]
+    assert golden_error(found, _oar_p(policy, batch)[:2], batch.response_mask[:2]) < CLOSE[name]
+
+
+# --- what must be left as it was -----------------------------------------------------------------------------------
+
+
+def _state(policy):
+    """All that a credit method could leave changed behind it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "grad": {n: None if p.grad is None else p.grad.clone() for n, p in policy.named_parameters()},
+        "trainable": {n: p.requires_grad for n, p in policy.named_parameters()},
+        "values": {n: p.detach().clone() for n, p in policy.named_parameters()},
+        "mode": {n: m.training for n, m in policy.named_modules()},
+        "hooks": {(n, h): list(getattr(m, h)) for n, m in policy.named_modules() for h in hooks},
+        "random": torch.get_rng_state(),
+        "grad mode": torch.is_grad_enabled(),
+        "cache": policy.model.config.use_cache,
+        "attention": policy.model.config._attn_implementation,
+    }
+
+
+def _assert_as_it_was(before, after):
+    for part, old in before.items():
+        if isinstance(old, dict):
+            assert old.keys() == after[part].keys()
+            changed = [n for n, value in old.items() if not _same(value, after[part][n])]
+            assert not changed, f"{part} of {changed}"
+        else:
+            assert _same(old, after[part]), part
+
+
+def _same(one, other):
+    return (
+        torch.equal(one, other) if isinstance(one, torch.Tensor) and other is not None else one is other or one == other
+    )
+
+
+def _draw(*_):
+    """A block with noise of its own."""
+    torch.rand(1)
+
+
+def _prepare(policy):
+    """Training mode but for one block, and a gradient on every other trainable parameter."""
+    policy.train()
+    policy.blocks[1].eval()
+    trainable = [p for p in policy.parameters() if p.requires_grad]
+    assert len(trainable) > 10
+    for number, parameter in enumerate(trainable):
+        parameter.grad = torch.randn_like(parameter) if number % 2 else None
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("trained", ["all", "lora"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_everything_is_left_as_it_was(name, trained, method, policies, batch):
+    policy = policies(name, "tied", trained)
+    _prepare(policy)
+    hook = policy.blocks[0].register_forward_pre_hook(_draw)
+    before = _state(policy)
+    found = METHODS[method]()(policy, batch, _context()).values
+    after = _state(policy)
+    hook.remove()
+    _assert_as_it_was(before, after)
+    expected = METHODS[method]()(policy.eval(), batch, _context()).values
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, msg="dropout was on")
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [c for c in itertools.product(METHODS, ["forward", "head", "backward"]) if c != ("OARPerturbation", "backward")],
+)
+@pytest.mark.parametrize(("name", "trained"), [("qwen3", "all"), ("llama", "lora"), ("gemma2", "all")])
+def test_everything_is_left_as_it_was_when_it_raises_in_the_middle(name, trained, method, where, policies, batch):
+    policy = policies(name, "tied", trained)
+    _prepare(policy)
+    block = policy.blocks[-1]
+
+    def fail(*_):
+        raise ArithmeticError("in the middle")
+
+    def fail_in_backward(module, inputs, output):
+        tensor = output[0] if isinstance(output, tuple) else output
+        if tensor.requires_grad:
+            tensor.register_hook(fail)
+
+    hook = {
+        "forward": lambda: block.mlp.register_forward_hook(fail),
+        "backward": lambda: block.register_forward_hook(fail_in_backward),
+        "head": lambda: policy.model.get_output_embeddings().register_forward_pre_hook(fail),
+    }[where]()
+    before = _state(policy)
+    with pytest.raises(ArithmeticError, match="in the middle"):
+        METHODS[method]()(policy, batch, _context())
+    after = _state(policy)
+    hook.remove()
+    _assert_as_it_was(before, after)
