@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import torch
 
 from grail_lightning.answers.verifier import Verdict, Verifier
-from grail_lightning.rollout import Prompt, RolloutBatch
+from grail_lightning.rollout import Earned, Prompt, RolloutBatch, Task
 
 
 def judge(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
@@ -25,7 +26,7 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     """The batch with `rewards`, their parts and `correct`, and the verdicts behind them.
 
     Raises:
-        ValueError: If a task's reward is not one finite number a response.
+        ValueError: If a task's reward raises, or is not one finite number a response.
     """
     verdicts = judge(batch.texts, batch.prompts, verifier)
     rows_of: dict[int, list[int]] = defaultdict(list)
@@ -36,20 +37,14 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     values: dict[str, torch.Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
     lengths = batch.response_lengths.tolist()
     for rows in rows_of.values():
-        task = batch.prompts[rows[0]].task
-        earned = task.earn(
+        earned = _earned(
+            batch.prompts[rows[0]].task,
             [batch.texts[r] for r in rows],
             [batch.prompts[r] for r in rows],
             [verdicts[r] for r in rows],
             [lengths[r] for r in rows],
         )
-        given = torch.as_tensor(earned.total, dtype=torch.float32)
-        if given.shape != (len(rows),) or not given.isfinite().all():
-            raise ValueError(
-                f"`{type(task).__name__}.reward` must return {len(rows)} finite numbers, one a response, "
-                f"but got {earned.total!r}."
-            )
-        rewards[rows] = given
+        rewards[rows] = torch.tensor(earned.total, dtype=torch.float32)
         for name, part in earned.values.items():
             known = [torch.nan if value is None else value for value in part]
             values[name][rows] = torch.tensor(known, dtype=torch.float32)
@@ -57,3 +52,27 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
     moved = {name: part.to(device) for name, part in values.items()}
     return batch.replace(rewards=rewards.to(device), correct=correct.to(device), reward_values=moved), verdicts
+
+
+def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> Earned:
+    """What the task gives, checked: a task may be anybody's."""
+    name = f"`{type(task).__name__}.earn`"
+    wanted = f"must return {len(texts)} finite numbers, one a response,"
+    try:
+        earned = task.earn(texts, prompts, verdicts, lengths)
+        total = [float(value) for value in earned.total]
+    except ValueError as error:  # the task's own words
+        raise ValueError(f"{name}: {error}") from error
+    except Exception as error:
+        raise ValueError(
+            f"{name} {wanted} but it raised {type(error).__name__}: {error}. Call it by hand to debug it "
+            "(docs/grading.md)."
+        ) from error
+    if len(total) != len(texts) or not all(map(math.isfinite, total)):
+        raise ValueError(f"{name} {wanted} but got {str(earned.total)[:200]}.")
+    for part, values in earned.values.items():
+        if len(values) != len(texts):
+            raise ValueError(
+                f"{name} must return {len(texts)} values of its part `{part}`, one a response, but got {len(values)}."
+            )
+    return Earned(total=total, values=earned.values)

@@ -21,7 +21,7 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
     losses, step = [], 0
     for _, prompts in zip(range(num_batches), loader, strict=False):
-        batch = engine.generate(prompts, group_size, SAMPLING, derive_seed(0, "train", step, 0))
+        batch = engine.generate(prompts, group_size, SAMPLING, derive_seed(0, "train", step, 0, 0))
         right = [TASK_ANSWER(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
         rewards = torch.tensor(right, dtype=torch.float32).reshape(-1, group_size)
         advantages = (rewards - rewards.mean(1, keepdim=True)).reshape(-1)
@@ -98,11 +98,10 @@ def test_a_run_stops_at_max_steps_inside_a_batch_and_logs_every_optimiser_step(t
 
 
 def test_a_dead_run_ends_and_moves_nothing():
-    """Rewards that never differ leave no live row: each batch is one skipped step."""
-    ours = module({"updates_per_batch": 4})
+    """Greedy rollouts of one group are the same, so that no row is live: each batch is one skipped step."""
+    ours = module({"updates_per_batch": 4}, sampling=Sampling(max_response_length=48, temperature=0))
     watch = Watch()
     run = trainer(3, watch)
-    ours.advantages = lambda batch: torch.zeros(len(batch))
     before = None
 
     class Before(Watch):

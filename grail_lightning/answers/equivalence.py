@@ -13,19 +13,22 @@ from fractions import Fraction
 from grail_lightning.answers.conventions import Conventions, Engine, Outcome
 from grail_lightning.answers.exact import TooLarge, Undefined, is_terminating, rational
 from grail_lightning.answers.formulas import (
+    factors_between,
     infinite,
     same_form,
     scaled_by_zeros,
     sign_of_infinity,
-    significant_digits,
     single,
+    slack_between,
     times,
     wordy,
 )
 from grail_lightning.answers.names import bare_number, distinct_names, is_name, letters_of, named_value
-from grail_lightning.answers.nodes import Node, letters, number
+from grail_lightning.answers.nodes import Node, letters
 from grail_lightning.answers.normalise import capped, normalise, string_key
+from grail_lightning.answers.prose import e_notation_spelled_out, is_e_notation, lowest_terms, sentence
 from grail_lightning.answers.sets import Interval, as_intervals
+from grail_lightning.answers.shapes import unwrapped, vector
 from grail_lightning.answers.structure import (
     Answer,
     Base,
@@ -66,7 +69,8 @@ def judge(gold: str, prediction: str, conventions: Conventions, engine: Engine |
         engine: the slow layers, or None to do without.
 
     Returns:
-        The outcome; None if there is no engine and one is needed.
+        The outcome; None if there is no engine and one is needed. An exception is a bug of a layer, for the caller to
+        tell from a bad answer.
     """
     if not prediction.strip():
         return Outcome("missing", "none")
@@ -86,17 +90,20 @@ def judge(gold: str, prediction: str, conventions: Conventions, engine: Engine |
         return Outcome("unparseable", "none")
     except Undefined:
         return Outcome("wrong", "number")
-    except (ValueError, ArithmeticError, RecursionError, LookupError, TypeError, AttributeError):
-        # Untrusted text found a hole in a layer: that costs this one answer, and never the run.
-        return Outcome("unparseable", "none")
+    except RecursionError:
+        return Outcome("capped", "none")
 
 
 class _Comparison:
-    """One pair on its way down the layers; `layer` is the deepest that was needed so far."""
+    """One pair on its way down the layers; `layer` is the deepest that was needed so far.
 
-    def __init__(self, conventions: Conventions, engine: Engine | None) -> None:
+    Lists are compared in any order, inside a sentence (`ordered`) in theirs: "the least and the greatest are 1, 2".
+    """
+
+    def __init__(self, conventions: Conventions, engine: Engine | None, *, ordered: bool = False) -> None:
         self.conventions = conventions
         self.engine = engine
+        self.ordered = ordered
         self.layer = 0
 
     def outcome(self, gold: str, prediction: str) -> Outcome:
@@ -104,6 +111,12 @@ class _Comparison:
             return Outcome("unparseable", "none")
         if string_key(gold) == string_key(prediction):
             return Outcome("right", "string")
+        if is_e_notation(gold):
+            prediction = e_notation_spelled_out(prediction)
+        if string_key(lowest_terms(gold)) == string_key(lowest_terms(prediction)):
+            return Outcome("right", "number")
+        if self.sentences(gold, prediction):
+            return Outcome("right", LAYERS[self.layer])
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
             return Outcome("unparseable", "none")
@@ -116,9 +129,32 @@ class _Comparison:
         self.layer = max(self.layer, LAYERS.index(layer))
 
     # structure --------------------------------------------------------------------------------------------------------
+    def sentences(self, gold: str, other: str) -> bool:
+        """Whether two answers are sentences of the same words, with equal formulas between them."""
+        ignore_case = self.conventions.ignore_case
+        one, two = sentence(gold, ignore_case=ignore_case), sentence(other, ignore_case=ignore_case)
+        if one is None or two is None or one[0] != two[0]:
+            return False
+        exactly = _Comparison(self.conventions, None, ordered=True)  # the way a sentence says it is part of it
+        exactly.reach("structure")
+        try:
+            equal = all(exactly.same_place(*pair) for pair in zip(one[1], two[1], strict=True))
+        except (_Unparseable, _Undecided):
+            return False
+        if equal:
+            self.reach("structure")
+        return equal
+
+    def same_place(self, gold: str, other: str) -> bool:
+        """Whether two formulas at one place of a sentence are equal."""
+        if string_key(lowest_terms(gold)) == string_key(lowest_terms(other)):
+            return True
+        left, right = read(gold), read(other)
+        return not isinstance(left, Broken) and not isinstance(right, Broken) and self.answers(left, right)
+
     def answers(self, gold: Answer, other: Answer) -> bool:
         """Whether two answers of any kinds are equal."""
-        gold, other = _unwrapped(gold), _unwrapped(other)
+        gold, other = unwrapped(gold), unwrapped(other)
         if isinstance(gold, Leaf) and isinstance(other, Leaf):
             return self.leaves(gold, other)
         if isinstance(gold, Words) and isinstance(other, Words):
@@ -164,7 +200,8 @@ class _Comparison:
             raise TooLarge("a collection of very many members")
         if not gold.items or not other.items:
             return not gold.items and not other.items
-        if distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items):
+        in_order = self.ordered and not gold.braced and not other.braced
+        if in_order or (distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items)):
             return self.in_order(gold.items, other.items)
         if not gold.braced and not other.braced:
             return self.one_to_one(gold.items, other.items)
@@ -193,7 +230,7 @@ class _Comparison:
 
     def vectors(self, gold: Answer, other: Answer) -> bool:
         """A matrix of one column or one row and a tuple."""
-        sides = [_vector(gold), _vector(other)]
+        sides = [vector(gold), vector(other)]
         if sides[0] is None or sides[1] is None:
             return False
         return self.in_order(sides[0], sides[1])
@@ -323,29 +360,10 @@ class _Comparison:
             return True
         if gold.node is None or other.node is None:
             return self.unknown(left, right, other.node is None)
-        slack = self.slack(left, right)
+        slack = slack_between(left, right, self.conventions.tolerance)
         scaled_gold, scaled = scaled_by_zeros(gold.node, left.zeros), scaled_by_zeros(other.node, right.zeros)
-        factors = self.factors(left, right)
+        factors = factors_between(left, right, self.conventions)
         return any(self.nodes(times(scaled_gold, a), times(scaled, b), slack) for a, b in factors)
-
-    def factors(self, left: Quantity, right: Quantity) -> list[tuple[Node | None, Node | None]]:
-        """What the two formulas may be multiplied with before they are compared."""
-        hundredth, radian = number(Fraction(1, 100)), Node("function", "degrees", (number(1),))
-        if left.percent != right.percent:
-            plain, part = self.conventions.percent_as_number, self.conventions.percent_as_fraction
-            scales = ([None] if plain else []) + ([hundredth] if part else [])
-            return [(scale, None) if left.percent else (None, scale) for scale in scales]
-        if left.degrees != right.degrees:
-            bare = right if left.degrees else left
-            if r"\pi" in bare.text:
-                return [(radian, None) if left.degrees else (None, radian)]
-        return [(None, None)]
-
-    def slack(self, left: Quantity, right: Quantity) -> float:
-        """The relative tolerance: none unless exactly one of the two is a decimal of four or more digits."""
-        decimals = [significant_digits(quantity.text) for quantity in (left, right)]
-        lone = max(decimals) >= 4 and min(decimals) == 0
-        return self.conventions.tolerance if lone else 0.0
 
     def nodes(self, gold: Node, other: Node, slack: float) -> bool:
         left, right = rational(gold), rational(other)
@@ -378,19 +396,3 @@ class _Comparison:
         if verdict is None:
             raise _Unparseable
         return verdict
-
-
-def _unwrapped(answer: Answer) -> Answer:
-    return (
-        answer.items[0]
-        if isinstance(answer, Many) and len(answer.items) == 1 and not isinstance(answer.items[0], Many)
-        else answer
-    )
-
-
-def _vector(answer: Answer) -> tuple[Answer, ...] | None:
-    if isinstance(answer, Matrix) and answer.kind == "m":
-        if len(answer.rows) == 1:
-            return answer.rows[0]
-        return tuple(row[0] for row in answer.rows) if all(len(row) == 1 for row in answer.rows) else None
-    return answer.items if isinstance(answer, Group) and answer.brackets == "()" else None

@@ -1,11 +1,24 @@
 """Small questions about one formula that decide how two are compared."""
 
 import re
+from fractions import Fraction
 
+from grail_lightning.answers.conventions import Conventions
 from grail_lightning.answers.exact import rational
 from grail_lightning.answers.nodes import Node, number
+from grail_lightning.answers.units import Quantity
 
-__all__ = ["infinite", "scaled_by_zeros", "sign_of_infinity", "significant_digits", "single", "times", "wordy"]
+__all__ = [
+    "factors_between",
+    "infinite",
+    "scaled_by_zeros",
+    "sign_of_infinity",
+    "significant_digits",
+    "single",
+    "slack_between",
+    "times",
+    "wordy",
+]
 
 
 def single(node: Node) -> bool:
@@ -62,3 +75,24 @@ def significant_digits(text: str) -> int:
 def wordy(text: str) -> bool:
     """Whether a formula that cannot be read has words in it, which no mathematical library should see."""
     return bool(_WORDY.search(text))
+
+
+def factors_between(left: Quantity, right: Quantity, conventions: Conventions) -> list[tuple[Node | None, Node | None]]:
+    """What two formulas may be multiplied with before they are compared: percent and degrees."""
+    hundredth, radian = number(Fraction(1, 100)), Node("function", "degrees", (number(1),))
+    if left.percent != right.percent:
+        plain, part = conventions.percent_as_number, conventions.percent_as_fraction
+        scales = ([None] if plain else []) + ([hundredth] if part else [])
+        return [(scale, None) if left.percent else (None, scale) for scale in scales]
+    if left.degrees != right.degrees:
+        bare = right if left.degrees else left
+        if r"\pi" in bare.text:
+            return [(radian, None) if left.degrees else (None, radian)]
+    return [(None, None)]
+
+
+def slack_between(left: Quantity, right: Quantity, tolerance: float) -> float:
+    """The relative tolerance: none unless exactly one of the two is a decimal of four or more digits."""
+    decimals = [significant_digits(quantity.text) for quantity in (left, right)]
+    lone = max(decimals) >= 4 and min(decimals) == 0
+    return tolerance if lone else 0.0

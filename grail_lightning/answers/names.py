@@ -10,7 +10,7 @@ __all__ = ["bare_number", "distinct_names", "is_name", "letters_of", "named_valu
 
 _NAME = re.compile(
     r"""(?:m?\\(?:angle|triangle)\s?)?
-    (?:\\text\{[A-Za-z][^{}]*\}|\\mathbb\{[A-Z]\}|\\overline\{[A-Z]{2}\}|\|[A-Z]{2}\||\[[A-Z]{3,6}\]|[A-Z]{2,5}
+    (?:\\text\{[A-Za-z][^{}]*\}|\\mathbb\{[A-Z]\}|\\overline\{[A-Z]{2}\}|\\(?:bar|hat|vec|tilde)\{[A-Za-z]\}|\|[A-Z]{2}\||\[[A-Z]{3,6}\]|[A-Z]{2,5}
       |[A-Za-z]{3,}(?:\s[A-Za-z]{3,})*|[A-Za-z]|\\(?!frac|sqrt|pi|infty|sin|cos|tan|cot|sec|csc|l[no]g?|exp|int|sum)[a-zA-Z]+)
     (?:'|_\{[^{}]*\}|_\\text\{[^{}]*\}|_[A-Za-z0-9]|\^\{-1\}|\^\*)*
     (?:\([A-Za-z0-9_,;|\s\\{}=+-]*\))?""",

@@ -40,6 +40,10 @@ _LEAD = re.compile(
 )
 # `1{,}000`, `1,\!000`, `1\,000`, `1\ 000`: separators that are no list commas.
 _SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\ |~)\s*(?=\d{3}(?!\d))")
+_RELATION = re.compile(r"[=<>]|\\(?:[lg]e|[lg]eq|neq?|in|approx)(?![a-zA-Z])")
+_CONTINUED = re.compile(
+    r"^(?:[-+*/=<>&]|\\(?:cdot|times|[lg]eq?|neq?|in|approx)(?![a-zA-Z]))|(?:[-+*/=<>:&]|\\\\|\\(?:cdot|times|[lg]eq?|neq?|in|approx|quad)|(?<![\\A-Za-z])[A-Za-z]{2,})$"
+)
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 _PLAIN_LIST = re.compile(r"[0-9,.\s+-]+,\s+[0-9,.\s+-]+", re.ASCII)
@@ -107,7 +111,7 @@ def normalise(text: str) -> str:
 def _normalised(text: str) -> str:
     text = _unbox(text.strip())
     text = _SEPARATED.sub("", _unicode(text))
-    text = _delimiters(text)
+    text = _lines(_delimiters(text))
     text = _commands(text)
     if _PLAIN_LIST.fullmatch(text):  # `48, 210` are two numbers, `48,210` is one
         text = re.sub(r",\s+", ";", text)
@@ -124,6 +128,17 @@ def _unbox(text: str) -> str:
         text = text[box.content_start : box.content_stop].strip()
     while text.startswith("{") and group_end(text, 0) == len(text):
         text = text[1:-1].strip()
+    return text
+
+
+def _lines(text: str) -> str:
+    """Relations on lines of their own are a list; other line breaks are spaces."""
+    if "\n" not in text:
+        return text
+    lines = [line.strip().rstrip(",;") for line in text.split("\n") if line.strip()]
+    whole = all(balanced(line) and line.count(r"\begin") == line.count(r"\end") for line in lines)
+    if whole and all(_RELATION.search(line) and not _CONTINUED.search(line) for line in lines):
+        return ";".join(lines)
     return text
 
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
+from grail_lightning.answers.estimates import differ, same_but_for_names
 from grail_lightning.answers.exact import TooLarge, Undefined, rational
 from grail_lightning.answers.nodes import Node, letters
 
@@ -103,9 +104,16 @@ class Symbolic:
         parsed = [_sympy_of(text) for text in (gold, prediction)]
         if parsed[0] is None or parsed[1] is None:
             return None
+        if same_but_for_names(parsed[0], parsed[1]):
+            return True
+        if differ(parsed[0], parsed[1]):
+            return False
         from math_verify import verify
 
-        accepted = verify(parsed[0], parsed[1], timeout_seconds=None, allow_set_relation_comp=True)
+        try:
+            accepted = verify(parsed[0], parsed[1], timeout_seconds=None, allow_set_relation_comp=True)
+        except Exception:  # a fault of the library's, on a formula that only it can read
+            return None
         return bool(accepted) and _relatively_close(parsed[0], parsed[1], tolerance)
 
 
@@ -132,7 +140,7 @@ def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
         one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
     except (TypeError, ValueError, AttributeError):
         return True
-    return bool(abs(one - two) <= tolerance * abs(one))
+    return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
 
 
 def _mentions(node: Node, constant: str) -> bool:

@@ -9,40 +9,28 @@ two literal integers is a mixed number; `\sin 2x \cos x` is (sin 2x)(cos x); a l
 except in `f(x)` and `I(0)`.
 """
 
-import re
 from collections.abc import Callable
 from fractions import Fraction
 
 from grail_lightning.answers.nodes import Node, number
+from grail_lightning.answers.tokens import (
+    BARE_WORDS,
+    CLOSING,
+    DOTS,
+    FUNCTION_LETTERS,
+    FUNCTIONS,
+    GREEK,
+    INVERSE,
+    SCIENTIFIC,
+    THOUSANDS,
+    TOKEN,
+)
 
 __all__ = ["Unreadable", "parse"]
 
 
-def _set(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
 class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
     """A formula outside of the grammar."""
-
-
-FUNCTIONS = _set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp")
-_GREEK = _set(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell"
-)
-_FUNCTION_LETTERS = "fghFGHPQVTIuvy"
-_INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc"}
-_CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
-_BARE_WORDS = {"pi": "pi", "infinity": "inf", "infty": "inf", "inf": "inf", "oo": "inf"}
-_TOKEN = re.compile(
-    r"(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))|\\(?P<command>[a-zA-Z]+|.)"
-    r"|(?P<word>(?:arc)?(?:sinh?|cosh?|tanh?|cot|sec|csc)(?![a-z])|ln(?![a-z])|log(?![a-z])|exp(?![a-z])|sqrt(?![a-z])"
-    r"|infinity|infty|inf(?![a-z])|oo(?![a-z])|pi(?![a-z]))|(?P<letter>[a-zA-Z])|(?P<other>\S)|\s+",
-    re.ASCII,
-)
-_SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,4})", re.ASCII)
-_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", re.ASCII)
 
 
 def parse(text: str) -> Node:
@@ -54,11 +42,11 @@ def parse(text: str) -> Node:
     Raises:
         Unreadable: If it is not one, or has something outside of the grammar.
     """
-    scientific = _SCIENTIFIC.fullmatch(text.replace(" ", ""))
+    scientific = SCIENTIFIC.fullmatch(text.replace(" ", ""))
     if scientific:
         exponent = int(scientific[2])
         return number(Fraction(scientific[1]) * Fraction(10) ** exponent)
-    if _THOUSANDS.fullmatch(text.lstrip("+-")):
+    if THOUSANDS.fullmatch(text.lstrip("+-")):
         text = text.replace(",", "")
     parser = _Parser(text)
     tree = parser.over(parser.sum())
@@ -69,7 +57,7 @@ def parse(text: str) -> Node:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str]] = []
-        for found in _TOKEN.finditer(text):
+        for found in TOKEN.finditer(text):
             if found.lastgroup is not None:
                 self.tokens.append((found.lastgroup, found[found.lastgroup]))
         self.tokens.append(("end", ""))
@@ -108,10 +96,17 @@ class _Parser:
         sign = self.accept("+", "-", r"\pm", r"\mp")
         if not sign:
             return self.product()
-        term = self.signed() if self.peek() in ("+", "-") else self.product()
+        term = self.signed() if self.peek() in ("+", "-") else self.rest_of_series() or self.product()
         if sign == "+":
             return term
         return Node("negate", "", (term,)) if sign == "-" else Node("sign", "+" if sign == r"\pm" else "-", (term,))
+
+    def rest_of_series(self) -> Node | None:
+        r"""`\cdots` as the last term: a name for what is not written, equal to nothing but itself."""
+        if self.peek() in DOTS and self.peek(1) in ("", "+", "-", ")", "]", "}"):
+            self.place += 1
+            return Node("symbol", "...")
+        return None
 
     def product(self) -> Node:
         left = self.factor()
@@ -139,7 +134,7 @@ class _Parser:
         piece = self.peek()
         if self.kind == "command":
             name = piece[1:]
-            return name in FUNCTIONS or name in _GREEK or name in _ATOMS or piece == r"\{"
+            return name in FUNCTIONS or name in GREEK or name in _ATOMS or piece == r"\{"
         return piece in ("(", "[", "{") or (piece == "|" and self.bars == 0)
 
     def factor(self) -> Node:
@@ -195,21 +190,23 @@ class _Parser:
             return self.symbol(self.take())
         if self.kind == "command" and piece[1:] in FUNCTIONS:
             return self.function(self.take()[1:])
-        if self.kind == "command" and piece[1:] in _GREEK:
+        if self.kind == "command" and piece[1:] in GREEK:
             return self.symbol(self.take()[1:])
         if self.kind == "command" and piece[1:] in _ATOMS:
             self.place += 1
             return _ATOMS[piece[1:]](self)
         if piece == "|":
             return self.absolute()
-        if piece in _CLOSING:
+        if piece in CLOSING:
             return self.bracketed()
         raise Unreadable(f"unexpected {piece!r}")
 
     def bracketed(self) -> Node:
         if self.peek() == "{":
             return self.group()
-        closing = _CLOSING[self.take()]
+        if self.peek() not in CLOSING:
+            raise Unreadable(f"expected a bracket, got {self.peek()!r}")
+        closing = CLOSING[self.take()]
         bars, self.bars = self.bars, 0
         inner = self.sum()
         self.bars = bars
@@ -274,8 +271,10 @@ class _Parser:
         kind, value = self.tokens[self.place]
         if len(value) == 1:
             self.place += 1
-        else:
+        elif value.isdigit():
             self.tokens[self.place] = (kind, value[1:])
+        else:
+            raise Unreadable("half of a decimal as an argument")
         return value[0]
 
     def argument(self) -> Node:
@@ -301,9 +300,9 @@ class _Parser:
     def word(self) -> Node:
         name = self.take()
         if name == "sqrt":
-            return Node("function", "root", (self.bracketed(), number(2)))
-        if name in _BARE_WORDS:
-            return Node("constant", _BARE_WORDS[name])
+            return self.root()
+        if name in BARE_WORDS:
+            return Node("constant", BARE_WORDS[name])
         return self.function(name)
 
     def symbol(self, name: str) -> Node:
@@ -320,10 +319,14 @@ class _Parser:
         argument = self.tokens[min(self.place + 1, len(self.tokens) - 1)]
         if self.peek() != "(" or self.peek(2) != ")":
             return ""
-        if argument != ("number", "0") and not (name[0] in _FUNCTION_LETTERS and argument[0] in ("number", "letter")):
+        if argument != ("number", "0") and not (name[0] in FUNCTION_LETTERS and argument[0] in ("number", "letter")):
             return ""
         self.place += 3
         return f"({argument[1]})"
+
+    def accented(self, accent: str) -> Node:
+        r"""`\bar{x}`: a name of its own."""
+        return self.symbol(f"\\{accent} {self.subscript()}")
 
     def subscript(self) -> str:
         if not self.accept("{"):
@@ -344,8 +347,8 @@ class _Parser:
                 base = self.script()
             else:
                 power = self.script()
-        if power == Node("negate", "", (number(1),)) and name in _INVERSE:
-            name, power = _INVERSE[name], None
+        if power == Node("negate", "", (number(1),)) and name in INVERSE:
+            name, power = INVERSE[name], None
         argument = self.function_argument()
         result = Node("function", name, (argument,))
         if base is not None:
@@ -370,7 +373,7 @@ class _Parser:
 
     def begins_function(self) -> bool:
         piece = self.peek()
-        return (self.kind == "word" and piece not in _BARE_WORDS) or piece[1:] in FUNCTIONS or piece == "("
+        return (self.kind == "word" and piece not in BARE_WORDS) or piece[1:] in FUNCTIONS or piece == "("
 
     def binomial(self) -> Node:
         return Node("function", "binomial", (self.argument(), self.argument()))
@@ -389,4 +392,8 @@ _ATOMS: dict[str, Callable[[_Parser], Node]] = {
     "infty": lambda parser: Node("constant", "inf"),
     "lfloor": lambda parser: parser.rounded("floor", r"\rfloor"),
     "lceil": lambda parser: parser.rounded("ceil", r"\rceil"),
+    "bar": lambda parser: parser.accented("bar"),
+    "hat": lambda parser: parser.accented("hat"),
+    "vec": lambda parser: parser.accented("vec"),
+    "tilde": lambda parser: parser.accented("tilde"),
 }

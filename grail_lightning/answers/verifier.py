@@ -1,20 +1,22 @@
 """Is the model's answer the reference answer? Grading in batches, safe with any text."""
 
+import logging
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from grail_lightning.answers.conventions import Conventions, Outcome
+from grail_lightning.answers.conventions import Conventions, Outcome, fault_of
 from grail_lightning.answers.equivalence import judge
 from grail_lightning.answers.pool import WorkerPool
 
 __all__ = ["Verdict", "Verifier"]
 
 _CACHED_CHARACTERS = 512
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +26,7 @@ class Verdict:
     Args:
         correct: whether the answer counts as the reference.
         status: right | wrong | missing | capped | unparseable | timeout | crashed; all but `right` are not correct.
+            `crashed`: a worker died or ran out of memory, or a layer has a bug (`Verifier.faults`).
         layer: the layer that decided: string | number | structure | symbolic | math-verify | none.
         gold: the reference answer as given.
         prediction: the model's answer as given.
@@ -45,7 +48,8 @@ class Verifier:
     """Compares bare answers with references: cheap layers here, the others in worker processes that can be killed.
 
     A context manager; workers start with the first pair that needs one. Safe to call from any thread and in any
-    process, forked or daemonic. Whatever the strings are, `grade` returns a verdict for each.
+    process, forked or daemonic. Whatever the strings are, `grade` returns a verdict for each. An exception inside a
+    layer is a bug of this package: its pair is `crashed`, `faults` counts it, and the first such pair is logged.
 
     Args:
         num_workers: worker processes at most; None for the usable cores, eight at most.
@@ -81,6 +85,7 @@ class Verifier:
         self._cache: OrderedDict[tuple[str, str], Outcome] = OrderedDict()
         self._cache_lock = threading.Lock()
         self._pid = os.getpid()
+        self.faults: Counter[str] = Counter()
 
     def grade(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """One verdict a pair, in order.
@@ -97,7 +102,7 @@ class Verifier:
         outcomes: dict[tuple[str, str], Outcome] = {}
         waiting = []
         for pair in dict.fromkeys(pairs):
-            outcome = self._cached(pair) or judge(*pair, self.conventions)
+            outcome = self._cached(pair) or self._judge_here(pair)
             if outcome is None:
                 waiting.append(pair)
             else:
@@ -113,10 +118,12 @@ class Verifier:
         requests = [{"gold": gold, "prediction": answer, "conventions": conventions} for gold, answer in pairs]
         outcomes = {}
         for pair, reply in zip(pairs, self._pool.run(requests), strict=True):
-            failed = isinstance(reply, str)
-            outcome = Outcome(reply, "none") if failed else Outcome(reply["status"], reply["layer"])  # type: ignore[index, arg-type]
-            if outcome.status != "crashed":  # a crash may be the machine's; another try is cheap
-                self._keep(pair, outcome)
+            if isinstance(reply, str):
+                outcome = Outcome(reply, "none")
+            else:
+                outcome = Outcome(reply["status"], reply["layer"])
+                self._count_fault(pair, reply["fault"])
+            self._keep(pair, outcome)
             outcomes[pair] = outcome
         return outcomes
 
@@ -128,12 +135,35 @@ class Verifier:
             return outcome
 
     def _keep(self, pair: tuple[str, str], outcome: Outcome) -> None:
-        if len(pair[0]) + len(pair[1]) > _CACHED_CHARACTERS:
+        # A crash may be the machine's: another try is cheap.
+        if outcome.status == "crashed" or len(pair[0]) + len(pair[1]) > _CACHED_CHARACTERS:
             return
         with self._cache_lock:
             self._cache[pair] = outcome
             while len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
+
+    def _judge_here(self, pair: tuple[str, str]) -> Outcome | None:
+        """The cheap layers' outcome; None if the pair is for a worker."""
+        try:
+            return judge(*pair, self.conventions)
+        except Exception as error:
+            self._count_fault(pair, fault_of(error))
+            return Outcome("crashed", "none")
+
+    def _count_fault(self, pair: tuple[str, str], fault: str) -> None:
+        if not fault:
+            return
+        with self._cache_lock:
+            self.faults[fault] += 1
+            first = self.faults[fault] == 1
+        if first:
+            _log.warning(
+                "The verifier has a bug: %s, with the reference %.200r and the answer %.200r. The answer counts as not "
+                "correct, with the status `crashed`. Please report the pair.",
+                fault,
+                *pair,
+            )
 
     def close(self) -> None:
         """End the workers; grading again starts new ones."""

@@ -50,9 +50,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             symbolic.Symbolic(),
         )
     except MemoryError:
-        return {"status": "crashed", "layer": "none"}
+        return {"status": "crashed", "layer": "none", "fault": ""}
+    except Exception as error:  # a bug of a layer costs this one answer, and is told
+        return {"status": "crashed", "layer": "none", "fault": conventions.fault_of(error)}
     assert outcome is not None
-    return {"status": outcome.status, "layer": outcome.layer}
+    return {"status": outcome.status, "layer": outcome.layer, "fault": ""}
 
 
 def _say(answers: BinaryIO | Any, message: dict[str, Any]) -> None:

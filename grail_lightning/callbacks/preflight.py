@@ -8,9 +8,8 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from grail_lightning.ranks import sums
 from grail_lightning.rollout import Sampling
-
-FEWEST_VERDICTS = 100
 
 
 class Preflight(Callback):
@@ -21,7 +20,7 @@ class Preflight(Callback):
 
     Args:
         patience: Batches in a row before it warns.
-        most_timeouts: Share of verdicts that may time out or crash.
+        most_timeouts: Share of the verdicts of one batch, over all ranks, that may time out or crash.
 
     Raises:
         ValueError: If `patience` is not positive, or `most_timeouts` no share.
@@ -47,10 +46,11 @@ class Preflight(Callback):
             rank_zero_warn(problem)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the batch: its figures over all ranks, and the verdicts of this one."""
+        """Look at the batch: its figures and its verdicts over all ranks."""
         output = outputs["output"]
         figures: dict[str, float] = output.metrics
-        self._statuses.update(verdict.status for verdict in output.verdicts)
+        verdicts = sums({kind: float(n) for kind, n in Counter(v.status for v in output.verdicts).items()})
+        self._statuses.update({kind: round(count) for kind, count in verdicts.items()})
         self._dead = self._dead + 1 if figures["frac_reward_zero_std"] >= 1 else 0
         self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
         self._any_end |= not self._endless
@@ -59,7 +59,7 @@ class Preflight(Callback):
         if self._endless >= self.patience:
             limit = pl_module.sampling.max_response_length
             self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, pl_module.tokenizer))
-        self._check_verdicts()
+        self._check_verdicts(verdicts)
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._said:
@@ -90,15 +90,16 @@ class Preflight(Callback):
             f"{tokenizer.eos_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
         )
 
-    def _check_verdicts(self) -> None:
-        total, failed = self._statuses.total(), self._statuses["timeout"] + self._statuses["crashed"]
-        if total >= FEWEST_VERDICTS and failed > self.most_timeouts * total:
+    def _check_verdicts(self, verdicts: dict[str, float]) -> None:
+        total = sum(verdicts.values())
+        slow, crashed = verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
+        if slow + crashed > self.most_timeouts * total:
             self._warn(
                 "verdicts",
-                f"{failed} of {total} answers ({failed / total:.1%}) could not be graded: "
-                f"{self._statuses['timeout']} timed out, {self._statuses['crashed']} crashed. They count as wrong. Is "
-                "the machine short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the "
-                "column `status`.",
+                f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
+                f"not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
+                "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
+                "`status`. Said once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
             )
 
 

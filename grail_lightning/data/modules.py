@@ -216,6 +216,7 @@ class ArithmeticData(PromptData):
         seed: Which problems. Not the run's seed: runs with different seeds are tested on the same problems.
         prompts_per_batch: Prompts of one training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
+        task: Makes prompts of problems and rewards of answers; default `ArithmeticTask`.
 
     Raises:
         ValueError: If a number is out of range; in `setup` if there are fewer such problems than asked for.
@@ -230,6 +231,7 @@ class ArithmeticData(PromptData):
         seed: int = 0,
         prompts_per_batch: int = 32,
         eval_prompts_per_batch: int = 128,
+        task: ArithmeticTask | None = None,
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
         for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
@@ -237,7 +239,7 @@ class ArithmeticData(PromptData):
                 raise ValueError(f"`{name}` must be at least 1, but got {number}.")
         self.problems, self.seed = problems, seed
         self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
-        self.task = ArithmeticTask()
+        self.task = task or ArithmeticTask()
 
     def load(self, split: Split) -> list[PromptSet]:
         """Draw the problems of a split."""

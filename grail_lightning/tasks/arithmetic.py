@@ -12,14 +12,16 @@ What `ArithmeticTask.label_steps` says of the response to ``Compute 7+5-3+8.``::
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from grail_lightning.answers import Box, find_boxes
-from grail_lightning.rollout import GradedAnswer, Prompt, Step, StepKind, Task
+from grail_lightning.rollout import Prompt, Step, StepKind
+from grail_lightning.tasks.boxed import BoxedTask
 from grail_lightning.tasks.problems import Problem, calculate, misconception
+from grail_lightning.tasks.rewards import RewardSpec
 
 # Nine digits: Python's own limit on digits raises, and converting long ones takes quadratic time.
 _NUMBER = r"-?[0-9]{1,9}"
@@ -31,12 +33,20 @@ _ATTEMPT = re.compile(r"[0-9=]")
 _LINE = re.compile(r"[^\n]+")
 
 
-class ArithmeticTask(Task):
+class ArithmeticTask(BoxedTask):
     r"""Work out ``7+5-3+8`` line by line and box the result.
 
     The response to the prompt ``Compute 7+5-3+8.`` is a chain of lines ``7+5=12``, ``12-3=9``, … and ``\boxed{17}``.
-    The reward is 1 for a right boxed answer, else 0.
+
+    Args:
+        rewards: What a response earns, several with weights; default 1 for a right answer, else 0.
+
+    Raises:
+        ValueError: If a reward cannot be found, or two have one name.
     """
+
+    def __init__(self, rewards: list[RewardSpec] | None = None) -> None:
+        super().__init__(rewards)
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The row's ``problem`` (an expression such as ``7+5-3+8``) as a prompt.
@@ -54,15 +64,6 @@ class ArithmeticTask(Task):
             columns=dict(row),
             dataset="arithmetic",
         )
-
-    def answer(self, text: str) -> str | None:
-        """What stands in the last complete box."""
-        boxes = find_boxes(text)
-        return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
-
-    def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
-        """1 for a right answer, else 0."""
-        return [float(verdict.correct) for verdict in verdicts]
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step]:
         r"""Every step of any response, well-formed or not, in time linear in its length.

@@ -63,7 +63,19 @@ EQUAL = [
     (r"\frac{5-2i}{4}", "1.25-0.5i"), ("-i", "i^3"), (r"\sqrt{2}+\sqrt{2} i", r"2e^{i\pi/4}"), (r"\frac{\sqrt3}{2}", r"\cos 30^\circ"),
     ("y^3-2", "y\u00b3-2"), (r"3^{60}", r"(3^{12})^{5}"), (r"\frac{\log 3}{\log 5-\log 2}", r"\log_{5/2}3"),
     ("v=4u", "4u-v=0"), ("2x-9y+1=0", "6x-27y+3=0"), ("g(t)=5t", "5t"), (r"\arcsin \frac13", r"\sin^{-1}(1/3)"),
-    (r"\int_0^2 y\,dy", r"\int_0^2 t\,dt"), ("36", r"\sum_{k=1}^{8}k"),
+    (r"\int_0^2 y\,dy", r"\int_0^2 t\,dt"), ("36", r"\sum_{k=1}^{8}k"), ("0", r"\int_{-2}^{2} y^{3}\,dy"),
+    (r"\sum_{n=0}^{\infty} \frac{q^{2n}}{n+2}", r"\sum_{k=0}^{\infty} \frac{q^{2k}}{k+2}"),
+    # e-notation inside a formula; `3e-4` is 3·e - 4 unless the reference is in e-notation itself
+    ("7e-4", "7e-4+0"), ("7e-4", r"\frac{2\left(7e-4\right)}{2}"), ("0.00001", "1e-5+0"), ("p+2500", "2.5e3+p"), ("e^2+3e-4", "e^2-4+3e"),
+    # names with accents, and what follows in a series
+    (r"\bar{q}", r"\bar{q}+0"), (r"4\vec{a}-\vec{b}", r"-\vec{b}+4\vec{a}"), (r"\hat{q}=0.4", "0.4"),
+    (r"1-\frac{3}{4}q+\cdots", r"1-0.75q+\cdots"),
+    # relations on lines of their own are a list, a line that goes on is not
+    ("u_1=p-4\nu_2=\\frac{1}{4}p", "u_1=p-4, u_2=0.25p"), ("u=3+\n4p", "u=4p+3"),
+    # sentences: the same words, and between them the same numbers
+    (r"rising for p<-\frac{5}{4} and then falling", r"Rising for p<-1.25 and then falling."),
+    (r"\left(\frac{9}{4}p, p\right) \text{ for every real } p", r"\left(\frac{18}{8}p, p\right) \text{ for every real } p"),
+    (r"The sides are \sqrt{7} and \frac{2}{5}\sqrt{3}", r"The sides are {7}^{1/2} and \frac{4}{10} {3}^{1/2}"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -91,6 +103,21 @@ DIFFERENT = [
     (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\begin{vmatrix}5&6\\7&8\end{vmatrix}"), ("4S^3", "16S^3"), ("J(0)", "-J(0)"),
     (r"\sqrt3", r"\sqrt3+10^{-40}"), (r"\sqrt{t^2}", "t"), (r"\sec t", r"\csc t"), ("2i", "-2i"), (r"5+\infty", r"-\infty"),
     (r"\sin 2\approx 0.91", r"\sin 2\approx 0.92"), ("48210", "48, 210"), ("36", r"\sum_{k=1}^{9}k"), ("31", r"\begin{pmatrix}31&31\end{pmatrix}"),
+    # e-notation and products of e
+    ("7e-4", "7e+4+0"), ("e^2+3e-4", r"e^2+3\cdot 10^{-4}"), ("300p", "3e^{2p}"), ("3e^{2p}", "3e2p"),
+    # accents, series, lines
+    (r"\bar{q}", "q"), (r"\vec{a}", r"\hat{a}"), (r"4\vec{a}-\vec{b}", r"4\vec{b}-\vec{a}"), (r"1+q+\cdots", "1+q"), (r"1+q+\cdots", r"1+q-\cdots"),
+    (r"1+2+\cdots+n", "1+2+n"), ("u=1\nv=2", "u=2\nv=1"), ("u=1\nv=2", "u=1"),
+    # what only looks like a root or a fraction
+    (r"p_{3}^{1/2}", r"p\sqrt{3}"), (r"\binom{7}{3}^{1/2}", r"\binom{7}\sqrt{3}"), ("1,024^{1/2}", r"1,\sqrt{024}"), (r"\binom{6}{4}", r"\binom{3}{2}"),
+    # sentences: order counts, and so do words
+    ("the least and the greatest are 3, 8", "the least and the greatest are 8, 3"), ("Ann has 3 and Ben has 8", "Ann has 8 and Ben has 3"),
+    ("all p except p=1", "all p except p=2"), ("p is not 3", "p is 3"),
+    ("rising on (1,2) and falling on [3,4]", "rising on (1,2) and falling on (3,4)"), ("all p with p > 1", r"all p with p \ge 1"),
+    # numbers that a quadrature or the first terms of a series tell
+    (r"\sum_{n=0}^{\infty} \frac{(-1)^{n}}{n+2} q^{n+3}", r"\sum_{n=0}^{\infty} \frac{(-1)^{n}}{4n+2} q^{n+3}"),
+    (r"\sum_{n=0}^{\infty} \frac{q^{2n}}{n+2}", r"\sum_{k=0}^{\infty} \frac{q^{2n}}{k+2}"),
+    ("0", r"\int_{0}^{1} y^{50}\,dy"), ("2", r"\int_{0}^{\infty} e^{-y^{3}} \cos(y^{2})\,dy"),
     ("31", r"\text{no idea}"), ("31", "??"), ("31", "inf"), ("31", r"\cdots"), ("31", r"\sqrt{ }"), ("31", "31^{31}"), ("31", "31}"), ("31", "31/0"),
 ]  # fmt: skip
 
@@ -143,11 +170,28 @@ def test_an_empty_answer_is_missing(prediction):
         "8^{8^{8^{8}}}",
         "((25)!)!",
         "(10^8)!",
+        "-" * 1500 + "1",
     ],
-    ids=["long", "deep", "digits", "e-notation", "nul", "power", "tower", "factorial of factorial", "factorial"],
+    ids=[
+        "long",
+        "deep",
+        "digits",
+        "e-notation",
+        "nul",
+        "power",
+        "tower",
+        "factorial of factorial",
+        "factorial",
+        "signs",
+    ],
 )
 def test_what_is_too_large_is_capped_before_it_is_computed(prediction):
     assert judge("3", prediction, DEFAULT) == ("capped", "none")
+
+
+def test_a_sum_of_very_many_terms_is_capped_by_the_engine():
+    assert outcome("3", r"\sum_{m=1}^{700000000}m^{m}") == ("capped", "none")
+    assert outcome("50005000", r"\sum_{k=1}^{10000}k").status == "right"
 
 
 def test_the_reference_itself_is_right_even_beyond_the_caps():

@@ -28,6 +28,7 @@ def has_verdicts(verifier, pairs):
     assert [(verdict.gold, verdict.prediction) for verdict in verdicts] == pairs
     assert {verdict.status for verdict in verdicts} <= STATUSES
     assert all(verdict.correct == (verdict.status == "right") for verdict in verdicts)
+    assert not verifier.faults
     return verdicts
 
 

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grail_lightning.answers import Verdict, Verifier
+from grail_lightning.answers import Conventions, Verdict, Verifier
 from grail_lightning.answers.__main__ import main
 
-HANG = r"\sum_{m=1}^{700000000}m^{m}"
+HANG = r"\sum_{m=1}^{\infty}\frac{\sin(m^{2})}{m}"
 NEEDS_WORKER = (r"\sqrt{44}", r"2\sqrt{11}")
 
 
@@ -140,6 +140,25 @@ def test_a_dying_worker_costs_one_answer():
         assert statuses(verdicts) == ["crashed", "right"]
 
 
+def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
+    # A tolerance that is no number makes two layers raise: one here, one in the worker.
+    here, there = [(r"\frac{4}{9}", "0.444444"), (r"\frac{5}{9}", "0.555555")], [(r"\sqrt{2}", "1.41421356")]
+    with Verifier(num_workers=1, timeout_seconds=30.0, conventions=Conventions(tolerance="none")) as verifier:
+        verifier.grade([NEEDS_WORKER])
+        pid = verifier._pool.workers[0].process.pid
+        verdicts = verifier.grade([*here, *there, ("2", "3"), (r"\sqrt{12}", r"2\sqrt{3}")])
+        assert statuses(verdicts) == ["crashed", "crashed", "crashed", "wrong", "right"]
+        assert verifier._pool.workers[0].process.pid == pid  # the worker lives on
+        assert sorted(verifier.faults.values()) == [1, 2]
+        assert any(
+            "ValueError: Invalid literal for Fraction: 'none' (equivalence.py:" in key for key in verifier.faults
+        )
+        assert any("TypeError" in key and "(symbolic.py:" in key for key in verifier.faults)
+    assert len(caplog.records) == 2  # each kind once
+    assert "The verifier has a bug: ValueError" in caplog.messages[0]
+    assert "0.444444" in caplog.messages[0]
+
+
 def test_a_worker_that_died_while_idle_costs_no_answer():
     with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
         verifier.grade([NEEDS_WORKER])
@@ -207,7 +226,7 @@ SCRIPT = textwrap.dedent(
     verifier.grade([(r"\sqrt{44}", r"2\sqrt{11}")])
     print(verifier._pool.workers[0].process.pid, flush=True)
     if sys.argv[1] == "hang":
-        verifier.grade([("3", r"\sum_{m=1}^{700000000}m^{m}")])
+        verifier.grade([("3", r"\sum_{m=1}^{\infty}\frac{\sin(m^{2})}{m}")])
     if sys.argv[1] == "wait":
         time.sleep(60)
     """

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -59,12 +62,61 @@ def test_responses_that_ended_once_point_to_the_limit():
     assert not any("ended by itself" in text for text in said)
 
 
-def test_timeouts_beyond_one_percent_are_named():
-    # 10 prompts with 2 samples, one of 20 verdicts times out: 5 %; from 100 verdicts on it is said.
-    say = lambda prompt, k, step: box("slow") if (prompt.reference, k) == ("1", 0) else _mixed(prompt, k, step)  # noqa: E731
-    (said,) = _said(say, num_prompts=10)
-    assert "5 of 100 answers (5.0%) could not be graded: 5 timed out, 0 crashed" in said
-    assert _said(say, num_prompts=10, most_timeouts=0.05) == []
+def _slow_once(prompt, k, step):
+    """One answer of the third batch (two optimiser steps each) times out."""
+    return box("slow") if (prompt.reference, k, step) == ("1", 0, 4) else _mixed(prompt, k, step)
+
+
+def test_timeouts_beyond_one_percent_of_a_batch_are_named_once():
+    # 10 prompts with 2 samples: one of 20 verdicts is 5 %, whatever the batches before were like.
+    (said,) = _said(_slow_once, num_prompts=10)
+    assert "1 of the 20 answers of this batch (5.0%) could not be graded: 1 timed out, 0 crashed" in said
+    in_each = lambda prompt, k, step: box("slow") if (prompt.reference, k) == ("1", 0) else _mixed(prompt, k, step)  # noqa: E731
+    assert len(_said(in_each, num_prompts=10)) == 1
+    assert _said(in_each, num_prompts=10, most_timeouts=0.05) == []
+
+
+def test_one_percent_of_a_batch_may_time_out():
+    # 50 prompts with 2 samples: one of 100 verdicts is not more than 1 %.
+    assert _said(_slow_once, max_steps=6, num_prompts=50) == []
+    assert len(_said(_slow_once, max_steps=6, num_prompts=49)) == 1  # one of 98
+
+
+TWO_RANKS = """
+import sys, types, warnings
+import torch, torch.distributed as dist
+from grail_lightning.callbacks import Preflight
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+# Rank 0 alone warns. Its 60 answers are all graded; of the 40 of rank 1 one timed out: 1 of 100. Then two of them did.
+statuses = [["right"] * 60] * 2 if rank == 0 else [["right"] * 39 + ["timeout"], ["right"] * 38 + ["timeout"] * 2]
+figures = {"frac_reward_zero_std": 0.0, "completions/clipped_ratio": 0.0, "reward": 1.0}
+watch = Preflight()
+for batch in statuses:
+    verdicts = [types.SimpleNamespace(status=status) for status in batch]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outputs = {"output": types.SimpleNamespace(metrics=figures, verdicts=verdicts)}
+        watch.on_train_batch_end(None, None, outputs, [], 0)
+    print([str(w.message)[:75] for w in caught], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_timeouts_are_shares_over_all_ranks(tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
+    assert said[0] == ["[]", "['2 of the 100 answers of this batch (2.0%) could not be graded: 2 timed out,']"]
+    assert said[1] == ["[]", "[]"]
 
 
 def test_a_sampler_that_is_not_the_policy_is_named():

@@ -7,7 +7,9 @@ from jsonargparse import ArgumentParser
 
 from grail_lightning.answers import Verdict
 from grail_lightning.data import MathData
+from grail_lightning.data.modules import PromptData
 from grail_lightning.rollout import Task
+from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
 
@@ -187,3 +189,72 @@ def test_a_data_module_takes_a_task_with_rewards():
     words = ["--data.task=MathTask", "--data.task.rewards=[{function: boxed_format, weight: 0.1, name: box}]"]
     data = parser.instantiate(parser.parse_args(words)).data
     assert [(reward.name, reward.weight) for reward in data.task.rewards] == [("box", 0.1)]
+
+
+class Lenient(ArithmeticTask):
+    """A task of a user's that has a reward of its own and knows nothing of lengths."""
+
+    def reward(self, texts, prompts, verdicts):
+        return [0.5 + verdict.correct for verdict in verdicts]
+
+
+def test_a_subclass_with_a_reward_of_its_own_is_asked_for_it():
+    task = Lenient()
+    prompts = [task.prompt({"problem": "1+1"})] * 2
+    earned = task.earn(["", ""], prompts, [verdict(True), verdict(False)], [1, 1])
+    assert earned.total == [1.5, 0.5]
+    assert earned.values == {}
+
+
+def test_the_arithmetic_task_takes_rewards_too():
+    specs = [RewardSpec(function="correctness"), RewardSpec(function="userrewards.brevity", weight=0.5)]
+    task = ArithmeticTask(rewards=specs)
+    prompts = [task.prompt({"problem": "1+1"})] * 2
+    earned = task.earn(["a", "abc"], prompts, [verdict(True), verdict(False)], [1, 3])
+    assert earned.total == [1.25, 0.125]  # 1 + 0.5/(1+1) and 0 + 0.5/(1+3)
+    assert earned.values == {"correctness": [1.0, 0.0], "brevity": [0.5, 0.25]}
+    with pytest.raises(ValueError, match="`rewards` must have different names"):
+        ArithmeticTask(rewards=[RewardSpec(function="correctness")] * 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [
+            "--data=ArithmeticData",
+            "--data.task=ArithmeticTask",
+            "--data.task.rewards=[{function: correctness}, {function: userrewards.brevity, weight: 0.1}]",
+        ],
+        ["--config={folder}/run.yaml"],
+    ],
+    ids=["command line", "YAML"],
+)
+def test_rewards_of_the_arithmetic_task_come_from_the_command_line_and_from_yaml(arguments, tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        textwrap.dedent(
+            """
+            data:
+              class_path: ArithmeticData
+              init_args:
+                task:
+                  class_path: ArithmeticTask
+                  init_args:
+                    rewards:
+                      - {function: correctness}
+                      - {function: userrewards.brevity, weight: 0.1}
+            """
+        )
+    )
+    parser = ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_subclass_arguments(PromptData, "data")
+    parsed = parser.parse_args(
+        [argument.format(folder=tmp_path) if "{folder}" in argument else argument for argument in arguments]
+    )
+    data = parser.instantiate(parsed).data
+    assert [(reward.path, reward.weight) for reward in data.task.rewards] == [
+        ("correctness", 1.0),
+        ("userrewards.brevity", 0.1),
+    ]
+    (prompts,) = data.load("val")
+    assert prompts.prompts[0].task is data.task

@@ -1,0 +1,86 @@
+r"""What tasks with a boxed answer share: the last complete `\boxed{...}` counts, and functions give the rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grail_lightning.answers import find_boxes
+from grail_lightning.rollout import Earned, GradedAnswer, Prompt, Task
+from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_reward
+
+
+class BoxedTask(Task):
+    """A subclass says in `prompt` what a row is.
+
+    Args:
+        rewards: What a response earns, several with weights; default 1 for a right answer, else 0.
+
+    Raises:
+        ValueError: If a reward cannot be found, or two have one name.
+    """
+
+    def __init__(self, rewards: list[RewardSpec] | None = None) -> None:
+        self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
+
+    def answer(self, text: str) -> str | None:
+        """What stands in the last complete box, without outer white space."""
+        boxes = find_boxes(text)
+        return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
+
+    def reward(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int] | None = None,
+    ) -> list[float]:
+        """The weighted sum of the rewards of each response; see `reward_values`."""
+        return total_reward(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
+
+    def earn(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int],
+    ) -> Earned:
+        """The weighted sums, and the rewards that they are made of; or what a subclass's own `reward` says."""
+        if type(self).reward is not BoxedTask.reward:
+            return super().earn(texts, prompts, verdicts, lengths)
+        values = self.reward_values(texts, prompts, verdicts, lengths)
+        return Earned(total=total_reward(self.rewards, values), values=values)
+
+    def reward_values(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int] | None = None,
+    ) -> dict[str, Values]:
+        """What each reward gives each response, by the reward's name and before weighting.
+
+        Args:
+            texts: The responses.
+            prompts: One a response.
+            verdicts: One a response.
+            lengths: Their generated tokens; None where nobody counted, which only some rewards mind.
+
+        Raises:
+            ValueError: If a reward raises, or does not return one finite number or None a response.
+        """
+        ours = {"responses", "references", "lengths"}
+        names = [name for name in dict.fromkeys(n for prompt in prompts for n in prompt.columns) if name not in ours]
+        columns: dict[str, Sequence[Any]] = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+        columns |= {
+            "correct": [verdict.correct for verdict in verdicts],
+            "status": [verdict.status for verdict in verdicts],
+            "answers": [self.answer(text) for text in texts],
+        }
+        if lengths is not None:
+            columns["lengths"] = lengths
+        references = [prompt.reference for prompt in prompts]
+        return {reward.name: reward(texts, references, columns) for reward in self.rewards}
