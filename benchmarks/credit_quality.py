@@ -1,0 +1,397 @@
+"""Does credit fall where it should? Every method beside trivial scorers, controls and the truth, on labelled rollouts.
+
+    OMP_NUM_THREADS=1 python benchmarks/credit_quality.py
+
+Samples responses of the packaged policy to arithmetic test problems as training would, computes each method's weights
+in batches of 256 rollouts, and prints one table; docs/credit_quality.md explains its columns and reads it. The task
+labels every line as sound, slip (wrong at random), misconception (wrong by habit) or inherited (right, from a wrong
+result).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from credit_truth import (  # fmt: skip
+    ERRORS,
+    Estimate,
+    Resampling,
+    World,
+    forks,
+    label_lines,
+    over_prompts,
+    rank_correlation,
+    regions,
+    resamplings,
+)
+from torch import Tensor
+
+from grail_lightning.answers import Verifier
+from grail_lightning.credit import (
+    GRAIL,
+    LESS,
+    RLSD,
+    UCAS,
+    AdvantageReweighting,
+    AnswerOnly,
+    BilevelOptions,
+    CreditContext,
+    CreditControl,
+    HighEntropy,
+    OARGradient,
+    OARPerturbation,
+    Random,
+    SaliencyOptions,
+    Shuffled,
+    TokenCredit,
+    Uniform,
+)
+from grail_lightning.credit.forward import entropies, logprobs
+from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.data import ArithmeticData
+from grail_lightning.engines import HFEngine
+from grail_lightning.functional import group_advantages
+from grail_lightning.functional.attribution import pairwise_auroc
+from grail_lightning.grading import grade
+from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.objective import token_advantages
+from grail_lightning.policy import Policy, load_policy
+from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights
+from grail_lightning.seeds import derive_seed
+
+GROUP_SIZE = 8
+PROMPTS_PER_BATCH = 32
+SAMPLING = Sampling(max_response_length=64)
+
+Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
+Sums = tuple[Tensor, Tensor]
+"""What the rows of each prompt add up to, and of how many: ``[G]`` each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A line of the table.
+
+    Attributes:
+        name: Its first cell.
+        method: A credit method, or a bare score ``[B, T]`` of each token.
+        control: What is wrapped around the method.
+        by: What ranks tokens: the score, where the weights rise with it; else the weights.
+    """
+
+    name: str
+    method: TokenCredit | Scorer
+    control: CreditControl | None = None
+    by: Literal["score", "weight"] = "weight"
+
+
+def negative_logprob(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    return -logprobs(policy, batch, context, torch.arange(len(batch)))
+
+
+def entropy(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    return entropies(policy, batch, context, torch.arange(len(batch)))
+
+
+def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    return torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
+
+
+def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    """What replacing a token by the pad token takes from the mean log-likelihood of the response's own answer."""
+    assert batch.advantages is not None
+    return perturbation_scores(
+        policy,
+        batch,
+        (batch.advantages != 0).nonzero().flatten(),
+        token_budget=context.token_budget,
+        distribution="answer_joint",
+        temperature=context.temperature,
+    )
+
+
+PAD_EFFECT = Subject(name="pad effect on the answer (a)", method=pad_effect, by="score")
+
+
+def subjects() -> list[Subject]:
+    """All lines of the table but those of the truth."""
+
+    def grail(gate: Literal["negative", "all"], **options: Any) -> GRAIL:
+        return GRAIL(gate=gate, saliency=SaliencyOptions(**options))
+
+    as_in_grail = OARGradient(
+        scope="response",
+        alignment="predictor",
+        product="noisy",
+        bilevel=BilevelOptions(interpolate=False, eps=1e-12),
+    )
+    return [
+        Subject(name="-log p", method=negative_logprob, by="score"),
+        Subject(name="entropy", method=entropy, by="score"),
+        Subject(name="position", method=position, by="score"),
+        Subject(name="Uniform", method=Uniform()),
+        Subject(name="GRAIL", method=grail("negative"), by="score"),
+        Subject(name="GRAIL, gate=all", method=grail("all"), by="score"),
+        Subject(name="GRAIL, token", method=grail("negative", alignment="token"), by="score"),
+        Subject(name="GRAIL, token, gate=all", method=grail("all", alignment="token"), by="score"),
+        Subject(name="GRAIL, leaf=middle, gate=all", method=grail("all", leaf="middle"), by="score"),
+        Subject(name="GRAIL, leaf=last, gate=all", method=grail("all", leaf="last"), by="score"),
+        Subject(name="Random(GRAIL, gate=all)", method=grail("all"), control=Random()),
+        Subject(name="Shuffled(GRAIL, gate=all)", method=grail("all"), control=Shuffled()),
+        Subject(name="AnswerOnly(GRAIL, gate=all)", method=grail("all"), control=AnswerOnly()),
+        Subject(name="OAR-G", method=OARGradient(), by="score"),
+        Subject(name="OAR-G as in GRAIL's code", method=as_in_grail, by="score"),
+        Subject(name="OAR-P", method=OARPerturbation(), by="score"),
+        Subject(name="HighEntropy", method=HighEntropy()),
+        Subject(name="AdvantageReweighting", method=AdvantageReweighting()),
+        Subject(name="LESS", method=LESS()),
+        Subject(name="UCAS", method=UCAS()),
+        Subject(name="RLSD", method=RLSD()),
+    ]
+
+
+def sample(policy: Policy, engine: HFEngine, verifier: Verifier, num_prompts: int, seed: int) -> RolloutBatch:
+    """Graded responses to test problems, with the advantages of training: rewards less the mean of the group."""
+    (problems,) = ArithmeticData(num_test=num_prompts, seed=seed).load("test")
+    batch = engine.generate(list(problems.prompts), GROUP_SIZE, SAMPLING, derive_seed(seed, "rollouts"))
+    batch, _ = grade(batch.replace(answer=answer_masks(batch, align_rows(batch, policy.tokenizer))), verifier)
+    assert batch.rewards is not None
+    return batch.replace(advantages=group_advantages(batch.rewards, GROUP_SIZE))
+
+
+# --- running the methods ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """What a subject says of all rollouts.
+
+    Attributes:
+        ranks: ``[B, T]``, by which tokens of a rollout are ranked.
+        weights: ``[B, T]``, what multiplies the advantage, an additive stage counted in; None for a bare score.
+        seconds: Of processor time for 1,000 rollouts, the median over batches.
+    """
+
+    ranks: Tensor
+    weights: Tensor | None
+    seconds: float
+
+
+def run(subject: Subject, policy: Policy, batch: RolloutBatch, token_budget: int, seed: int) -> Credit:
+    """A subject on all rollouts, in batches as large as the published ones."""
+    ranks, weights = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
+    seconds = []
+    bare = not isinstance(subject.method, TokenCredit)
+    for rows in torch.split(torch.arange(len(batch)), PROMPTS_PER_BATCH * GROUP_SIZE):
+        piece = batch.select(rows)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "credit"))
+        context = CreditContext(step=0, generator=generator, token_budget=token_budget)
+        start = time.process_time()
+        found = subject.method(policy, piece, context)
+        if isinstance(found, TokenWeights) and subject.control is not None:
+            found = subject.control(found, piece, context)
+        seconds.append((time.process_time() - start) / len(piece) * 1000)
+        columns = piece.response_mask.shape[1]
+        score = found.scores if isinstance(found, TokenWeights) else found
+        if isinstance(found, TokenWeights):
+            weights[rows, :columns] = effective(found, piece)
+        chosen = score if subject.by == "score" else weights[rows, :columns]
+        assert chosen is not None
+        ranks[rows, :columns] = chosen.to(ranks.dtype)
+    return Credit(ranks=ranks, weights=None if bare else weights, seconds=statistics.median(seconds))
+
+
+def effective(found: TokenWeights, batch: RolloutBatch) -> Tensor:
+    """``[B, T]``: each token's advantage over its rollout's; zero on rows without one."""
+    assert batch.advantages is not None
+    total = token_advantages(batch.advantages, found.values, found.additive)
+    return torch.where(batch.advantages[:, None] != 0, total / batch.advantages[:, None], 0)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    *(f"in rollout: {error}" for error in ERRORS),
+    *(f"at fork: {error}" for error in ERRORS),
+    *(f"weight: {kind}" for kind in ("flawed", "sound", "inherited", "filler", "answer")),
+    *(f"rho ({truth}): {outcome}" for truth in "ab" for outcome in ("wrong", "right")),
+)
+
+
+def by_prompt(rows: Tensor) -> Sums:
+    """Sums over the rows ``[B]`` of each prompt that have a value."""
+    groups = rows.double().reshape(-1, GROUP_SIZE)
+    return groups.nansum(1), (~groups.isnan()).double().sum(1)
+
+
+def where(rows: Tensor, chosen: Tensor) -> Tensor:
+    return torch.where(chosen, rows, torch.nan)
+
+
+def detection(lines: Tensor, world: World) -> dict[str, Sums]:
+    """Flawed against sound lines of the same rollout."""
+    kind, measured = world.lines.kind, world.wrong[:, None] & ~lines.isnan()
+    return {
+        f"in rollout: {error}": by_prompt(pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured))
+        for error in ERRORS
+    }
+
+
+def agreement(ranks: Tensor, lines: Tensor, world: World) -> dict[str, Sums]:
+    """Rank correlation with both truths, in wrong and in right rollouts."""
+    earned = world.earned.mean(0)
+    with_effect = rank_correlation(ranks, world.effect, world.reasoning)
+    with_gain = rank_correlation(lines, earned, world.lines.known & ~earned.isnan())
+    return {
+        "rho (a): wrong": by_prompt(where(with_effect, world.wrong)),
+        "rho (a): right": by_prompt(where(with_effect, world.right)),
+        "rho (b): wrong": by_prompt(where(with_gain, world.wrong)),
+        "rho (b): right": by_prompt(where(with_gain, world.right)),
+    }
+
+
+def placement(weights: Tensor, world: World) -> dict[str, Sums]:
+    """Mean weight of the tokens of each kind in wrong rollouts."""
+    columns = {}
+    for name, mask in world.kinds.items():
+        chosen = (mask & world.wrong[:, None]).double()
+        totals, counts = (x.sum(1).reshape(-1, GROUP_SIZE).sum(1) for x in (weights * chosen, chosen))
+        columns[f"weight: {name}"] = (totals, counts)
+    return columns
+
+
+def credit_columns(credit: Credit, world: World) -> dict[str, Sums]:
+    lines = world.lines.highest(credit.ranks)
+    columns = detection(lines, world) | agreement(credit.ranks, lines, world)
+    # Between rollouts weights compare; raw scores differ in scale from one to the next.
+    comparable = credit.ranks if credit.weights is None else credit.weights
+    for error, pairs in world.forks.items():
+        columns[f"at fork: {error}"] = pairs.wins(*comparable[pairs.row, pairs.token])
+    return columns if credit.weights is None else columns | placement(credit.weights, world)
+
+
+def gain_columns(world: World) -> dict[str, Sums]:
+    """The resampled truth itself; its agreement is that of its two halves."""
+    one, other = world.earned
+    mean = (one + other) / 2
+    halves = rank_correlation(one, other, world.lines.known & ~mean.isnan())
+    at_forks = {f"at fork: {error}": f.wins(*mean[f.row, f.line]) for error, f in world.forks.items()}
+    return (
+        detection(mean, world)
+        | at_forks
+        | {
+            "rho (b): wrong": by_prompt(where(halves, world.wrong)),
+            "rho (b): right": by_prompt(where(halves, world.right)),
+        }
+    )
+
+
+def table_row(name: str, by: str, columns: dict[str, Sums], seconds: float, draws: Tensor) -> str:
+    none = Estimate(float("nan"), float("nan"), float("nan"))
+    cells = [str(over_prompts(*columns[c], draws) if c in columns else none) for c in COLUMNS]
+    return "| " + " | ".join([name, by, *cells, f"{seconds:.2f}"]) + " |"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=256, help=f"test problems, {GROUP_SIZE} rollouts each")
+    parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
+    parser.add_argument("--samples", type=int, default=32, help="continuations of each beginning; even")
+    parser.add_argument("--counterfactual-seconds", type=float, default=600, help="begin no more prompts after that")
+    parser.add_argument("--token-budget", type=int, default=4096, help="padded tokens of a forward pass")
+    parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap over prompts")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def observe(policy: Policy, options: argparse.Namespace) -> tuple[World, Credit, float]:
+    """Rollouts with both truths about them; the pad effect as a subject; seconds for resampling 1,000 rollouts."""
+    engine = HFEngine(cache_tokens=50_000)
+    engine.update_weights(policy)
+    with Verifier() as verifier:
+        start = time.process_time()
+        batch = sample(policy, engine, verifier, options.prompts, options.seed)
+        print(
+            f"{options.prompts} prompts, {len(batch)} rollouts, sampled in {time.process_time() - start:.1f} s",
+            flush=True,
+        )
+        resampling = Resampling(
+            policy=policy,
+            engine=engine,
+            verifier=verifier,
+            sampling=SAMPLING,
+            num_samples=options.samples,
+            seed=derive_seed(options.seed, "counterfactual"),
+        )
+        assert batch.answer is not None
+        assert batch.advantages is not None
+        lines, boxed = label_lines(batch, policy), batch.answer.whole.any(1)
+        rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
+        rows = rows[rows < options.counterfactual_prompts * GROUP_SIZE]
+        start = time.process_time()
+        gains, done = resampling.gains_within(batch, lines, rows, GROUP_SIZE, options.counterfactual_seconds)
+        seconds = time.process_time() - start
+    measured = int((~gains[0].isnan()).any(1).sum())
+    print(
+        f"(b): {measured} rollouts of {done} prompts with both outcomes, {options.samples} samples, {seconds:.0f} s",
+        flush=True,
+    )
+    effect = run(PAD_EFFECT, policy, batch, options.token_budget, options.seed)
+    kinds, reasoning = regions(batch, policy)
+    wrong = boxed & (batch.advantages < 0)
+    world = World(
+        batch=batch,
+        lines=lines,
+        kinds=kinds,
+        reasoning=reasoning,
+        forks={error: forks(batch, lines, wrong, error, GROUP_SIZE) for error in ERRORS},
+        wrong=wrong,
+        right=boxed & (batch.advantages > 0),
+        effect=effect.ranks,
+        gains=gains,
+    )
+    return world, effect, seconds / max(measured, 1) * 1000
+
+
+def describe(world: World, policy: Policy) -> None:
+    """What the columns rest on."""
+    kind, wrong = world.lines.kind, world.wrong[:, None]
+    print(f"{int(world.wrong.sum())} wrong and {int(world.right.sum())} right rollouts of groups with both, boxed")
+    for error in ERRORS:
+        rows = (kind[error] & wrong).any(1) & (kind["sound"] & wrong).any(1)
+        pairs = world.forks[error]
+        prompts = len(set((pairs.row[0] // GROUP_SIZE).tolist()))
+        token, times = Counter(world.batch.response_ids[pairs.row[1], pairs.token].tolist()).most_common(1)[0]
+        print(
+            f"{error}: beside a sound line in {int(rows.sum())} rollouts; {len(pairs.line)} forks, {prompts} prompts; "
+            f"the sound token is {policy.tokenizer.decode([token])!r} at {times}"
+        )
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    begun = time.perf_counter()
+    policy = load_policy("arithmetic").eval()
+    world, effect, seconds = observe(policy, options)
+    describe(world, policy)
+    draws = resamplings(options.prompts, options.draws, options.seed)
+    print("| " + " | ".join(["method", "by", *COLUMNS, "s / 1,000"]) + " |")
+    print("|---|---|" + "--:|" * (len(COLUMNS) + 1))
+    print(table_row("resampled gain (b)", "score", gain_columns(world), seconds, draws))
+    print(table_row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds, draws), flush=True)
+    for subject in subjects():
+        credit = run(subject, policy, world.batch, options.token_budget, options.seed)
+        print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
+    print(f"whole run: {time.perf_counter() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

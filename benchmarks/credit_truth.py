@@ -1,0 +1,321 @@
+"""What is true about arithmetic rollouts: which lines are wrong, what each one costs, and who agrees with that.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines with a result, ``G`` prompts, ``N`` samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+from grail_lightning.answers import Verifier
+from grail_lightning.credit.oar import scoped_tokens
+from grail_lightning.engines import RolloutEngine
+from grail_lightning.engines.base import decode
+from grail_lightning.grading import judge
+from grail_lightning.locate import align_rows, step_masks
+from grail_lightning.policy import Policy
+from grail_lightning.rollout import RolloutBatch, Sampling
+from grail_lightning.seeds import derive_seed
+
+ERRORS = ("slip", "misconception")
+KINDS = ("sound", *ERRORS, "inherited")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of each row that have a result, in front of its answer.
+
+    Attributes:
+        begin: ``[B, S]`` long, the first token of where the error shows, or would show.
+        stop: ``[B, S]`` long, one behind the last.
+        kind: ``[B, S]`` bool a kind; False everywhere in a place without a line. A line that is no equation keeps its
+            place and has no kind.
+    """
+
+    begin: Tensor
+    stop: Tensor
+    kind: dict[str, Tensor]
+
+    def highest(self, scores: Tensor) -> Tensor:
+        """``[B, T] -> [B, S]``: the largest score among the tokens of a result; −inf where there is none."""
+        columns = torch.arange(scores.shape[1])
+        inside = (columns >= self.begin[..., None]) & (columns < self.stop[..., None])
+        return scores[:, None].masked_fill(~inside, -torch.inf).amax(-1)
+
+    @property
+    def known(self) -> Tensor:
+        """``[B, S]`` bool: lines with a result."""
+        return self.begin < self.stop
+
+
+def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
+    """The lines of a batch with located answers."""
+    assert batch.answer is not None
+    columns = torch.arange(1, batch.answer.whole.shape[1] + 1)
+    ends = torch.where(batch.answer.whole, columns - 1, batch.response_mask.shape[1]).amin(1)
+    found: list[list[tuple[int, int, str]]] = []
+    for aligned, prompt, end in zip(align_rows(batch, policy.tokenizer), batch.prompts, ends.tolist(), strict=True):
+        row = []
+        for step in prompt.task.label_steps(aligned.text, prompt) or []:
+            tokens = aligned.overlapping(*(step.result or (step.start, step.stop)))
+            if step.kind == "filler" or not tokens or tokens[-1] >= end:
+                continue
+            row.append((tokens[0], tokens[-1] + 1, step.kind) if step.result else (0, 0, ""))
+        found.append(row)
+    shape = len(found), max(max(map(len, found)), 1)
+    begin, stop = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    kind = {name: torch.zeros(shape, dtype=torch.bool) for name in KINDS}
+    for b, row in enumerate(found):
+        for s, (start, end, name) in enumerate(row):
+            begin[b, s], stop[b, s] = start, end
+            if name:
+                kind[name][b, s] = True
+    return Lines(begin, stop, kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Rollouts and the truth about them.
+
+    Attributes:
+        batch: ``B`` rows.
+        lines: Their lines with results.
+        kinds: Masks ``[B, T]`` of result tokens by kind in front of the answer, of filler, and of the answer's content.
+        reasoning: ``[B, T]`` bool, tokens in front of the answer.
+        forks: Of wrong rollouts, by error.
+        wrong: ``[B]`` bool, boxed rows with a negative advantage.
+        right: ``[B]`` bool, boxed rows with a positive advantage.
+        effect: ``[B, T]``, truth (a).
+        gains: ``[2, B, S]``, truth (b): what each line adds to the success rate, in two independent halves.
+    """
+
+    batch: RolloutBatch
+    lines: Lines
+    kinds: dict[str, Tensor]
+    reasoning: Tensor
+    forks: dict[str, Forks]
+    wrong: Tensor
+    right: Tensor
+    effect: Tensor
+    gains: Tensor
+
+    @property
+    def earned(self) -> Tensor:
+        """``[2, B, S]``: the gain in the direction of the outcome; in wrong rollouts, the loss."""
+        assert self.batch.advantages is not None
+        return self.gains * self.batch.advantages.sign()[:, None]
+
+
+def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Tensor]:
+    """`World.kinds` and `World.reasoning` of a batch with located answers."""
+    assert batch.answer is not None
+    masks = step_masks(batch, align_rows(batch, policy.tokenizer))
+    assert masks is not None
+    reasoning = scoped_tokens(batch, batch.answer, "reasoning")
+    flawed = masks["slip"] | masks["misconception"]
+    kinds = {"flawed": flawed, "sound": masks["sound"], "inherited": masks["inherited"], "filler": masks["filler"]}
+    return {name: mask & reasoning for name, mask in kinds.items()} | {
+        "answer": batch.answer.content & ~batch.answer.marker
+    }, reasoning
+
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+
+def rank_correlation(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """``[B]``: Spearman's ρ of two ``[B, S]`` within each row's mask; NaN where one of them does not vary."""
+    ranks = [rankdata(np.where(mask, values.double(), np.nan), axis=1, nan_policy="omit") for values in (one, other)]
+    a, b = (torch.from_numpy(r) - torch.from_numpy(r).nanmean(1, keepdim=True) for r in ranks)
+    return (a * b).nansum(1) / (a.square().nansum(1) * b.square().nansum(1)).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forks:
+    """Pairs of rollouts that are one up to a token, from which one goes wrong and the other right; ``M`` pairs.
+
+    Attributes:
+        row: ``[2, M]`` long, the flawed rollouts and the sound ones.
+        line: ``[M]`` long, on which line of both.
+        token: ``[M]`` long, the first token in which they differ.
+        group_size: Neighbouring rows of one prompt.
+        num_groups: ``G``.
+    """
+
+    row: Tensor
+    line: Tensor
+    token: Tensor
+    group_size: int
+    num_groups: int
+
+    def wins(self, flawed: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
+        """Of two values ``[M]``, pairs with the flawed one above (ties count half) and pairs, ``[G]`` each."""
+        known = ~(flawed.isnan() | sound.isnan())
+        won = ((flawed > sound).double() + (flawed == sound).double() / 2) * known
+        group, none = self.row[0] // self.group_size, torch.zeros(self.num_groups, dtype=torch.float64)
+        return none.index_add(0, group, won), none.index_add(0, group, known.double())
+
+
+def forks(batch: RolloutBatch, lines: Lines, rows: Tensor, error: str, group_size: int) -> Forks:
+    """Where wrong and sound results follow on the same tokens of the same prompt.
+
+    Args:
+        batch: ``B`` rows.
+        lines: Theirs.
+        rows: ``[B]`` bool, the rows to pair.
+        error: The kind of the flawed line.
+        group_size: Neighbouring rows of one prompt.
+    """
+    ids, places = batch.response_ids.tolist(), torch.nonzero(rows[:, None] & lines.known).tolist()
+    after: dict[tuple[object, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for b, s in places:
+        for kind in (error, "sound"):
+            if lines.kind[kind][b, s]:
+                after[b // group_size, s, *ids[b][: lines.begin[b, s]]][kind].append(b)
+    found = []
+    for (_, s, *_), by_kind in after.items():
+        for i in by_kind[error]:
+            for j in by_kind["sound"]:
+                parting = next(t for t, (x, y) in enumerate(zip(ids[i], ids[j], strict=True)) if x != y)
+                found.append((i, j, s, parting))
+    flawed, sound, line, token = torch.tensor(found, dtype=torch.long).reshape(-1, 4).unbind(1)
+    return Forks(
+        row=torch.stack([flawed, sound]),
+        line=line,
+        token=token,
+        group_size=group_size,
+        num_groups=len(batch) // group_size,
+    )
+
+
+class Estimate(NamedTuple):
+    """A mean with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.value != self.value:
+            return "-"
+        return f"{self.value:.2f} ±{(self.high - self.low) / 2:.2f}"
+
+
+def resamplings(num_prompts: int, draws: int, seed: int) -> Tensor:
+    """``[draws, G]`` float64: how often each draw of as many prompts with replacement has each prompt."""
+    uniform = torch.ones(num_prompts, dtype=torch.float64) / num_prompts
+    generator = np.random.default_rng(seed)
+    return torch.from_numpy(generator.multinomial(num_prompts, uniform.numpy(), size=draws)).double()
+
+
+def over_prompts(totals: Tensor, counts: Tensor, draws: Tensor) -> Estimate:
+    """The mean ``Σ totals / Σ counts`` and the percentile interval of its bootstrap over prompts.
+
+    Args:
+        totals: ``[G]``, the sum over what a prompt has.
+        counts: ``[G]``, of how many.
+        draws: ``[draws, G]``, from `resamplings`.
+    """
+    means = (draws @ totals.double()) / (draws @ counts.double())
+    low, high = means.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Estimate(float(totals.sum() / counts.sum()), low, high)
+
+
+# --- the counterfactual -----------------------------------------------------------------------------------------------
+
+Start = tuple[int, tuple[int, ...]]
+"""A row whose prompt is meant (the first of its group), and the ids of a response's beginning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resampling:
+    """Continues responses from given places.
+
+    Attributes:
+        policy: Continues.
+        engine: How.
+        verifier: Grades the results.
+        sampling: As the responses themselves were drawn; their limit holds for beginning and continuation together.
+        num_samples: Continuations of each beginning.
+        seed: Of the random numbers.
+    """
+
+    policy: Policy
+    engine: RolloutEngine
+    verifier: Verifier
+    sampling: Sampling
+    num_samples: int
+    seed: int
+
+    def outcomes(self, batch: RolloutBatch, starts: Iterable[Start]) -> dict[Start, Tensor]:
+        """Whether each continuation ends right: ``[N]`` float a beginning."""
+        by_length: dict[int, list[Start]] = defaultdict(list)
+        for start in sorted(set(starts)):
+            by_length[len(start[1])].append(start)
+        found: dict[Start, Tensor] = {}
+        for length, some in by_length.items():
+            owners = [batch.prompts[row] for row, _ in some]
+            texts = [decode(self.policy, list(ids)) for _, ids in some]
+            prompts = [replace(p, messages=f"{p.messages}{t}") for p, t in zip(owners, texts, strict=True)]
+            for prompt, owner, (_, ids) in zip(prompts, owners, some, strict=True):
+                # A beginning that is tokenised otherwise than it was sampled would be another question.
+                assert self.policy.encode(prompt.messages) == self.policy.encode(owner.messages) + list(ids)
+            rest = replace(self.sampling, max_response_length=self.sampling.max_response_length - length)
+            key = derive_seed(self.seed, some[0][0], length)
+            drawn = self.engine.generate(prompts, self.num_samples, rest, key)
+            whole = [texts[k // self.num_samples] + text for k, text in enumerate(drawn.texts)]
+            asked = [owners[k // self.num_samples] for k in range(len(whole))]
+            right = torch.tensor([v.correct for v in judge(whole, asked, self.verifier)]).float()
+            found |= dict(zip(some, right.reshape(len(some), -1), strict=True))
+        return found
+
+    def gains(self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int) -> Tensor:
+        """What each line did to the success rate: after it minus before it.
+
+        Before is in front of the result's first token; after is behind the token that ends the result, since "1" may
+        still become "12".
+
+        Args:
+            batch: ``B`` rows.
+            lines: Theirs.
+            rows: ``[n]`` long, the rows to measure.
+            group_size: Neighbouring rows of one prompt.
+
+        Returns:
+            ``[2, B, S]``: by the first half of the samples and by the second; NaN where nothing was measured.
+        """
+        gains = torch.full((2, *lines.begin.shape), torch.nan)
+        places: list[tuple[int, int, Start, Start]] = []
+        for b in rows.tolist():
+            ids, prompt = tuple(batch.response_ids[b].tolist()), b - b % group_size
+            for s in lines.known[b].nonzero().flatten().tolist():
+                before, after = int(lines.begin[b, s]), int(lines.stop[b, s]) + 1
+                places.append((b, s, (prompt, ids[:before]), (prompt, ids[:after])))
+        found = self.outcomes(batch, [start for place in places for start in place[2:]])
+        for b, s, begun, ended in places:
+            gain = found[ended] - found[begun]
+            gains[:, b, s] = gain[: gain.numel() // 2 * 2].reshape(2, -1).mean(1)
+        return gains
+
+    def gains_within(
+        self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int, seconds: float
+    ) -> tuple[Tensor, int]:
+        """`gains`, group by group in the order of `rows`, until the time is up; and how many groups that were."""
+        gains = torch.full((2, *lines.begin.shape), torch.nan)
+        groups = sorted(set((rows // group_size).tolist()))
+        end, done = time.perf_counter() + seconds, 0
+        for some in (groups[k : k + 16] for k in range(0, len(groups), 16)):
+            if time.perf_counter() > end:
+                break
+            chosen = rows[torch.isin(rows // group_size, torch.tensor(some))]
+            gains = torch.where(gains.isnan(), self.gains(batch, lines, chosen, group_size), gains)
+            done += len(some)
+        return gains, done

@@ -1,0 +1,127 @@
+"""The statistics and the counterfactual of benchmarks/credit_quality.py, against loops and greedy decoding by hand."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from grail_lightning.answers import Verifier
+from grail_lightning.engines import HFEngine, build_batch
+from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.rollout import Sampling
+from tests.runs import TASK
+
+GREEDY = Sampling(max_response_length=48, temperature=0)
+SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
+FLAWED = "7+5=2\n2-3=-1\n-1+8=6\n\\boxed{6}"  # misconception, inherited, slip
+LATE = "7+5=12\n12-3=9\n9+8=16\n\\boxed{16}"  # sound, sound, slip
+
+
+@pytest.fixture(scope="module")
+def truth():
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    import credit_truth
+
+    sys.path.pop(0)
+    return credit_truth
+
+
+def group(policy, problem, *responses):
+    """Responses to one prompt, with their end tokens."""
+    ids = [[*policy.tokenizer(text)["input_ids"], policy.end_token_ids[0]] for text in responses]
+    rows = build_batch(policy, [TASK.prompt({"problem": problem})], len(ids), ids, [True] * len(ids))
+    return rows.replace(answer=answer_masks(rows, align_rows(rows, policy.tokenizer)))
+
+
+def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):
+    batch = group(arithmetic, "7+5-3+8", SOUND, FLAWED, "Then\n" + LATE)
+    lines = truth.label_lines(batch, arithmetic)
+    results = [
+        [arithmetic.tokenizer.decode(batch.response_ids[b, lines.begin[b, s] : lines.stop[b, s]]) for s in range(3)]
+        for b in range(3)
+    ]
+    assert results == [["12", "9", "17"], ["2", "-1", "6"], ["12", "9", "16"]]
+    kinds = [[name for s in range(3) for name in truth.KINDS if lines.kind[name][b, s]] for b in range(3)]
+    assert kinds == [["sound"] * 3, ["misconception", "inherited", "slip"], ["sound", "sound", "slip"]]
+    columns = torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
+    assert torch.equal(lines.highest(columns), lines.stop - 1.0)
+
+
+def test_rank_correlation_is_scipys_row_by_row(truth):
+    one, other = torch.randint(0, 4, (6, 9)).float(), torch.randn(6, 9)
+    mask = torch.rand(6, 9) < 0.8
+    one[2] = 1.0
+    found = truth.rank_correlation(one, other, mask)
+    assert found[2].isnan()
+    for row in (0, 1, 3, 4, 5):
+        expected = spearmanr(one[row][mask[row]], other[row][mask[row]]).statistic
+        assert found[row].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_forks_are_where_a_wrong_and_a_sound_result_part(truth, arithmetic):
+    other = "7+5=11\n11-3=8\n8+8=16\n\\boxed{16}"  # a slip
+    texts = [SOUND, FLAWED, LATE, other, SOUND, LATE, "Then\n" + LATE, SOUND]
+    batch = group(arithmetic, "7+5-3+8", *texts)
+    lines, used = truth.label_lines(batch, arithmetic), torch.tensor([True] * 7 + [False])
+    slips = truth.forks(batch, lines, used, "slip", 4)
+    pairs = [*zip(*slips.row.tolist(), slips.line.tolist(), slips.token.tolist(), strict=True)]
+    # `other` (3) parts from 0 and 2 in the second digit of its 11. 2 parts from 0 in the second digit of 16, behind two
+    # lines of 7 tokens and "9+8=1"; so does 5 from 4, but not 6, which began with filler.
+    assert sorted(pairs) == [(2, 0, 2, 19), (3, 0, 0, 5), (3, 2, 0, 5), (5, 4, 2, 19)]
+    misconceptions = truth.forks(batch, lines, used, "misconception", 4)
+    assert sorted(misconceptions.row.T.tolist()) == [[1, 0], [1, 2]]
+    assert misconceptions.token.tolist() == [4, 4]
+    above, below, unknown = (torch.tensor([value]).expand(4) for value in (2.0, 1.0, torch.nan))
+    assert [x.tolist() for x in slips.wins(above, below)] == [[3, 1], [3, 1]]
+    assert [x.tolist() for x in slips.wins(below, above)] == [[0, 0], [3, 1]]
+    assert [x.tolist() for x in slips.wins(below, below)] == [[1.5, 0.5], [3, 1]]
+    assert [x.tolist() for x in slips.wins(unknown, above)] == [[0, 0], [0, 0]]
+
+
+def test_the_interval_is_that_of_prompts_drawn_with_replacement(truth):
+    totals, counts = torch.tensor([3.0, 0.0, 8.0, 2.0]), torch.tensor([4.0, 0.0, 10.0, 2.0])
+    draws = truth.resamplings(4, 500, seed=1)
+    assert (draws.sum(1) == 4).all()
+    means = []
+    for draw in draws.long().tolist():
+        prompts = [k for k, times in enumerate(draw) for _ in range(times)]
+        seen = sum(counts[k].item() for k in prompts)
+        if seen:
+            means.append(sum(totals[k].item() for k in prompts) / seen)
+    low, high = torch.tensor(means, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    found = truth.over_prompts(totals, counts, draws)
+    assert found == pytest.approx((13 / 16, low, high))
+    assert low < 13 / 16 < high
+
+
+def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithmetic):
+    sound = "9+9=18\n18-3=15\n15-2=13\n13-1=12\n\\boxed{12}"
+    slip = "9+9=14\n14-3=11\n11-2=9\n9-1=8\n\\boxed{8}"
+    cut = "9+9=1\n1-3=-2\n-2-2=-4\n-4-1=-5\n\\boxed{-5}"  # behind the "1" there could still come an "8"
+    batch = group(arithmetic, "9+9-3-2-1", sound, slip, cut)
+    engine = HFEngine()
+    engine.update_weights(arithmetic)
+
+    def right(row, length):
+        beginning = torch.cat([batch.input_ids[row, : batch.prompt_width], batch.response_ids[row, :length]])
+        out = arithmetic.model.generate(beginning[None], do_sample=False, max_new_tokens=48 - length)[0]
+        text = arithmetic.tokenizer.decode(out[batch.prompt_width :], skip_special_tokens=True)
+        return float(TASK.answer(text) == "12")
+
+    lines = truth.label_lines(batch, arithmetic)
+    with Verifier(num_workers=1) as verifier:
+        resampling = truth.Resampling(
+            policy=arithmetic, engine=engine, verifier=verifier, sampling=GREEDY, num_samples=2, seed=0
+        )
+        gains, groups = resampling.gains_within(batch, lines, torch.arange(3), 3, seconds=60)
+        none, no_groups = resampling.gains_within(batch, lines, torch.arange(3), 3, seconds=-1)
+    expected = torch.tensor(
+        [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(4)] for b in range(3)]
+    )
+    assert groups == 1
+    assert torch.equal(gains, torch.stack([expected, expected]))
+    assert expected[:, 0].tolist() == [0, -1, -1], "greedily right before the slip, wrong after it"
+    assert no_groups == 0
+    assert none.isnan().all()
