@@ -25,6 +25,8 @@ from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.ranks import all_rows
 from grail_lightning.rollout import RolloutBatch, micro_batches
 
+SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -194,6 +196,8 @@ def micro_batch_loss(
         losses = losses * _correction(batch, old, objective.sampler_cap)
     ratio = importance_ratio(logprobs, old, mask, objective.level)
     sums = dict(_sums(stats, ratio.detach(), advantages, mask, objective))
+    if batch.sampling_logprobs is not None:
+        sums[SAMPLER_GAP] = masked_sum((old.detach() - batch.sampling_logprobs).abs(), mask)
     if batch.ref_logprobs is not None:
         kl = kl_estimate(
             logprobs, batch.ref_logprobs, objective.kl_estimator, ratio=ratio if objective.kl_corrected else None

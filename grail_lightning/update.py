@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.objective import (
+    SAMPLER_GAP,
     LossCounts,
     Objective,
     cut,
@@ -131,7 +132,7 @@ class Update:
         if self._taken == 0:
             self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
         self._taken += 1
-        return _means(sums, self.objective, self.mask.device) if most else {"loss": 0.0}
+        return self._means(sums) if most else {"loss": 0.0}
 
     def _loss(self, part: Tensor, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         empty = not len(part)
@@ -152,6 +153,16 @@ class Update:
             counts,
             self.sampling.max_response_length,
         )
+
+    def _means(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """Token means over all ranks of what the micro-batches summed up. A rank may have had none."""
+        names = ["tokens", "loss", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"]
+        names += ["kl"] if self.objective.kl_coefficient else []
+        names += [SAMPLER_GAP] if self.batch.sampling_logprobs is not None else []
+        zero = torch.zeros((), device=self.mask.device)
+        local = torch.stack([sums.get(name, zero).double() for name in names])
+        tokens, loss, *others = over_ranks(local, "sum").tolist()
+        return {"loss": loss} | {name: value / max(tokens, 1) for name, value in zip(names[2:], others, strict=True)}
 
     def _cut(self, rows: Tensor, shared: SharedCredit | None) -> list[Tensor]:
         """Micro-batches; the rows whose credit is shared apart from the others, which need no saliency."""
@@ -200,15 +211,6 @@ class Update:
         adapters = self._reference is None
         with self.policy.adapters_off() if adapters else nullcontext():
             return self._logprobs(self._reference or self.policy, rows)
-
-
-def _means(sums: dict[str, Tensor], objective: Objective, device: torch.device) -> dict[str, float]:
-    """Token means over all ranks of what the micro-batches summed up. A rank may have had none."""
-    names = ["tokens", "loss", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"]
-    names += ["kl"] if objective.kl_coefficient else []
-    local = torch.stack([torch.as_tensor(sums.get(name, 0.0), device=device).double() for name in names])
-    tokens, loss, *others = over_ranks(local, "sum").tolist()
-    return {"loss": loss} | {name: value / max(tokens, 1) for name, value in zip(names[2:], others, strict=True)}
 
 
 def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) -> float:

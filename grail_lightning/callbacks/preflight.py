@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
+from grail_lightning.objective import SAMPLER_GAP
 from grail_lightning.ranks import sums
 from grail_lightning.rollout import Sampling
 
@@ -15,23 +19,33 @@ from grail_lightning.rollout import Sampling
 class Preflight(Callback):
     """Warns once, with figures and a remedy, when training cannot or can hardly learn.
 
-    Looks for groups without a difference in reward, responses that never end, verdicts that time out, and a training
-    sampler that is not the policy (top-p, top-k, greedy).
+    Looks for groups without a difference in reward, responses that never end, verdicts that time out, a training
+    sampler that is not the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), and weights
+    too coarse for the learning rate.
 
     Args:
         patience: Batches in a row before it warns.
         most_timeouts: Share of the verdicts of one batch, over all ranks, that may time out or crash.
+        most_stuck: Share of the weights to which a step of the size of the learning rate may make no difference.
+        most_sampler_gap: Mean difference in nats between the log-probabilities of sampler and trainer.
 
     Raises:
         ValueError: If `patience` is not positive, or `most_timeouts` no share.
     """
 
-    def __init__(self, patience: int = 5, most_timeouts: float = 0.01) -> None:
+    def __init__(
+        self,
+        patience: int = 5,
+        most_timeouts: float = 0.01,
+        most_stuck: float = 0.5,
+        most_sampler_gap: float = 0.1,
+    ) -> None:
         if patience < 1:
             raise ValueError(f"`patience` must be at least 1 batch, but got {patience}.")
         if not 0 <= most_timeouts <= 1:
             raise ValueError(f"`most_timeouts` must lie in [0, 1], but got {most_timeouts}.")
         self.patience, self.most_timeouts = patience, most_timeouts
+        self.most_stuck, self.most_sampler_gap = most_stuck, most_sampler_gap
         self._start()
 
     def _start(self) -> None:
@@ -44,6 +58,19 @@ class Preflight(Callback):
         self._start()
         if problem := sampler_problem(pl_module.sampling):
             rank_zero_warn(problem)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Look at the precision of the weights beside the learning rate."""
+        # A warm-up starts at nothing; the rate that it leads to is what counts.
+        rate = max(group.get("initial_lr", group["lr"]) for group in pl_module.optimizers().param_groups)
+        stuck = stuck_share(pl_module.policy.parameters(), rate)
+        if stuck > self.most_stuck:
+            self._warn(
+                "stuck",
+                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: they are held in half "
+                "precision, which rounds it to nothing. Set `model.loading.dtype: float32` and "
+                "`--trainer.precision=bf16-mixed`, which keeps master weights in float32.",
+            )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the batch: its figures and its verdicts over all ranks."""
@@ -60,6 +87,14 @@ class Preflight(Callback):
             limit = pl_module.sampling.max_response_length
             self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, pl_module.tokenizer))
         self._check_verdicts(verdicts)
+        gap = figures.get(SAMPLER_GAP, 0.0)
+        if gap > self.most_sampler_gap:
+            self._warn(
+                "sampler",
+                f"Sampler and trainer differ by {gap:.2g} nats a token in how likely they find the same tokens "
+                f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
+                "precision of training, or weigh the difference with `objective.sampler_cap: 2`.",
+            )
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._said:
@@ -101,6 +136,21 @@ class Preflight(Callback):
                 "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
                 "`status`. Said once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
             )
+
+
+@torch.no_grad()
+def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
+    """Share of the trainable weights in half precision that stay what they are when the learning rate is added.
+
+    Adam's steps are about that big. Looks at the first weights of each tensor; 0 without weights in half precision.
+    """
+    stuck = seen = 0
+    for parameter in parameters:
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16) and learning_rate > 0:
+            weights = (parameter.to_local() if hasattr(parameter, "to_local") else parameter).flatten()[:4096]
+            stuck += int((weights + learning_rate == weights).sum())
+            seen += len(weights)
+    return stuck / max(seen, 1)
 
 
 def sampler_problem(sampling: Sampling) -> str | None:

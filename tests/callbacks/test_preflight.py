@@ -4,10 +4,14 @@ import sys
 import warnings
 
 import pytest
+import torch
 
 from grail_lightning.callbacks import Preflight
-from grail_lightning.callbacks.preflight import sampler_problem
+from grail_lightning.callbacks.preflight import sampler_problem, stuck_share
+from grail_lightning.engines import HFEngine
+from grail_lightning.policy import Loading
 from grail_lightning.rollout import Sampling
+from tests import runs
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
 
 
@@ -137,3 +141,55 @@ def test_a_sampler_that_is_not_the_policy_is_named():
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Preflight(**options)
+
+
+def test_stuck_weights_are_counted_as_bfloat16_rounds():
+    # bfloat16 has 8 significant bits: beside 1 (and above) 0.001 is less than half a step, beside 0.01 it is not.
+    half = torch.nn.Parameter(torch.tensor([1.0, 2.0, -4.0, 0.01], dtype=torch.bfloat16))
+    assert stuck_share([half], 1e-3) == 0.75
+    assert stuck_share([half.float()], 1e-3) == 0
+    frozen = torch.nn.Parameter(half.detach().clone(), requires_grad=False)
+    assert stuck_share([frozen, half], 1e-3) == 0.75
+    assert stuck_share([], 1e-3) == 0
+
+
+@pytest.mark.parametrize(("dtype", "rate", "warns"), [("bfloat16", 1e-7, True), ("bfloat16", 0.1, False)])
+def test_weights_too_coarse_for_the_learning_rate_are_told_before_the_first_step(dtype, rate, warns):
+    module = runs.module(loading=Loading(dtype=dtype), optimizer=lambda p: torch.optim.SGD(p, lr=rate))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs.trainer(1, Preflight()).fit(module, runs.batches(1))
+    said = [str(w.message) for w in caught if "cannot take a step of the learning rate" in str(w.message)]
+    assert len(said) == warns
+    if warns:
+        assert "the learning rate 1e-07" in said[0]
+        assert "`--trainer.precision=bf16-mixed`" in said[0]
+
+
+class Elsewhere(HFEngine):
+    """Says of its own tokens that they were more likely than the policy finds them."""
+
+    def generate(self, *arguments):
+        batch = super().generate(*arguments)
+        return batch.replace(sampling_logprobs=batch.sampling_logprobs * 0.2)
+
+
+@pytest.mark.parametrize("engine", [HFEngine(), Elsewhere()])
+def test_a_sampler_that_is_not_the_trainer_is_told_with_the_difference(engine):
+    watch = runs.Watch()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs.trainer(2, Preflight(most_sampler_gap=0.001), watch).fit(runs.module(engine=engine), runs.batches(2))
+    said = [str(w.message) for w in caught if "Sampler and trainer differ" in str(w.message)]
+    gap = watch.outputs[0].metrics["sampling/sampling_logp_difference/mean"]
+    if type(engine) is HFEngine:
+        assert 0 <= gap < 1e-5
+        assert said == []
+    else:
+        batch = watch.outputs[0].batch
+        live = (batch.advantages != 0) & batch.finished
+        mask = batch.response_mask & live[:, None]
+        # 0.2·lp differs from lp by 0.8·|lp|, and what is reported is 0.2·lp.
+        assert gap == pytest.approx((4 * batch.sampling_logprobs.abs())[mask].mean().item(), rel=1e-3)
+        assert len(said) == 1
+        assert "`objective.sampler_cap: 2`" in said[0]
