@@ -178,7 +178,7 @@ def peak(case: str, side: str) -> None:
 
     if side == "saliency":  # A pass of its own, and no update.
         module.credit = CREDITS["own pass"]
-        module.update = lambda batch, weights, shared=None: {}
+        module.update = lambda batch, weights, shared=None: ({}, None)
     else:
         module.credit = CREDITS[side]
     fit(module, prompts[:1], Before())

@@ -161,13 +161,13 @@ class GrailModule(pl.LightningModule):
             shared = self.share(batch)
             weights = self.weigh(batch) if shared is None else shared.weights(self.policy)
         with self._clock("update"):
-            updated = self.update(batch, weights, shared)
+            updated, entropies = self.update(batch, weights, shared)
         if shared is not None:
             weights = shared.weights(self.policy)
             self._seconds["credit"] += shared.seconds
             self._seconds["update"] -= shared.seconds
         report = rollout_report(batch, verdicts) | drawn | updated
-        report |= credit_report(batch, weights, step_masks(batch, align_rows(batch, self.tokenizer)))
+        report |= credit_report(batch, weights, step_masks(batch, align_rows(batch, self.tokenizer)), entropies)
         report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._log(report)
         self.log_dict({k: report[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)
@@ -249,8 +249,8 @@ class GrailModule(pl.LightningModule):
 
     def update(
         self, batch: RolloutBatch, weights: TokenWeights, shared: SharedSaliency | None = None
-    ) -> dict[str, float]:
-        """The optimiser steps of one batch, or as many as `max_steps` leaves; metrics of the last."""
+    ) -> tuple[dict[str, float], Tensor]:
+        """The optimiser steps of one batch, or as many as `max_steps` leaves; metrics of the last, and entropies."""
         assert self.policy is not None
         seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
         update = Update(self.policy, self.reference, batch, self.objective, self.sampling, seed, shared)
@@ -279,7 +279,7 @@ class GrailModule(pl.LightningModule):
             if scheduler is not None:
                 scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        return metrics
+        return metrics, update.entropies
 
     def _backward(self, loss: Tensor, last: bool) -> None:
         with nullcontext() if last else unsynchronised(self.trainer.strategy.model):

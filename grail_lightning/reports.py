@@ -60,13 +60,16 @@ def _shares(batch: RolloutBatch, verdicts: Sequence[GradedAnswer]) -> dict[str, 
     return {name: above[name] / below[name] for name in above if below[name]}
 
 
-def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKind, Tensor] | None) -> dict[str, float]:
+def credit_report(
+    batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKind, Tensor] | None, entropies: Tensor | None = None
+) -> dict[str, float]:
     """How the weights are spread, how concentrated the credit is, and whether it finds the flawed tokens.
 
     Args:
         batch: ``B`` rows with advantages.
         weights: Their token weights.
         steps: Masks ``[B, T]`` of labelled steps, where the task can tell; see `grail_lightning.locate.step_masks`.
+        entropies: ``[B, T]`` in nats, of the rows that have scores at least.
     """
     assert batch.advantages is not None
     mask = batch.response_mask
@@ -90,6 +93,10 @@ def credit_report(batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKi
             # The trivial scorer beside it: unlikely tokens.
             surprisal = pairwise_auroc(-batch.sampling_logprobs, flawed, sound)
             report["credit/flawed_token_auroc_surprisal"] = all_rows(surprisal).nanmean()
+        if entropies is not None:
+            # And the other one: tokens where the policy is undecided.
+            undecided = pairwise_auroc(entropies, flawed, sound)
+            report["credit/flawed_token_auroc_entropy"] = all_rows(undecided).nanmean()
         # Without either there is 0/0, which is left out below.
         on_flawed, on_sound = all_rows(weights.values[flawed]), all_rows(weights.values[sound])
         report["credit/flawed_to_sound_weight"] = on_flawed.mean() / on_sound.mean()

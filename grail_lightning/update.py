@@ -57,6 +57,9 @@ class Update:
         sampling: How the rows were drawn.
         seed: Of the order of groups, if a pass has several mini-batches.
         shared: Gives the token weights of some rows beside their first forward pass.
+
+    Attributes:
+        entropies: ``[B, T]`` in nats, as they were when a row first came by; zero on rows that did not.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Update:
         self.mask = loss_mask(batch, objective)
         self.batch = batch
         self.advantages = torch.zeros_like(self.mask, dtype=torch.float32)
+        self.entropies = torch.zeros_like(self.advantages)
         self.live = torch.zeros(len(batch), dtype=torch.bool)
         self._reference = reference
         self._seed = seed
@@ -144,6 +148,8 @@ class Update:
             return stats.logprobs.sum() * 0, {}
         part, columns = part.to(self.mask.device), piece.response_mask.shape[1]
         recorded[part, :columns] = stats.logprobs.detach().to(recorded.dtype)
+        if stats.entropy is not None and self._taken < self.objective.mini_batches:
+            self.entropies[part, :columns] = stats.entropy.detach().to(self.entropies.dtype)
         return micro_batch_loss(
             stats,
             piece,

@@ -264,3 +264,16 @@ def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(polic
 def test_a_bad_objective_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         Objective(**options)
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_entropies_of_the_rows_that_came_by_are_kept(mini_batches, policy, batch):
+    objective = Objective(group_size=4, mini_batches=mini_batches, updates_per_batch=2, token_budget=200)
+    update = Update(policy, None, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
+    for rows in update.plan(batch.response_mask.double(), None):
+        update.accumulate(rows, lambda loss, last: None)
+    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    width = batch.response_mask.shape[1]
+    expected = torch.distributions.Categorical(logits=logits[:, -width - 1 : -1]).entropy() * batch.response_mask
+    torch.testing.assert_close(update.entropies[update.live].double(), expected[update.live], rtol=1e-5, atol=1e-6)
+    assert (update.entropies[~update.live] == 0).all()
