@@ -287,7 +287,7 @@ def test_an_error_of_ours_inside_a_run_keeps_its_traceback(monkeypatch):
     def broken(*_):
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("grail_lightning.module.GrailModule.weigh", broken)
+    monkeypatch.setattr("grail_lightning.module.GrailModule.share", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         main(["fit", *SHORT])
 

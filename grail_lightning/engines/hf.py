@@ -1,15 +1,17 @@
-"""Sampling with Transformers' own `generate`, on the weights that are being trained."""
+"""Sampling with Transformers models, on the weights that are being trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.answers.spans import align
 from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.engines.decoding import Decoding, supports, warpers
 from grail_lightning.policy import Policy
 from grail_lightning.ranks import over_ranks, world_size
 from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, pad_left
@@ -17,24 +19,40 @@ from grail_lightning.seeds import seeded
 
 
 class HFEngine(RolloutEngine):
-    """Transformers `generate`: left-padded prompts, KV cache on, evaluation mode.
+    """Left-padded prompts, KV cache on, evaluation mode.
+
+    With the method "compact" a prompt is read once for its whole group, rows that have finished leave the batch, and a
+    row's random numbers are its own: they depend on the seed and on the row's place among the prompts, not on the other
+    rows, on `cache_tokens`, or on the device. Transformers' `generate` reads each prompt once a response and computes
+    finished rows until the last one ends. Both draw from the same distributions; for one seed the texts differ.
 
     Args:
         cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); rows that do not fit are
             decoded in a further call. A token of Qwen3-4B takes 147 KB in half precision and 295 KB in float32.
         synchronised: Keep ranks in step while they decode. Fully sharded weights (FSDP) need it; default: found out
             from the process group.
+        method: "compact", or "generate" for Transformers' own loop. Models for which the first is not possible (state
+            spaces, caches that differ from keys and values per token) are sampled by the second, with a warning.
 
     Raises:
-        ValueError: If `cache_tokens` is not positive.
+        ValueError: If `cache_tokens` is not positive or the method is not known.
     """
 
-    def __init__(self, cache_tokens: int = 131_072, synchronised: bool | None = None) -> None:
+    def __init__(
+        self,
+        cache_tokens: int = 131_072,
+        synchronised: bool | None = None,
+        method: Literal["compact", "generate"] = "compact",
+    ) -> None:
         if cache_tokens < 1:
             raise ValueError(f"`cache_tokens` must be at least 1, but got {cache_tokens}.")
+        if method not in ("compact", "generate"):
+            raise ValueError(f'`method` must be "compact" or "generate", but got {method!r}.')
         self.cache_tokens = cache_tokens
         self.synchronised = synchronised
+        self.method = method
         self._policy: Policy | None = None
+        self._told = False
 
     def update_weights(self, policy: Policy) -> None:
         """Nothing to copy: the policy itself samples."""
@@ -54,12 +72,19 @@ class HFEngine(RolloutEngine):
         rows = [ids for ids in encoded for _ in range(group_size)]
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
+        generator = torch.Generator().manual_seed(seed)
+        compact = self._leaving(policy)
         training = policy.training
         policy.eval()
         try:
             with seeded(policy.device, seed), torch.no_grad():
                 for part in self._calls(policy, rows, sampling):
-                    ids, lps = self._call(policy, part or [policy.encode(".")], sampling)
+                    call = part or [policy.encode(".")]
+                    ids, lps = (
+                        self._compact(policy, call, sampling, generator)
+                        if compact
+                        else self._generate(policy, call, sampling)
+                    )
                     responses += ids.tolist()[: len(part)]
                     logprobs += lps.tolist()[: len(part)]
         finally:
@@ -86,8 +111,28 @@ class HFEngine(RolloutEngine):
     def _in_step(self) -> bool:
         return world_size() > 1 if self.synchronised is None else self.synchronised
 
-    def _call(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> tuple[Tensor, Tensor]:
+    def _leaving(self, policy: Policy) -> bool:
+        """Whether finished rows leave the batch. That a model does not allow it is told once."""
+        if self.method == "generate" or supports(policy.model):
+            return self.method == "compact"
+        if not self._told:
+            rank_zero_warn(
+                f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
+                'cannot leave its cache. Nothing is wrong; set `method="generate"` to silence this.'
+            )
+        self._told = True
+        return False
+
+    def _compact(
+        self, policy: Policy, rows: list[list[int]], sampling: Sampling, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Sampled ids and their log-probabilities, ``[n, T]`` each, with padding behind each row's end."""
+        # Row by row from one stream, so that it makes no difference where rows are cut into calls.
+        noise = torch.rand(len(rows), sampling.max_response_length, dtype=torch.float64, generator=generator)
+        return Decoding(policy, rows, sampling, noise, in_step=self._in_step).run()
+
+    def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """The same by Transformers' own loop."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
@@ -97,6 +142,8 @@ class HFEngine(RolloutEngine):
             attention_mask=mask.long().to(policy.device),
             generation_config=GenerationConfig(
                 do_sample=sampling.temperature > 0,
+                # Left unset, `generate` would keep the 50 most likely tokens. Ours are below, behind the recorder.
+                **({"top_k": 0, "top_p": 1.0} if sampling.temperature > 0 else {}),
                 max_new_tokens=sampling.max_response_length,
                 eos_token_id=list(policy.end_token_ids) or None,
                 pad_token_id=policy.tokenizer.pad_token_id,
@@ -104,7 +151,7 @@ class HFEngine(RolloutEngine):
                 return_dict_in_generate=True,
                 stop_strings=list(sampling.stop) or None,
             ),
-            logits_processor=LogitsProcessorList([recorder, *_warpers(sampling)]),
+            logits_processor=LogitsProcessorList([recorder, *warpers(sampling)]),
             tokenizer=policy.tokenizer if sampling.stop else None,
             synced_gpus=self._in_step,
         )
@@ -156,15 +203,6 @@ def response_end(policy: Policy, ids: list[int], sampling: Sampling) -> tuple[in
     if not found:
         return length, end is not None
     return aligned.overlapping(min(found) - 1, min(found))[-1] + 1, True
-
-
-def _warpers(sampling: Sampling) -> list[Any]:
-    from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-    if sampling.temperature == 0:
-        return []
-    top_k = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
-    return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
 
 
 def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:

@@ -13,9 +13,9 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture
-def engine(arithmetic):
-    made = HFEngine()
+@pytest.fixture(params=["compact", "generate"])
+def engine(request, arithmetic):
+    made = HFEngine(method=request.param)
     made.update_weights(arithmetic)
     return made
 

@@ -1,0 +1,260 @@
+"""A decoding loop in which each prompt is read once and finished rows leave the batch.
+
+Shapes: ``N`` rows of a call, of which ``n`` are still in the batch; ``W`` prompt columns, ``T`` response columns, ``V``
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grail_lightning.policy import Policy
+from grail_lightning.ranks import over_ranks
+from grail_lightning.rollout import Sampling, pad_left
+
+LEAVE = 0.05
+"""Share of the batch that must have finished before rows leave: cheap, but on a GPU it waits for the device."""
+
+BLOCK = 512
+
+
+def supports(model: Any) -> bool:
+    """Whether `Decoding` can run a model: a plain decoder whose cache lets rows leave.
+
+    Models with rules of their own for a decoding step (state-space layers, long-context switches) are left to
+    Transformers.
+    """
+    from transformers import GenerationMixin
+
+    from grail_lightning.engines.cache import growing_cache
+
+    # Not public: where a later release has renamed them, `generate` itself still works.
+    used = ("_supports_default_dynamic_cache", "_supports_logits_to_keep", "_optimize_model_for_decode")
+    return (
+        isinstance(model, GenerationMixin)
+        and all(hasattr(model, name) for name in used)
+        and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
+        and bool(type(model)._supports_default_dynamic_cache())
+        and {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
+        and growing_cache(model.config.get_text_config(decoder=True), limit=0) is not None
+    )
+
+
+class Decoding:
+    """One call: rows are decoded together, and those that have finished leave.
+
+    A row's token at a step is a function of its logits and of one uniform number, which belongs to the row and the
+    step: who else is in the batch decides nothing.
+
+    Args:
+        policy: In evaluation mode.
+        rows: ``N`` lists of prompt ids; neighbours that are equal are read once.
+        sampling: How tokens are drawn.
+        noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. Not read at temperature 0.
+        in_step: Make as many forward passes as the rank that makes most.
+        leave: Share of the batch that must have finished before rows leave; above 1 they never do.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rows: Sequence[Sequence[int]],
+        sampling: Sampling,
+        noise: Tensor,
+        *,
+        in_step: bool = False,
+        leave: float = LEAVE,
+    ) -> None:
+        device = policy.device
+        self.policy, self.sampling, self.in_step, self.leave = policy, sampling, in_step, leave
+        self.prompts = rows
+        self.noise = noise.to(device, _wide(device)).T
+        self.warpers = warpers(sampling)
+        self.ends = torch.tensor(policy.end_token_ids, dtype=torch.long, device=device)
+        self.stops = _stop_criterion(policy, sampling)
+        self.cache: Any = None
+        shape = (len(rows), sampling.max_response_length)
+        self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.rows = torch.arange(len(rows), device=device)
+        self.alive = torch.ones(len(rows), dtype=torch.bool, device=device)
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Sampled ids, padded behind each row's end, and their log-probabilities, ``[N, T]`` each.
+
+        Raises:
+            ValueError: If the policy's logits are not finite.
+        """
+        logits = self._read_prompts()
+        # As `generate` does: mixtures of experts on a GPU take another kernel for a step of one token a row.
+        with self.policy.model._optimize_model_for_decode():
+            for step in range(self.sampling.max_response_length):
+                tokens = self._record(logits, step)
+                if step + 1 == self.sampling.max_response_length or self._all_finished():
+                    break
+                logits = self._forward(self._drop_finished(tokens))
+        if not self.logprobs.isfinite().all():
+            raise ValueError(
+                "The policy's logits must be finite to sample from, but got NaN or infinity. Look for a step whose "
+                "loss or gradient norm exploded, lower the learning rate, or sample in float32."
+            )
+        return self.ids, self.logprobs
+
+    def _read_prompts(self) -> Tensor:
+        """Fill the cache; logits ``[N, V]`` of the first response token."""
+        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import; `--help` is not.
+
+        first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
+        ids, mask = pad_left([self.prompts[k] for k in first], self.policy.tokenizer.pad_token_id)
+        ids, mask = ids.to(self.rows.device), mask.to(self.rows.device)
+        limit = ids.shape[1] + self.sampling.max_response_length
+        cache = growing_cache(self.policy.model.config.get_text_config(decoder=True), limit)
+        assert cache is not None, "`supports` was not asked"
+        self.cache = cache
+        self.pads = (~mask).sum(1)
+        self.padded = not bool(mask.all())
+        self.column = ids.shape[1]
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
+        logits = self._model(ids, mask, positions, **last)
+        copies = torch.tensor([*first[1:], len(self.prompts)]) - torch.tensor(first)
+        source = torch.arange(len(first)).repeat_interleave(copies).to(self.rows.device)
+        self.cache.batch_select_indices(source)
+        self.pads = self.pads[source]
+        return logits[source]
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        """Logits ``[n, V]`` behind one further token ``[n]`` of each row."""
+        columns = torch.arange(self.column + 1, device=tokens.device)
+        mask, positions = columns >= self.pads[:, None], self.column - self.pads
+        self.column += 1
+        return self._model(tokens[:, None], mask, positions[:, None])
+
+    def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
+        out = self.policy.model(
+            input_ids=ids,
+            attention_mask=mask.long() if self.padded else None,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            **options,
+        )
+        logits: Tensor = out.logits[:, -1]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _record(self, logits: Tensor, step: int) -> Tensor:
+        """Draw a token ``[n]`` for each row and keep it for those that have not finished."""
+        tokens, logprobs = draw(logits, self.sampling, self.warpers, self.noise[step, self.rows])
+        kept, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
+        self.ids[self.rows, step] = torch.where(kept, tokens, pad)
+        self.logprobs[self.rows, step] = torch.where(kept, logprobs.float(), 0.0)
+        self.alive = kept & ~(tokens[:, None] == self.ends).any(1)
+        if self.stops is not None:
+            seen = slice(max(0, step + 1 - self.stops.maximum_token_len), step + 1)
+            self.alive = self.alive & ~self.stops(self.ids[self.rows, seen], None)
+        return tokens
+
+    def _all_finished(self) -> bool:
+        self.left = int(self.alive.sum())
+        waiting = self.alive.new_tensor(self.left > 0, dtype=torch.long)
+        return not int(over_ranks(waiting, "max")) if self.in_step else self.left == 0
+
+    def _drop_finished(self, tokens: Tensor) -> Tensor:
+        """Let finished rows leave if that pays; one stays where other ranks are still decoding."""
+        from grail_lightning.engines.cache import keep_rows
+
+        if len(self.rows) - self.left < self.leave * len(self.rows) or len(self.rows) == 1:
+            return tokens
+        kept = self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
+        kept = keep_rows(self.cache, kept)
+        self.rows, self.alive, self.pads = self.rows[kept], self.alive[kept], self.pads[kept]
+        self._trim()
+        return tokens[kept]
+
+    def _trim(self) -> None:
+        """Drop columns that are padding in every row that is left."""
+        from grail_lightning.engines.cache import drop_columns
+
+        least, most = (int(pads) for pads in self.pads.aminmax())
+        if least and drop_columns(self.cache, least):
+            self.pads = self.pads - least
+            self.column -= least
+            most -= least
+        self.padded = most > 0
+
+
+def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tensor) -> tuple[Tensor, Tensor]:
+    r"""A token of each row and its log-probability before top-k and top-p, ``[n]`` each.
+
+    ``token = min {v : Σ_{w ≤ v} p_w > u Σ_w p_w}`` with ``p = exp(logits / temperature)``: one exponential over the
+    vocabulary serves the draw and the normaliser.
+
+    Args:
+        logits: ``[n, V]``, float32 or float64.
+        sampling: Its temperature; 0 takes the most likely token.
+        warpers: Set the scores of tokens that must not be drawn to -inf; see `warpers`.
+        noise: ``[n]`` uniform in ``[0, 1)``: `u`.
+    """
+    scores = logits / sampling.logprob_temperature
+    top = scores.amax(-1, keepdim=True)
+    weights = (scores - top).exp()
+    if sampling.temperature == 0:
+        tokens = scores.argmax(-1)
+    else:
+        allowed = scores
+        for warper in warpers:
+            allowed = warper(None, allowed)
+        tokens = pick(weights if allowed is scores else (allowed - top).exp(), noise)
+    chosen = scores.gather(1, tokens[:, None]) - top
+    return tokens, chosen.squeeze(1) - weights.sum(-1).log()
+
+
+def pick(weights: Tensor, noise: Tensor) -> Tensor:
+    """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum.
+
+    Long rows are summed in blocks, and only the block that is hit is searched: a cumulative sum over a vocabulary of
+    150,000 takes several times as long as a sum.
+    """
+    if weights.shape[1] <= 4 * BLOCK:
+        return _invert(weights, noise)[0]
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).reshape(len(weights), -1, BLOCK)
+    block, rest = _invert(blocks.sum(-1), noise)
+    row = torch.arange(len(block), device=block.device)
+    return block * BLOCK + _invert(blocks[row, block], rest)[0]
+
+
+def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The index that `noise` falls on, and where within its weight, as a share of it: uniform again."""
+    sums = weights.cumsum(-1, dtype=noise.dtype)
+    point = (noise * sums[:, -1])[:, None]
+    index = torch.searchsorted(sums, point, right=True).clamp(max=weights.shape[1] - 1)
+    above = sums.gather(1, index)
+    width = weights.gather(1, index).to(noise.dtype)
+    rest = 1 - (above - point) / width
+    return index.squeeze(1), rest.squeeze(1).clamp(0, 1 - torch.finfo(rest.dtype).eps / 2)
+
+
+def warpers(sampling: Sampling) -> list[Any]:
+    """Top-k and top-p as Transformers defines them."""
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    if sampling.temperature == 0:
+        return []
+    top_k = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
+
+
+def _stop_criterion(policy: Policy, sampling: Sampling) -> Any:
+    from transformers import StopStringCriteria
+
+    return StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    """The widest float that the device has: on Apple's there is no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,273 @@
+"""The decoding loop from which finished rows leave, against Transformers' own and against the probabilities."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM as Auto
+from transformers import (
+    Gemma2Config,
+    GenerationConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen3Config,
+)
+
+from grail_lightning.engines import HFEngine
+from grail_lightning.engines.cache import GrowingLayer, growing_cache
+from grail_lightning.engines.decoding import Decoding, pick, supports
+from grail_lightning.policy import Policy, load_tokenizer
+from grail_lightning.rollout import Prompt, Sampling, pad_left
+from grail_lightning.tasks import ArithmeticTask
+
+TASK = ArithmeticTask()
+TEXTS = ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.", "Compute 2+2+2+2+2+2+2+2.")
+PROMPTS = [Prompt(messages=text, reference="", task=TASK) for text in TEXTS]
+SIZES = {
+    "vocab_size": 448,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "initializer_range": 0.5,
+}
+MODELS = {
+    "qwen3": lambda: Qwen3Config(**SIZES),
+    "llama": lambda: LlamaConfig(**SIZES),
+    # A window shorter than the prompts, in every layer and in every other one.
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=6),
+    "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=6),
+}
+
+
+def policy_of(config, end_bias=None, dtype=torch.float64):
+    """Random weights; `end_bias` makes the end token as likely as a test needs."""
+    torch.manual_seed(3)
+    if config.model_type == "gemma2":
+        dtype = torch.float32  # Its eager attention takes the softmax in float32, where float64's least number is -inf.
+    model = Auto.from_config(config).to(dtype)
+    if end_bias is not None:
+        head = model.get_output_embeddings()
+        head.bias = torch.nn.Parameter(torch.zeros(config.vocab_size, dtype=dtype))
+        head.bias.data[1] = end_bias
+    return Policy(model, load_tokenizer("arithmetic")).eval()
+
+
+def engine_of(policy, **options):
+    engine = HFEngine(**options)
+    engine.update_weights(policy)
+    return engine
+
+
+def rows_of(policy, copies):
+    return [policy.encode(text) for text in TEXTS for _ in range(copies)]
+
+
+def decode(policy, rows, sampling, seed=0, **options):
+    noise = torch.rand(
+        len(rows), sampling.max_response_length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    with torch.no_grad():
+        decoding = Decoding(policy, rows, sampling, noise, **options)
+        return *decoding.run(), decoding
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_greedy_decoding_is_that_of_transformers(family):
+    policy = policy_of(MODELS[family](), end_bias=4.0)
+    rows = rows_of(policy, 2)
+    ours, _, _ = decode(policy, rows, Sampling(max_response_length=30, temperature=0.0))
+    ids, mask = pad_left(rows, 0)
+    config = GenerationConfig(max_new_tokens=30, do_sample=False, eos_token_id=1, pad_token_id=0)
+    theirs = policy.model.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config)
+    theirs = theirs[:, ids.shape[1] :]
+    assert torch.equal(ours[:, : theirs.shape[1]], theirs)
+    assert not ours[:, theirs.shape[1] :].any()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_who_has_left_the_batch_changes_nothing(family):
+    policy = policy_of(MODELS[family](), end_bias=14.0 if family == "gemma2" else 10.0)
+    rows, sampling = rows_of(policy, 4), Sampling(max_response_length=40, temperature=0.8)
+    stay, stay_logprobs, whole = decode(policy, rows, sampling, leave=2.0)
+    left, left_logprobs, shrunk = decode(policy, rows, sampling, leave=1e-9)
+    assert len(whole.rows) == 16
+    assert len(shrunk.rows) < 8, "the case must make rows leave"
+    assert torch.equal(stay, left)
+    torch.testing.assert_close(stay_logprobs, left_logprobs, rtol=0, atol=1e-6)  # kept in float32
+
+
+def test_where_rows_are_cut_into_calls_changes_nothing():
+    policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
+    sampling = Sampling(max_response_length=20)
+    whole = engine_of(policy).generate(PROMPTS, 5, sampling, seed=4)
+    cut = engine_of(policy, cache_tokens=3 * 45).generate(PROMPTS, 5, sampling, seed=4)
+    assert torch.equal(whole.response_ids, cut.response_ids)
+
+
+def test_a_prompt_is_read_once_and_finished_rows_are_not_computed():
+    policy = policy_of(MODELS["qwen3"](), end_bias=10.0)
+    sizes = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    batch = engine_of(policy).generate(PROMPTS, 8, Sampling(max_response_length=40), seed=0)
+    hook.remove()
+    assert sizes[0] == (4, batch.prompt_width)
+    assert sizes[1] == (32, 1) or sizes[1][0] >= int((batch.response_lengths > 1).sum())
+    # A row may stay behind its end for as long as fewer than one in twenty have ended; of 32 rows that is one.
+    for step, (rows, columns) in enumerate(sizes[1:], start=1):
+        assert columns == 1
+        assert 0 <= rows - int((batch.response_lengths > step).sum()) <= 1
+
+
+@pytest.mark.parametrize("method", ["compact", "generate"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_first_tokens_are_as_frequent_as_they_are_probable(method, temperature):
+    r"""χ² over the 448 tokens, those expected fewer than 5 times taken together; also those beyond the likeliest 50."""
+    policy = policy_of(Qwen3Config(**(SIZES | {"initializer_range": 0.15})), dtype=torch.float32)
+    number = 20_000
+    sampling = Sampling(max_response_length=1, temperature=temperature)
+    batch = engine_of(policy, cache_tokens=10**7, method=method).generate(PROMPTS[:1], number, sampling, seed=11)
+    ids = torch.tensor([policy.encode(TEXTS[0])])
+    with torch.no_grad():
+        expected = (policy.model(ids).logits[0, -1] / temperature).softmax(-1).double() * number
+    assert expected.sort(descending=True).values[50:].sum() > 0.1 * number, "truncation to 50 must show"
+    observed = torch.bincount(batch.response_ids[:, 0], minlength=448).double()
+    rare = expected < 5
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    observed = torch.cat([observed[~rare], observed[rare].sum()[None]])
+    chi2 = ((observed - expected) ** 2 / expected).sum()
+    freedom = len(expected) - 1
+    # Mean f, standard deviation √(2f); 4 of these are a chance of about 1 in 10,000 for a fixed seed.
+    assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_later_tokens_are_as_frequent_as_in_plain_generate():
+    policy = policy_of(MODELS["qwen3"](), end_bias=8.0, dtype=torch.float32)
+    sampling = Sampling(max_response_length=6)
+    sides = [
+        engine_of(policy, method=method).generate(PROMPTS[:2], 3000, sampling, seed=5)
+        for method in ("compact", "generate")
+    ]
+    for place in range(1, 6):
+        counts = torch.stack(
+            [torch.bincount(side.response_ids[side.response_mask[:, place], place], minlength=448) for side in sides]
+        ).double()
+        counts = counts[:, counts.sum(0) >= 10]
+        share = counts.sum(1, keepdim=True) / counts.sum()
+        expected = counts.sum(0) * share
+        chi2, freedom = ((counts - expected) ** 2 / expected).sum(), counts.shape[1] - 1
+        assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_top_k_and_top_p_draw_from_the_tokens_they_keep_alone():
+    policy = policy_of(MODELS["qwen3"](), dtype=torch.float32)
+    ids = torch.tensor([policy.encode(TEXTS[0])])
+    with torch.no_grad():
+        probs = policy.model(ids).logits[0, -1].softmax(-1)
+    ranked = probs.sort(descending=True)
+    nucleus = int((ranked.values.cumsum(0) < 0.6).sum()) + 1
+    for sampling, kept in (
+        (Sampling(max_response_length=1, top_k=3), 3),
+        (Sampling(max_response_length=1, top_p=0.6), nucleus),
+    ):
+        drawn = engine_of(policy).generate(PROMPTS[:1], 4000, sampling, seed=1).response_ids[:, 0]
+        assert set(drawn.tolist()) == set(ranked.indices[:kept].tolist())
+
+
+def test_an_index_is_where_the_cumulative_sum_passes_the_number():
+    """Short rows and rows that are summed in blocks, against a search from the left."""
+    random = torch.Generator().manual_seed(0)
+    for width in (5, 2048, 2049, 7001):
+        weights = torch.rand(6, width, dtype=torch.float64, generator=random) ** 8
+        weights[:, torch.rand(width, generator=random) < 0.5] = 0
+        noise = torch.tensor([0.0, 0.25, 0.5, 0.75, 0.99999, 0.999999999], dtype=torch.float64)
+        found = pick(weights, noise)
+        for row in range(6):
+            sums = weights[row].cumsum(0)
+            assert found[row] == (sums <= noise[row] * sums[-1]).sum()
+            assert weights[row, found[row]] > 0
+
+
+def test_tokens_without_weight_are_never_drawn_in_float32():
+    weights = torch.zeros(20_000, 5000)
+    weights[:, [3, 700, 4990]] = torch.tensor([0.1, 1.0, 1e-3])
+    noise = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise[:2] = torch.tensor([0.0, 1 - 2**-53])
+    assert set(pick(weights, noise).tolist()) == {3, 700, 4990}
+
+
+def test_a_stop_string_that_begins_in_the_prompt_ends_nothing():
+    """``2.`` + ``\n``: the prompt's last character and the response's first would be a stop string together."""
+    policy = policy_of(MODELS["qwen3"]())
+    newline = policy.tokenizer("\n", add_special_tokens=False)["input_ids"][0]
+    head = policy.model.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.zeros(448, dtype=torch.float64))
+    head.bias.data[newline] = 1e4
+    batch = engine_of(policy).generate(PROMPTS[:1], 2, Sampling(max_response_length=4, stop=(".\n",)), seed=0)
+    assert batch.texts == ["\n\n\n\n"] * 2
+    assert not batch.finished.any()
+
+
+def test_a_cache_with_room_holds_what_transformers_holds():
+    """Appending, rows that leave and columns that are dropped, beside `torch.cat` and indexing."""
+    layer, random = GrowingLayer(limit=80), torch.Generator().manual_seed(0)
+    expected = torch.zeros(5, 2, 0, 3)
+    for columns in (7, 1, 1, 70, 1):
+        new = torch.randn(5, 2, columns, 3, generator=random)
+        expected = torch.cat([expected, new], 2)
+        keys, values = layer.update(new, -new)
+        assert torch.equal(keys, expected)
+        assert torch.equal(values, -expected)
+    layer.move_rows(torch.tensor([4]), torch.tensor([1]), 3)  # rows 1 and 3 leave, row 4 takes the free place
+    layer.drop_columns(2)
+    new = torch.randn(3, 2, 1, 3, generator=random)
+    assert torch.equal(layer.update(new, new)[0], torch.cat([expected[[0, 4, 2]][:, :, 2:], new], 2))
+    assert layer.get_seq_length() == 79
+
+
+def test_models_with_a_decoding_step_of_their_own_are_left_to_transformers():
+    policy = policy_of(
+        Phi3Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}), dtype=torch.float32
+    )
+    assert not supports(policy.model)
+    engine = engine_of(policy)
+    sampling = Sampling(max_response_length=5)
+    with pytest.warns(UserWarning, match=r"`Phi3ForCausalLM` by Transformers' `generate`"):
+        batch = engine.generate(PROMPTS[:1], 2, sampling, seed=0)
+    plain = engine_of(policy, method="generate").generate(PROMPTS[:1], 2, sampling, seed=0)
+    assert torch.equal(batch.response_ids, plain.response_ids)
+    engine.generate(PROMPTS[:1], 2, sampling, seed=0)  # Told once: a second warning would be an error here.
+
+
+def test_a_cache_with_other_layers_than_keys_and_values_is_not_taken():
+    from transformers import Qwen3NextConfig
+
+    assert growing_cache(Qwen3NextConfig(num_hidden_layers=4), limit=10) is None
+    assert all(supports(policy_of(make()).model) for make in MODELS.values())
+
+
+def test_weights_that_are_not_numbers_are_an_error():
+    policy = policy_of(MODELS["llama"]())
+    policy.model.get_output_embeddings().weight.data[7] = float("nan")
+    with pytest.raises(ValueError, match=r"logits must be finite .* lower the learning rate"):
+        engine_of(policy).generate(PROMPTS, 2, Sampling(max_response_length=3), seed=0)
+
+
+def test_half_precision_by_autocast_samples_what_it_reports():
+    policy = policy_of(Qwen3Config(**(SIZES | {"initializer_range": 0.1})), dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        batch = engine_of(policy).generate(PROMPTS, 4, Sampling(max_response_length=12), seed=0)
+        trained = policy(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    assert batch.sampling_logprobs.dtype == torch.float32
+    torch.testing.assert_close(trained.float(), batch.sampling_logprobs, rtol=0, atol=0.05)
+
+
+def test_a_method_that_does_not_exist_is_an_error():
+    with pytest.raises(ValueError, match=r'`method` must be "compact" or "generate", but got "?\'?fast'):
+        HFEngine(method="fast")
