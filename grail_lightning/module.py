@@ -29,7 +29,7 @@ from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
-from grail_lightning.update import Update, clip_gradients, keep_options, moving
+from grail_lightning.update import Update, clip_gradients, configured_options, keep_options, moving
 
 
 class GrailModule(pl.LightningModule):
@@ -140,7 +140,7 @@ class GrailModule(pl.LightningModule):
         """Trainable parameters of the policy alone; the reference never gets here."""
         assert self.policy is not None
         optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
-        self._options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        self._options = configured_options(optimizer)
         if self.scheduler is None:
             return optimizer
         scheduler = self.scheduler(optimizer)  # It adds `initial_lr` to the groups.
@@ -267,11 +267,12 @@ class GrailModule(pl.LightningModule):
                     update.reweigh(fresh.values, fresh.additive)
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
-                metrics = update.accumulate(rows, self._backward)
+                found = update.accumulate(rows, self._backward)
+            metrics = found if "entropy" in found or not metrics else metrics  # A step without rows says nothing.
             metrics["grad_norm"] = clip_gradients(
                 self.policy, self.objective.max_grad_norm, self.trainer.strategy.model
             )
-            metrics["learning_rate"] = optimizer.param_groups[0]["lr"]
+            metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
             with nullcontext() if self._moved else moving(self.policy, metrics):
                 # Without gradients (no live row) this changes nothing, but counts: a dead run ends, too.
                 optimizer.step()

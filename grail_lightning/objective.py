@@ -199,9 +199,9 @@ def micro_batch_loss(
     if batch.sampling_logprobs is not None:
         sums[SAMPLER_GAP] = masked_sum((old.detach() - batch.sampling_logprobs).abs(), mask)
     if batch.ref_logprobs is not None:
-        kl = kl_estimate(
-            logprobs, batch.ref_logprobs, objective.kl_estimator, ratio=ratio if objective.kl_corrected else None
-        )
+        # The token's own ratio, also where the surrogate takes the sequence's: it corrects for who drew the token.
+        own = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
+        kl = kl_estimate(logprobs, batch.ref_logprobs, objective.kl_estimator, ratio=own)
         losses = losses + objective.kl_coefficient * kl
         plain = kl_estimate(logprobs.detach(), batch.ref_logprobs, objective.kl_estimator)
         sums["kl"] = masked_sum(plain, mask)

@@ -69,7 +69,7 @@ def credit_report(
         batch: ``B`` rows with advantages.
         weights: Their token weights.
         steps: Masks ``[B, T]`` of labelled steps, where the task can tell; see `grail_lightning.locate.step_masks`.
-        entropies: ``[B, T]`` in nats, of the rows that have scores at least.
+        entropies: ``[B, T]`` in nats; zero on rows that have none.
     """
     assert batch.advantages is not None
     mask = batch.response_mask
@@ -86,6 +86,9 @@ def credit_report(
         # Reached on every rank: whether this rank has labelled rows must not decide about a collective.
         none = torch.zeros_like(mask)
         scored = (weights.scores != 0).any(1, keepdim=True) & mask
+        if entropies is not None:
+            # Rows that the update left out (truncated ones, say) have none; all three scorers are judged on the same.
+            scored = scored & (entropies != 0).any(1, keepdim=True)
         flawed = scored & (none if steps is None else steps["slip"] | steps["misconception"])
         sound = scored & (none if steps is None else steps["sound"])
         report["credit/flawed_token_auroc"] = all_rows(pairwise_auroc(weights.scores, flawed, sound)).nanmean()

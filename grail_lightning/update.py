@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from grail_lightning.objective import (
 )
 from grail_lightning.policy import Policy
 from grail_lightning.ranks import over_ranks, world_size
-from grail_lightning.rollout import RolloutBatch, Sampling
+from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights
 from grail_lightning.seeds import derive_seed
 
 NO_ROWS = torch.zeros(0, dtype=torch.long)
@@ -39,7 +40,9 @@ class SharedCredit(Protocol):
     rows: Tensor
     """``[B]`` bool on the CPU: the rows concerned."""
 
-    def forward(self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool) -> tuple[TokenStats, Tensor]:
+    def forward(
+        self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool
+    ) -> tuple[TokenStats, TokenWeights]:
         """Log-probabilities with entropy, and the token weights, of the rows `part` that are `piece`."""
 
 
@@ -184,9 +187,10 @@ class Update:
         if shared is not None and shared.rows[part].all():
             stats, weights = shared.forward(policy, piece, part, frozen=frozen)
             assert piece.advantages is not None
-            self.advantages[part.to(weights.device), : weights.shape[1]] = piece.advantages[:, None] * weights
+            found = token_advantages(piece.advantages, weights.values, weights.additive)
+            self.advantages[part.to(found.device), : found.shape[1]] = found.to(self.advantages.dtype)
             return stats
-        found: TokenStats = policy(
+        plain: TokenStats = policy(
             piece.input_ids,
             piece.attention_mask,
             piece.response_mask,
@@ -194,7 +198,7 @@ class Update:
             with_entropy=not frozen,
             entropy_gradient=bool(self.objective.entropy_coefficient) and not frozen,
         )
-        return found
+        return plain
 
     @torch.no_grad()
     def _logprobs(self, policy: Policy, rows: Tensor, shared: SharedCredit | None = None) -> Tensor:
@@ -232,6 +236,11 @@ def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) 
         return float(wrapped.clip_grad_norm_(limit))
     norm: Any = torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def configured_options(optimizer: Any) -> list[dict[str, Any]]:
+    """The options of each parameter group, for `keep_options`; copies, since schedules may fill a rate in place."""
+    return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def keep_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:

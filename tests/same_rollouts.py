@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 import grail_lightning.credit
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
+from grail_lightning.policy import Loading
 from tests.runs import Watch, module, problems, trainer
 
 PROMPTS, STEPS = 4, 3
@@ -65,6 +66,7 @@ def main(strategy, credit):
         {"token_budget": 150, "kl_coefficient": 0.0},
         credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(),
         engine=ByPrompt(prompts),
+        loading=Loading(chunk_tokens=16),  # Several chunks a micro-batch, so that the written-out backward pass runs.
         optimizer=lambda p: torch.optim.SGD(p, lr=0.0 if credit == "nothing" else 0.5),
     )
     ranks = 1 if strategy == "one" else 2

@@ -146,6 +146,31 @@ def test_entropy_bonus_and_sampler_correction_equal_a_loss_written_by_hand(how, 
     _same(found, {n: p.grad for n, p in policy.named_parameters()}, rtol=1e-6)
 
 
+def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_level(policy, reference, batch):
+    """The surrogate may take the sequence's ratio; who drew a token is a matter of the token."""
+    moved = load_policy("arithmetic").double().train()
+    options = {"group_size": 4, "updates_per_batch": 2, "kl_coefficient": 0.1, "level": "sequence"}
+    silent = batch.replace(advantages=torch.zeros_like(batch.advantages))  # The KL term alone.
+    update = Update(moved, reference, silent, Objective(**options), Sampling(max_response_length=LIMIT), seed=0)
+    first, second = update.plan(batch.response_mask.double(), None)
+    update.accumulate(first, lambda loss, last: loss.backward())
+    with torch.no_grad():
+        for p in moved.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(3), dtype=p.dtype))
+    moved.zero_grad(set_to_none=True)
+    update.accumulate(second, lambda loss, last: loss.backward())
+    found = {n: p.grad.clone() for n, p in moved.named_parameters()}
+    moved.zero_grad(set_to_none=True)
+    inputs = batch.input_ids, batch.attention_mask, batch.response_mask
+    with torch.no_grad():
+        old, ref = load_policy("arithmetic").double()(*inputs).logprobs, reference(*inputs).logprobs
+    lp = moved(*inputs).logprobs
+    estimate = (lp - old).exp() * ((ref - lp).exp() - 1 - (ref - lp))
+    mask = batch.response_mask & batch.finished[:, None]
+    (0.1 * (estimate * mask).sum() / (batch.finished.sum() * LIMIT)).backward()
+    _same(found, {n: p.grad for n, p in moved.named_parameters()}, rtol=1e-5)
+
+
 def test_a_sampler_that_reports_no_log_probabilities_cannot_be_corrected(policy, batch):
     with pytest.raises(ValueError, match=r"`objective.sampler_cap` needs the log-probabilities of the sampler"):
         _gradients(policy, batch.replace(sampling_logprobs=None), Objective(group_size=4, sampler_cap=2.0))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from grail_lightning.policy.checkpoint_io import HostCheckpointIO
 from grail_lightning.run_folder import RunFolder
 
 
@@ -32,6 +34,11 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"`every_n_batches` must be 0 (off) or positive, but got {every_n_batches}.")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at = 0
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Have quantised optimiser state read back, too; a plugin of the user's stays."""
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = HostCheckpointIO()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """What a run was resumed from is saved already."""

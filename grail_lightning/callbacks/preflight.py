@@ -30,7 +30,7 @@ class Preflight(Callback):
         most_sampler_gap: Mean difference in nats between the log-probabilities of sampler and trainer.
 
     Raises:
-        ValueError: If `patience` is not positive, or `most_timeouts` no share.
+        ValueError: If `patience` is not positive, `most_timeouts` or `most_stuck` no share, or the gap negative.
     """
 
     def __init__(
@@ -42,8 +42,11 @@ class Preflight(Callback):
     ) -> None:
         if patience < 1:
             raise ValueError(f"`patience` must be at least 1 batch, but got {patience}.")
-        if not 0 <= most_timeouts <= 1:
-            raise ValueError(f"`most_timeouts` must lie in [0, 1], but got {most_timeouts}.")
+        for name, share in (("most_timeouts", most_timeouts), ("most_stuck", most_stuck)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"`{name}` must lie in [0, 1], but got {share}.")
+        if most_sampler_gap < 0:
+            raise ValueError(f"`most_sampler_gap` must not be negative, but got {most_sampler_gap}.")
         self.patience, self.most_timeouts = patience, most_timeouts
         self.most_stuck, self.most_sampler_gap = most_stuck, most_sampler_gap
         self._start()
@@ -52,6 +55,7 @@ class Preflight(Callback):
         self._dead, self._endless, self._any_end = 0, 0, False
         self._statuses: Counter[str] = Counter()
         self._said: set[str] = set()
+        self._looked = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Look at the sampler."""
@@ -59,8 +63,11 @@ class Preflight(Callback):
         if problem := sampler_problem(pl_module.sampling):
             rank_zero_warn(problem)
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Look at the precision of the weights beside the learning rate."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Before the first batch, when a resumed optimiser has its options: the weights' precision beside its rate."""
+        if self._looked:
+            return
+        self._looked = True
         # A warm-up starts at nothing; the rate that it leads to is what counts.
         rate = max(group.get("initial_lr", group["lr"]) for group in pl_module.optimizers().param_groups)
         stuck = stuck_share(pl_module.policy.parameters(), rate)
@@ -142,13 +149,14 @@ class Preflight(Callback):
 def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
     """Share of the trainable weights in half precision that stay what they are when the learning rate is added.
 
-    Adam's steps are about that big. Looks at the first weights of each tensor; 0 without weights in half precision.
+    Adam's steps are about that big. Looks at some 4,096 weights of each tensor; 0 without weights in half precision.
     """
-    stuck = seen = 0
+    stuck = seen = 0.0
     for parameter in parameters:
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16) and learning_rate > 0:
-            weights = (parameter.to_local() if hasattr(parameter, "to_local") else parameter).flatten()[:4096]
-            stuck += int((weights + learning_rate == weights).sum())
+            weights = (parameter.to_local() if hasattr(parameter, "to_local") else parameter).flatten()
+            sample = weights[:: max(len(weights) // 4096, 1)]
+            stuck += (sample + learning_rate == sample).float().mean().nan_to_num().item() * len(weights)
             seen += len(weights)
     return stuck / max(seen, 1)
 

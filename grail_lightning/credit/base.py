@@ -97,9 +97,11 @@ class TokenCredit(ABC):
 
 
 def explained_by(credit: TokenCredit, policy: Policy, batch: RolloutBatch) -> Explained | None:
-    """What `credit` explains, if the class that says so also makes the weights: a subclass may make other ones."""
-    says, makes = (next(c for c in type(credit).__mro__ if name in vars(c)) for name in ("explains", "__call__"))
-    return credit.explains(policy, batch) if says is makes else None
+    """What `credit` explains, if the class that says so has all of its say: a subclass may make other weights of it."""
+    family = type(credit).__mro__
+    says = next(place for place, cls in enumerate(family) if "explains" in vars(cls))
+    overridden = {name for cls in family[:says] for name, member in vars(cls).items() if callable(member)}
+    return None if overridden - {"__init__"} else credit.explains(policy, batch)
 
 
 class CreditControl(ABC):

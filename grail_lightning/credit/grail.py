@@ -31,7 +31,7 @@ class SaliencyOptions:
         refresh: rollout computes the weights once for a batch of rollouts; update anew before every optimiser step, as
             the published code does.
         share_forward: Take saliency from the update's first forward pass where that gives the same (no dropout, no
-            checkpointed or sharded blocks, no control, refresh: rollout); otherwise it makes its own.
+            checkpointed or sharded blocks, no control, no entropy bonus, refresh: rollout); otherwise it makes its own.
     """
 
     leaf: Leaf | int = "embeddings"

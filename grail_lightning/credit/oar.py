@@ -238,7 +238,7 @@ def answer_log_distribution(
     known = min(states.shape[1] - 1, length)
     whole = batch.answer.whole[:, -known:]
     before, rows, counts = states[:, -known - 1 : -1][whole], whole.nonzero()[:, 0], whole.sum(1).clamp(min=1)
-    chunk = policy.loading.chunk_tokens
+    chunk = policy.chunk_tokens
     if distribution == "answer_joint":
         ids = batch.response_ids[:, -known:][whole]
         chosen = token_logprobs(before, policy.head, ids, temperature=temperature, chunk_tokens=chunk).logprobs

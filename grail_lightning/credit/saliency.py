@@ -166,8 +166,11 @@ def _forward_from_leaf(
         # A graph that begins further up (frozen weights below, as with adapters) has to begin here.
         return caught[0] if caught[0].requires_grad else caught[0].requires_grad_(True)
 
+    def catch_states(states: Tensor) -> Tensor:
+        return policy.pack(catch(policy.unpack(states, batch.attention_mask)), batch.attention_mask)
+
     def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
-        return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
+        return (catch_states(output[0]), *output[1:]) if isinstance(output, tuple) else catch_states(output)
 
     embeds = policy.embed(batch.input_ids)
     if number == 0:
@@ -198,7 +201,7 @@ def _explain(
         policy.head,
         batch.response_ids[objective_mask],
         temperature=temperature,
-        chunk_tokens=policy.loading.chunk_tokens,
+        chunk_tokens=policy.chunk_tokens,
     )
     gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
     exact = torch.promote_types(activation.dtype, torch.float32)

@@ -79,8 +79,10 @@ class SharedSaliency:
         )
         self._scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
 
-    def forward(self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool) -> tuple[TokenStats, Tensor]:
-        """Log-probabilities, entropy and token weights ``[b, t]`` each, of the rows `part` ``[b]``.
+    def forward(
+        self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool
+    ) -> tuple[TokenStats, TokenWeights]:
+        """Log-probabilities and entropy ``[b, t]``, and token weights, of the rows `part` ``[b]``.
 
         Args:
             policy: As it sampled.
@@ -96,9 +98,9 @@ class SharedSaliency:
         start = synchronised_clock(policy.device)
         found = saliency()
         self._scores[part, :columns] = found
-        values = self._weigh(policy, piece, found).values
+        weights = self._weigh(policy, piece, found)
         self.seconds += synchronised_clock(policy.device) - start
-        return stats, values
+        return stats, weights
 
     def weights(self, policy: Policy) -> TokenWeights:
         """The weights of the whole batch, as far as its scores are there: those of `rows` come with `forward`."""
@@ -109,6 +111,7 @@ class SharedSaliency:
 
 
 def _drops_out(module: nn.Module) -> bool:
-    """Whether a module is random in training mode; attention keeps its rate as a number."""
-    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0.0)
-    return isinstance(rate, float) and rate > 0
+    """Whether a module may be random in training mode: besides dropout modules, many keep a rate as a number."""
+    rates = [value for name, value in vars(module).items() if "drop" in name or "jitter" in name]
+    rates += [module.p] if isinstance(module, nn.Dropout) else []
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)

@@ -90,7 +90,7 @@ class UCAS(TokenCredit):
                 policy.head,
                 piece.response_ids[mask],
                 temperature=context.temperature,
-                chunk_tokens=policy.loading.chunk_tokens,
+                chunk_tokens=policy.chunk_tokens,
             )
             return tuple(f.new_zeros(mask.shape).masked_scatter(mask, f) for f in flat)
 

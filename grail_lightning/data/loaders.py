@@ -108,13 +108,25 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         for _ in range(len(self)):
-            yield self.take(self.prompts_per_batch)
+            # Where `take` has moved the position, the rest of an epoch may be of any size: filled up, not a tiny step.
+            moved = self.offset % self.prompts_per_batch and self.num_prompts - self.offset >= self.world_size
+            batch = self._advance(self.prompts_per_batch)
+            if moved and len(batch) < self.prompts_per_batch:
+                batch += self._advance(self.prompts_per_batch - len(batch))
+            yield self._mine(batch)
 
     def take(self, number: int) -> list[Prompt]:
-        """This rank's share of the next prompts; all ranks have to ask for the same `number` of them.
+        """This rank's share of the next `number` prompts, also beyond the end of an epoch.
 
-        Fewer where an epoch ends.
+        All ranks have to ask for the same number.
         """
+        batch = self._advance(number)
+        while len(batch) < number:
+            batch += self._advance(number - len(batch))
+        return self._mine(batch)
+
+    def _advance(self, number: int) -> list[tuple[int, int]]:
+        """The next prompts of the epoch, at most `number`; of the next epoch if this one is at its end."""
         if self.num_prompts - self.offset < self.world_size:
             self.epoch, self.offset = self.epoch + 1, 0
         if self._order[0] != self.epoch:
@@ -122,6 +134,9 @@ class TrainingLoader:
         # The position moves before the batch is handed out: a checkpoint of the step that uses it names the next one.
         batch = self._order[1][self.offset : self.offset + number]
         self.offset += len(batch)
+        return batch
+
+    def _mine(self, batch: list[tuple[int, int]]) -> list[Prompt]:
         return [self.sets[which].prompts[index] for which, index in batch[self.rank :: self.world_size]]
 
     def state_dict(self) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def token_logprobs(
     with_entropy: bool = False,
     entropy_gradient: bool = False,
     trained: Sequence[Tensor] | None = None,
+    weight: Tensor | None = None,
 ) -> TokenStats:
     r"""Log-probability of each token, and the entropy of its distribution, in chunks over tokens.
 
@@ -71,6 +72,7 @@ def token_logprobs(
         entropy_gradient: Whether it carries a gradient.
         trained: All tensors inside `head` that are to get a gradient; none if it is empty. The backward pass is then
             written out, which is faster; None leaves it to autograd.
+        weight: ``[V, D]``, if the head is a product with it and nothing else: its gradient is then summed up in place.
 
     Returns:
         Both shaped like `token_ids`.
@@ -89,7 +91,8 @@ def token_logprobs(
     # One chunk needs no recomputation to bound its memory.
     recompute = torch.is_grad_enabled() and len(ids) > chunk_tokens
     if recompute and trained is not None and not entropy_gradient:
-        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy)
+        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, plain=weight is not None)
+        trained = trained if weight is None else [weight]
         chosen, entropy = _ChunkedLogprobs.apply(chunks, states, ids, *trained)  # type: ignore[no-untyped-call]
         return TokenStats(chosen.reshape(token_ids.shape), entropy.reshape(token_ids.shape) if with_entropy else None)
 
@@ -127,6 +130,18 @@ class _Chunks(NamedTuple):
     temperature: float
     chunk_tokens: int
     with_entropy: bool
+    plain: bool
+    """Whether the head is a product with the one tensor that is passed along."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Of ``[n, D]`` states, divided by the temperature."""
+        logits = _exact(self.head(states))
+        return logits if self.temperature == 1 else logits / self.temperature
+
+    def slope(self, logits: Tensor, log_norm: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
+        """``[n, V]``: the gradient of the head's own output; `logits` are divided by the temperature already."""
+        scale = (grad / self.temperature)[:, None]
+        return (logits - log_norm[:, None]).exp_().mul_(-scale).scatter_add_(-1, ids[:, None], scale)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -143,8 +158,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chosen, log_norms, entropies = [], [], []
         size = chunks.chunk_tokens
         for part, part_ids in zip(torch.split(states, size), torch.split(ids, size), strict=True):
-            logits = _exact(chunks.head(part))
-            logits = logits if chunks.temperature == 1 else logits / chunks.temperature
+            logits = chunks.logits(part)
             top = logits.amax(-1, keepdim=True)
             powers = (logits - top).exp_()
             total = powers.sum(-1)
@@ -172,15 +186,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         kept = grad.nonzero().squeeze(-1)
         state_grad, sums = torch.zeros_like(states), [torch.zeros_like(t) for t in wanted]
         for rows in torch.split(kept, size):
-            part, part_ids, norm, g = states[rows], ids[rows], log_norm[rows], grad[rows]
+            part, of = states[rows], (log_norm[rows], ids[rows], grad[rows])
+            if chunks.plain and not enabled and trained[0].dtype == part.dtype:
+                slope = chunks.slope(chunks.logits(part), *of).to(part.dtype)
+                state_grad[rows] = slope @ trained[0]
+                for total in sums:
+                    total.addmm_(slope.T, part)
+                continue
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
                 raw = chunks.head(leaf)
-            scale = (g / chunks.temperature)[:, None]
             logits = _exact(raw.detach())
-            slope = (logits if chunks.temperature == 1 else logits / chunks.temperature) - norm[:, None]
-            slope = slope.exp_().mul_(-scale).scatter_add_(-1, part_ids[:, None], scale).to(raw.dtype)
-            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope)
+            slope = chunks.slope(logits if chunks.temperature == 1 else logits / chunks.temperature, *of)
+            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope.to(raw.dtype))
             state_grad[rows] = of_states
             for total, found in zip(sums, of_trained, strict=True):
                 total += found

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from grail_lightning.policy.compiled import compile_blocks
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, LoRA, choose_attention, resolve_policy
+from grail_lightning.policy.options import Loading, LoRA, check_compiler, choose_attention, resolve_policy
+from grail_lightning.policy.packing import check_packing
 from grail_lightning.policy.tokenizer import load_tokenizer
 
 HEAD_TOLERANCE = 1e-3
@@ -26,7 +28,8 @@ def load_policy(
 
     Raises:
         ValueError: If it cannot be loaded, has no decoder stack of the usual form, or applies its head in a way that
-            `Policy.head` does not know.
+            `Policy.head` does not know; if packing is wanted and its rows would see each other, or `torch.compile`
+            and there is no C++ compiler.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -51,12 +54,17 @@ def load_policy(
         )
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
+    if loading.packing:
+        check_packing(policy)
     if loading.lora is not None:
         _add_lora(model, loading.lora)
     if not trainable:
         policy.requires_grad_(False).eval()
     elif loading.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
+    if loading.compile:
+        check_compiler(loading)
+        compile_blocks(policy.blocks)
     return policy
 
 

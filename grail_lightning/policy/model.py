@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from grail_lightning.functional.tokens import TokenStats, token_logprobs
 from grail_lightning.policy.options import Loading
+from grail_lightning.policy.packing import pack, unpack
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.rollout import Messages
 
@@ -79,20 +80,52 @@ class Policy(nn.Module):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Positions whose logits exist at a time: at most 128 MiB of them in float32, on an accelerator 1 GiB."""
+        logits = 2**25 if self.device.type == "cpu" else 2**28
+        vocabulary: int = self.model.config.get_text_config().vocab_size
+        return max(1, min(self.loading.chunk_tokens, logits // vocabulary))
+
+    def _trained_head(self) -> list[Tensor] | None:
+        """What the head trains; None where it is random, so that autograd repeats its draws in the backward pass."""
+        head = self.model.get_output_embeddings()
+        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in head.modules()):
+            return None
+        return [p for p in head.parameters() if p.requires_grad]
+
+    def _head_weight(self) -> Tensor | None:
+        """The matrix with which the head is a product and nothing else; None if there is more to it."""
+        linear: Any = self.model.get_output_embeddings()
+        more = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        extra = any(getattr(self.model.config.get_text_config(), name, None) for name in more)
+        plain = type(linear) is nn.Linear and getattr(linear, "bias", None) is None and not extra
+        return linear.weight if plain else None
+
     def hidden(
         self, attention_mask: Tensor, *, input_ids: Tensor | None = None, embeds: Tensor | None = None
     ) -> Tensor:
-        """The decoder's output ``[B, P+T, D]`` for ids or for embeddings; padding does not shift positions."""
+        """The decoder's output ``[B, P+T, D]`` for ids or for embeddings; padding does not shift positions.
+
+        Packed, it is zero on padding. Transformers then tells the rows apart by positions that begin again.
+        """
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
         out = self.decoder(
-            input_ids=input_ids,
-            inputs_embeds=embeds,
-            attention_mask=attention_mask.long(),
-            position_ids=positions,
+            input_ids=None if input_ids is None else self.pack(input_ids, attention_mask),
+            inputs_embeds=None if embeds is None else self.pack(embeds, attention_mask),
+            attention_mask=None if self.loading.packing else attention_mask.long(),
+            position_ids=self.pack(positions, attention_mask),
             use_cache=False,
         )
-        states: Tensor = out.last_hidden_state
-        return states
+        return self.unpack(out.last_hidden_state, attention_mask)
+
+    def pack(self, padded: Tensor, attention_mask: Tensor) -> Tensor:
+        """Padded rows ``[B, P+T, ...]`` as the blocks get them: ``[1, N, ...]`` under packing, else as they are."""
+        return pack(padded, attention_mask.bool()) if self.loading.packing else padded
+
+    def unpack(self, states: Tensor, attention_mask: Tensor) -> Tensor:
+        """What the blocks have as padded rows ``[B, P+T, ...]``; zero on padding under packing."""
+        return unpack(states, attention_mask.bool()) if self.loading.packing else states
 
     def forward(
         self,
@@ -146,10 +179,11 @@ class Policy(nn.Module):
             self.head,
             input_ids[:, -length:][response_mask],
             temperature=temperature,
-            chunk_tokens=self.loading.chunk_tokens,
+            chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
-            trained=[p for p in self.model.get_output_embeddings().parameters() if p.requires_grad],
+            trained=self._trained_head(),
+            weight=self._head_weight(),
         )
         zeros = flat.logprobs.new_zeros(response_mask.shape)
         entropy = None if flat.entropy is None else zeros.masked_scatter(response_mask, flat.entropy)
@@ -157,11 +191,12 @@ class Policy(nn.Module):
 
     @contextmanager
     def eager_attention(self) -> Iterator[None]:
-        """Run where flash-attn cannot: on the CPU on which weights are loaded, and in full precision."""
+        """Run where flash-attn cannot: on the CPU on which weights are loaded, and in full precision. Not compiled."""
         chosen = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         try:
-            yield
+            with torch.compiler.set_stance("force_eager"):
+                yield
         finally:
             self.model.set_attn_implementation(chosen)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +49,10 @@ class Loading:
         trust_remote_code: Run Python code that comes with the checkpoint. Off unless you trust it.
         from_scratch: Build the architecture of the config with random weights.
         chat_template_kwargs: Passed to the chat template.
-        chunk_tokens: Positions whose logits exist at a time.
+        chunk_tokens: Most positions whose logits exist at a time; fewer behind a large vocabulary.
+        packing: Run the decoder on valid tokens alone, all rows behind each other. For flash-attn's variable lengths;
+            SDPA attends as over one row of all tokens, which pays for wide models in small micro-batches only.
+        compile: Run the decoder blocks through `torch.compile` (sampling excepted). Needs a C++ compiler.
     """
 
     dtype: Dtype = "float32"
@@ -58,6 +63,8 @@ class Loading:
     from_scratch: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=lambda: {"enable_thinking": False})
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    packing: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < 1:
@@ -114,6 +121,21 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
             f"`policy` {name!r} has a config but no weights. Set `loading.from_scratch: true` to make some."
         )
     check_attention(loading.attention)
+    check_compiler(loading)
+
+
+def check_compiler(loading: Loading) -> None:
+    """Whether `torch.compile` can build its code here.
+
+    Raises:
+        ValueError: If it is wanted and there is no C++ compiler.
+    """
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    if loading.compile and not any(shutil.which(name) for name in compilers):
+        raise ValueError(
+            "`loading.compile` needs a C++ compiler, but found none of g++, clang++ and `CXX`. "
+            "Install one (apt-get install g++), or leave it off."
+        )
 
 
 def check_attention(requested: Attention) -> None:

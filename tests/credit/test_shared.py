@@ -1,9 +1,11 @@
 """Saliency beside the update's own forward pass: the same weights and gradients as on its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions, WarmUp
+from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions, TokenCredit, WarmUp
 from grail_lightning.credit.shared import share_forward
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
@@ -102,6 +104,20 @@ def test_adapters_over_frozen_embeddings_can_share(batch):
         torch.testing.assert_close(beside[0][name], apart[0][name], rtol=1e-6, atol=1e-9)
 
 
+class Remapped(GRAIL):
+    """Maps scores otherwise, by what may lie beyond a micro-batch."""
+
+    def map(self, scores, mask, eligible):
+        raise AssertionError("not asked here")
+
+
+class Renamed(GRAIL):
+    """Other defaults, nothing else."""
+
+    def __init__(self, std: float = 0.1) -> None:
+        super().__init__(std=std)
+
+
 class Doubled(GRAIL):
     """Makes other weights than GRAIL, but inherits what GRAIL explains."""
 
@@ -117,7 +133,37 @@ def test_a_method_that_wants_its_own_pass_gets_it(credit, batch, policy):
 
 
 def test_what_a_subclass_makes_of_the_saliency_is_not_known_and_so_not_shared(batch, policy):
-    assert share_forward(Doubled(), policy, batch, _context(), torch.ones(24, dtype=torch.bool)) is None
+    everything = torch.ones(24, dtype=torch.bool)
+    assert share_forward(Doubled(), policy, batch, _context(), everything) is None
+    assert share_forward(Remapped(), policy, batch, _context(), everything) is None
+    assert share_forward(Renamed(), policy, batch, _context(), everything) is not None
+
+
+class Added(TokenCredit):
+    """GRAIL and an additive stage that depends on the row alone."""
+
+    def explains(self, policy, batch):
+        return GRAIL().explains(policy, batch)
+
+    def __call__(self, policy, batch, context):
+        weights = GRAIL()(policy, batch, context)
+        return replace(weights, additive=0.3 * (weights.scores > 0.05).float())
+
+
+def test_an_additive_stage_reaches_the_loss_of_shared_rows(batch):
+    objective = Objective(group_size=4, token_budget=400)
+    apart, beside = (
+        _run(load_policy("arithmetic").double().train(), batch, Added(), objective, share=share)[0][0]
+        for share in (False, True)
+    )
+    for name in apart:
+        torch.testing.assert_close(beside[name], apart[name], rtol=1e-6, atol=1e-9)
+
+
+def test_a_rate_of_dropout_that_a_block_keeps_as_a_number_is_seen(batch):
+    policy = load_policy("arithmetic").train()
+    policy.blocks[0].residual_dropout = 0.1
+    assert share_forward(GRAIL(), policy, batch, _context(), torch.ones(24, dtype=torch.bool)) is None
 
 
 def test_dropout_and_checkpointed_blocks_are_not_shared(batch):

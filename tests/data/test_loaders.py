@@ -137,3 +137,19 @@ def test_evaluation_shows_every_problem_once_with_ranks_in_step(world_size):
     assert sorted(seen) == sorted(str(n) for n in range(9))
     if world_size > 1:
         assert names(loaders[-1])[-1] == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_further_prompts_are_the_next_ones_also_beyond_an_epoch_and_batches_stay_whole(world_size):
+    """40 prompts in batches of 8; each batch takes 6 more: the stream is the same, and no batch is a small rest."""
+    loaders = [_loader(40, 8, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
+    alone = _loader(40, 8, seed=3)
+    order = [name for _ in range(4) for name in flat(names(alone))]
+    place = 0
+    for batches in zip(*loaders, strict=True):
+        more = [loader.take(6) for loader in loaders]
+        for parts, size in ((batches, 8), (more, 6)):
+            assert sum(len(part) for part in parts) == size
+            assert sorted(flat(names(parts))) == sorted(order[place : place + size])
+            place += size
+    assert place == 5 * 14

@@ -37,6 +37,29 @@ def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_token
     assert not found.entropy.requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_head_that_is_one_product_gives_the_same_gradients(temperature, frozen, dtype):
+    hidden, _, ids = _case(dtype)
+    head = torch.nn.Linear(16, 50, bias=False, dtype=dtype)
+    head.weight.requires_grad_(not frozen)
+    inputs = [hidden] if frozen else [hidden, head.weight]
+    options = {"temperature": temperature, "chunk_tokens": 4}
+    expected = token_logprobs(hidden, head, ids, **options).logprobs
+    found = token_logprobs(hidden, head, ids, trained=[head.weight], weight=head.weight, **options).logprobs
+    assert torch.equal(found, expected) or dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
+    for ours, theirs in zip(
+        torch.autograd.grad(found.square().sum(), inputs),
+        torch.autograd.grad(expected.square().sum(), inputs),
+        strict=True,
+    ):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, theirs, **tolerance)
+
+
 @pytest.mark.parametrize("chunk_tokens", [4, 100])
 def test_the_entropy_carries_a_gradient_on_request(chunk_tokens):
     hidden, head, ids = _case()

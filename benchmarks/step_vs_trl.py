@@ -1,0 +1,329 @@
+"""A training step beside TRL's GRPOTrainer: seconds, tokens per second, phases, peak memory, reward curves.
+
+    OMP_NUM_THREADS=1 python benchmarks/step_vs_trl.py --case quickstart --trl-rows 128 64
+    OMP_NUM_THREADS=1 python benchmarks/step_vs_trl.py --case wide --dead 0.4 --trl-rows 10 1 --budgets 16384 1024
+    OMP_NUM_THREADS=1 python benchmarks/step_vs_trl.py --curves --steps 40 --seeds 0 1 2 --jobs 2
+
+Each side is a process of its own that waits for its turn: the sides take steps in turn, in another order every round.
+Both compute the same objective (Dr. GRPO, no scaling, clips 0.2 and 0.28, no KL, truncated rollouts kept) with the same
+model, prompts, sampling, batch, optimiser (fused AdamW) and precision (float32). TRL runs without gradient
+checkpointing, without a reference and without logging; `--trl-rows` are the rows of its micro-batches, `--budgets` the
+padded tokens of ours: several of each run side by side, and ratios are to the fastest of TRL.
+
+`quickstart`: the packaged policy, 16 prompts × 8 responses of at most 64 tokens, really sampled, on both sides with
+Transformers' `generate`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's vocabulary (151,936, tied)
+on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `--dead` is the share of groups without a
+right row. `tiny` is `wide` made small, to try things out.
+
+Seconds are of the wall, CPU seconds of the side's own process; ratios are medians over rounds. With `--curves` rewards
+of both sides over seeds instead, step by step on the same prompts.
+
+Peak memory is the largest resident size over that before the first step (weights loaded, no gradients yet).
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from stand_in import StandInEngine, StandInTask, random_qwen3
+
+from grail_lightning.credit import Uniform
+from grail_lightning.data import ArithmeticData
+from grail_lightning.module import GrailModule
+from grail_lightning.objective import Objective
+from grail_lightning.policy import Loading, Policy, load_policy
+from grail_lightning.rollout import Prompt, Sampling
+
+OURS, TRL = "ours", "TRL"
+PHASES = ("sample", "grade", "update")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What both sides do."""
+
+    name: str
+    prompts: int
+    group_size: int
+    limit: int
+    shortest: int = 0
+    learning_rate: float = 1e-4
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group_size
+
+    def policy(self) -> Policy:
+        """A fresh copy of the weights that both sides start from."""
+        if self.name == "quickstart":
+            return load_policy("arithmetic")
+        if self.name == "tiny":
+            return random_qwen3(hidden=128, layers=2, vocabulary=2048, tie_word_embeddings=True)
+        return random_qwen3(hidden=512, layers=10, vocabulary=151_936, tie_word_embeddings=True)
+
+    def batches(self, steps: int, seed: int) -> list[list[Prompt]]:
+        """The prompts of each step."""
+        number = steps * self.prompts
+        if self.name == "quickstart":
+            (problems,) = ArithmeticData(num_train=number * (seed + 1)).load("train")
+            prompts = list(problems.prompts[number * seed :])
+        else:
+            task = StandInTask()
+            prompts = [task.prompt({"problem": f"{10 + k % 80}+{10 + k % 80}\n"}) for k in range(number)]
+        return [prompts[self.prompts * k : self.prompts * (k + 1)] for k in range(steps)]
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("quickstart", prompts=16, group_size=8, limit=64),
+        Case("wide", prompts=5, group_size=2, limit=256, shortest=64, learning_rate=1e-6),
+        Case("tiny", prompts=5, group_size=3, limit=64, shortest=16, learning_rate=1e-6),
+    )
+}
+
+
+class Turns:
+    """A worker's end of the wire: waits for its turn, and reports what its step took."""
+
+    def __init__(self) -> None:
+        self._wire = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # What libraries print must not get onto the wire.
+        self._before: float | None = None
+        self._start = self._start_cpu = 0.0
+
+    def begin(self) -> None:
+        if not sys.stdin.readline():  # The driver is gone.
+            os._exit(1)
+        if self._before is None:
+            Path("/proc/self/clear_refs").write_text("5")  # Forgets the peak of loading.
+            self._before = _resident("VmRSS")
+        self._start, self._start_cpu = time.perf_counter(), time.process_time()
+
+    def end(self, *, sample: float, grade: float, tokens: int, reward: float) -> None:
+        """Everything but sampling and grading is the update; credit is none on both sides."""
+        seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._start_cpu
+        assert self._before is not None
+        lap = {"step": seconds, "cpu": cpu, "sample": sample, "grade": grade, "update": seconds - sample - grade}
+        lap |= {"tokens": tokens, "reward": reward, "peak": _resident("VmHWM") - self._before}
+        print(json.dumps(lap), file=self._wire, flush=True)
+
+
+def _resident(field: str) -> float:
+    """In MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float) -> None:
+    """Our side of the wire."""
+    turns = Turns()
+
+    class Report(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            turns.begin()
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            output = outputs["output"]
+            turns.end(
+                sample=output.metrics["time/sample"],
+                grade=output.metrics["time/grade"],
+                tokens=int(output.batch.response_mask.sum()),
+                reward=output.metrics["reward"],
+            )
+
+    module = GrailModule(
+        "arithmetic",
+        Sampling(max_response_length=case.limit),
+        engine=None if case.name == "quickstart" else StandInEngine(case.shortest, dead=dead),
+        objective=Objective(group_size=case.group_size, mask_truncated=False, token_budget=budget),
+        credit=Uniform(),
+        optimizer=lambda p: torch.optim.AdamW(p, lr=case.learning_rate, weight_decay=0.0, fused=True),
+    )
+    module.policy = case.policy().train()
+    if chunk:
+        module.policy.loading = Loading(chunk_tokens=chunk)
+    pl.seed_everything(seed, verbose=False)
+    loader = torch.utils.data.DataLoader(case.batches(steps, seed), batch_size=None)
+    pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[Report()],
+    ).fit(module, loader)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """A program and its setting: rows of a micro-batch for TRL, padded tokens of one for us."""
+
+    program: str
+    setting: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        if self.program == TRL:
+            return f"TRL, {self.setting} rows a micro-batch"
+        return f"ours, {self.setting} tokens" + (f", chunks of {self.chunk}" if self.chunk else "")
+
+    def command(self, case: Case, steps: int, seed: int, dead: float) -> list[str]:
+        script = Path(__file__) if self.program == OURS else Path(__file__).with_name("trl_side.py")
+        words = {"case": case.name, "worker": self.setting, "steps": steps, "seeds": seed, "dead": dead}
+        words |= {"chunks": self.chunk} if self.program == OURS else {}
+        return [sys.executable, str(script), *(f"--{name}={value}" for name, value in words.items())]
+
+
+class Worker:
+    """The other end of the wire."""
+
+    def __init__(self, side: Side, case: Case, steps: int, seed: int, dead: float) -> None:
+        self.side = side
+        self._log = Path(os.environ.get("TMPDIR", "/tmp")) / f"step_vs_trl_{os.getpid()}_{id(self)}.log"
+        self._process = subprocess.Popen(
+            side.command(case, steps, seed, dead),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("w"),
+            text=True,
+        )
+
+    def step(self) -> dict[str, float]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.side} stopped:\n{self._log.read_text()[-3000:]}")
+        lap: dict[str, float] = json.loads(line)
+        return lap
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=120)
+        self._log.unlink()
+
+
+def alternate(case: Case, sides: list[Side], rounds: int, dead: float) -> None:
+    """All sides in turn, a first round to warm up; prints their medians."""
+    workers = [Worker(side, case, rounds + 1, 0, dead) for side in sides]
+    laps: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
+    for number in range(rounds + 1):
+        turn = number % len(workers)
+        for worker in workers[turn:] + workers[:turn]:
+            lap = worker.step()
+            if number:
+                laps[worker.side].append(lap)
+    for worker in workers:
+        worker.close()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "trl"))
+    print(f"\n{case.name}, dead {dead:g}, {rounds} rounds, {case.rows} rows a step; {versions}\n")
+    print("| side | step s | CPU s | sample | grade | update | tokens/s | MiB | step / TRL | CPU | update | peak |")
+    print("|---|" + "--:|" * 11)
+    for line in _table(laps):
+        print(line)
+    print(flush=True)
+
+
+def _table(laps: dict[Side, list[dict[str, float]]]) -> Iterator[str]:
+    peers = [side for side in laps if side.program == TRL]
+    fastest = min(peers, key=lambda side: _median(laps[side], "step"), default=None)
+    for side, mine in laps.items():
+        speed = statistics.median(lap["tokens"] / lap["step"] for lap in mine)
+        cells = [f"{_median(mine, name):.2f}" for name in ("step", "cpu", *PHASES)]
+        cells += [f"{speed:.0f}", f"{mine[-1]['peak']:.0f}"]
+        if fastest is not None and side.program == OURS:
+            pairs = list(zip(mine, laps[fastest], strict=True))
+            for name in ("step", "cpu", "update"):
+                # Of each round, so that a slow minute of the machine weighs on both sides.
+                cells.append(f"{statistics.median(a[name] / b[name] for a, b in pairs):.2f}")
+            cells.append(f"{mine[-1]['peak'] / laps[fastest][-1]['peak']:.2f}")
+        else:
+            cells += ["fastest" if side == fastest else "", "", "", ""]
+        yield f"| {side} | {' | '.join(cells)} |"
+
+
+def _median(laps: list[dict[str, float]], name: str) -> float:
+    return statistics.median(lap[name] for lap in laps)
+
+
+def curves(case: Case, sides: list[Side], steps: int, seeds: list[int], jobs: int) -> None:
+    """Reward curves of both sides over seeds: the same prompts step by step, other random numbers."""
+
+    def run(job: tuple[Side, int]) -> list[float]:
+        worker = Worker(job[0], case, steps, job[1], 0.0)
+        rewards = [worker.step()["reward"] for _ in range(steps)]
+        worker.close()
+        return rewards
+
+    pairs = [(side, seed) for seed in seeds for side in sides]
+    with ThreadPoolExecutor(jobs) as pool:
+        found = dict(zip(pairs, pool.map(run, pairs), strict=True))
+    print(f"\n{case.name}: rewards over {steps} steps of {case.rows} rows\n")
+    print(f"| seed | {' | '.join(f'{side.program}, first 10 | last 10' for side in sides)} | difference, last 10 |")
+    print("|--:|" + "--:|" * 5)
+    differences = []
+    for seed in seeds:
+        ours, theirs = (found[side, seed] for side in sides)
+        differences.append([a - b for a, b in zip(ours[-10:], theirs[-10:], strict=True)])
+        means = (statistics.mean(part) for curve in (ours, theirs) for part in (curve[:10], curve[-10:]))
+        print(f"| {seed} | {' | '.join(f'{m:.3f}' for m in means)} | {statistics.mean(differences[-1]):+.3f} |")
+    for what, sample in (
+        ("seeds", [statistics.mean(d) for d in differences]),
+        ("steps and seeds", [x for d in differences for x in d]),
+    ):
+        mean, half = interval(sample)
+        print(f"\nmean difference {mean:+.3f}, 95 % interval ± {half:.3f} (t over the {len(sample)} {what})")
+
+
+def interval(sample: list[float]) -> tuple[float, float]:
+    """Mean, and half of its 95 % interval by Student's t."""
+    from scipy import stats
+
+    error = statistics.stdev(sample) / len(sample) ** 0.5
+    return statistics.mean(sample), float(stats.t.ppf(0.975, len(sample) - 1)) * error
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """The options of both scripts."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=list(CASES), default="quickstart")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dead", type=float, default=0.0, help="share of dead groups (not of the quickstart)")
+    parser.add_argument("--trl-rows", type=int, nargs="*", help="rows of TRL's micro-batches; default all")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[16384], help="padded tokens of our micro-batches")
+    parser.add_argument("--chunks", type=int, nargs="*", default=[0], help="our `chunk_tokens`; 0 is the default")
+    parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(1)
+    case = CASES[options.case]
+    if options.worker:
+        return work(case, options.steps, options.seeds[0], options.worker, options.chunks[0], options.dead)
+    rows = [case.rows] if options.trl_rows is None else options.trl_rows
+    mine = [Side(OURS, budget, chunk) for budget in options.budgets for chunk in options.chunks]
+    sides = mine + [Side(TRL, number) for number in rows]
+    if options.curves:
+        return curves(case, [sides[0], sides[-1]], options.steps, options.seeds, options.jobs)
+    return alternate(case, sides, options.rounds, options.dead)
+
+
+if __name__ == "__main__":
+    main()

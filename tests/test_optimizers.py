@@ -1,0 +1,154 @@
+"""Optimisers of other libraries, named on the command line: state in 8 bits, and weights in bfloat16."""
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from grail_lightning.policy import Loading, load_policy
+from grail_lightning.update import keep_options
+from tests.runs import Watch, batches, module, trainer, weights
+from tests.test_cli import SHORT, main
+
+pytest.importorskip("torchao")
+
+from torchao.optim import AdamW8bit
+
+# torchao writes its step for `torch.compile`, whose code takes a minute to build; eager, it does the same sums.
+EAGER = torch.compiler.set_stance
+EIGHT_BITS = ["--model.optimizer=torchao.optim.AdamW8bit", "--model.optimizer.lr=1e-4"]
+LAST = Path("runs/quickstart/checkpoints/last.ckpt")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _bytes(tensor):
+    """Of storage; a quantised tensor is codes, scales and a table."""
+    parts = [tensor.codes, tensor.scale, tensor.qmap] if hasattr(tensor, "codes") else [tensor]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def _bytes_a_parameter(optimizer):
+    states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return sum(map(_bytes, states)) / sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
+def _fit(optimizer, steps=2, **changes):
+    ours, watch = module({"max_grad_norm": 1e-3}, optimizer=optimizer, **changes), Watch()
+    run = trainer(steps, watch)
+    run.fit(ours, batches(steps))
+    return ours, run.optimizers[0], watch.outputs[-1].metrics
+
+
+@pytest.mark.parametrize(
+    "stance",
+    [
+        "force_eager",
+        pytest.param(
+            "default",
+            marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings(  # torch's and torchao's own, about each other.
+    "ignore:.*_stable_hash_for_caching:UserWarning",
+    "ignore:The .grad attribute:UserWarning",
+    "ignore::DeprecationWarning:torch",
+)
+def test_state_in_8_bits_takes_two_bytes_a_parameter_and_trains_close_to_adamw(stance):
+    with EAGER(stance) if stance != "default" else nullcontext():
+        ours, eight, metrics = _fit(lambda p: AdamW8bit(p, lr=1e-4, weight_decay=0.0))
+    theirs, full, _ = _fit(lambda p: torch.optim.AdamW(p, lr=1e-4, weight_decay=0.0))
+    assert _bytes_a_parameter(full) == pytest.approx(8, abs=0.01)
+    assert 2 < _bytes_a_parameter(eight) < 2.5
+    assert metrics["grad_norm"] > 1e-3  # So that clipping, in place before the step, had something to do.
+    start = dict(load_policy("arithmetic").named_parameters())
+    found, expected = weights(ours), weights(theirs)
+    moved = torch.cat([(found[name] - start[name]).flatten() for name in start])
+    wanted = torch.cat([(expected[name] - start[name]).flatten() for name in start])
+    assert torch.cosine_similarity(moved, wanted, dim=0) > 0.9
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+def test_from_the_command_line_it_trains_and_resumes_bit_for_bit():
+    with EAGER("force_eager"):
+        main(["fit", *SHORT, *EIGHT_BITS, "--trainer.max_steps=4"])
+        whole = torch.load(LAST, weights_only=False)
+        shutil.rmtree("runs")
+        main(["fit", *SHORT, *EIGHT_BITS])
+        main(["fit", *SHORT, *EIGHT_BITS, "--trainer.max_steps=4", "--ckpt_path=last"])
+    resumed = torch.load(LAST, weights_only=False)
+    assert whole["global_step"] == resumed["global_step"] == 4
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, resumed["state_dict"][name]), name
+    ours, theirs = (checkpoint["optimizer_states"][0]["state"] for checkpoint in (resumed, whole))
+    quantised = 0
+    for number, state in theirs.items():
+        for name, value in state.items():
+            other = ours[number][name]
+            if quant := hasattr(value, "codes"):
+                value, other = value.codes, other.codes
+            quantised += quant
+            assert torch.equal(value, other)
+    assert quantised > 0
+
+
+def test_a_resumed_learning_rate_is_the_configured_one():
+    weight = torch.nn.Parameter(torch.ones(64, 64))
+    saved = AdamW8bit([weight], lr=1e-3)
+    weight.grad = torch.ones_like(weight)
+    with EAGER("force_eager"):
+        saved.step()
+        resumed = AdamW8bit([weight], lr=1e-3, weight_decay=0.5)
+        options = [{"lr": torch.tensor(2e-3), "weight_decay": 0.5}]
+        resumed.load_state_dict(saved.state_dict())
+        assert resumed.param_groups[0]["weight_decay"] == 0.01
+        keep_options(resumed, None, options)
+        assert resumed.param_groups[0]["lr"].item() == pytest.approx(2e-3)
+        assert resumed.param_groups[0]["weight_decay"] == 0.5
+        resumed.step()  # It refuses a learning rate that is no tensor.
+
+
+def test_a_schedule_that_fills_the_learning_rate_in_place_is_not_taken_for_a_new_one():
+    """torchao keeps the rate in a tensor, and schedules write into it: what was configured must be a copy."""
+    ours = module(
+        optimizer=lambda p: AdamW8bit(p, lr=1e-4),
+        scheduler=lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=0.5, total_iters=10),
+    )
+    with EAGER("force_eager"):
+        run = trainer(1)
+        run.fit(ours, batches(1))
+    assert float(run.optimizers[0].param_groups[0]["lr"]) == pytest.approx(0.55e-4)
+    assert float(ours._options[0]["lr"]) == pytest.approx(1e-4)
+
+
+def test_small_steps_of_bfloat16_weights_need_stochastic_rounding():
+    """At 1 the next bfloat16 below is 2^-8 away: 100 steps of 1e-4 round to nothing, or to 0.01 on average."""
+    ends = {}
+    for stochastic in (False, True):
+        weight = torch.nn.Parameter(torch.ones(64, 256, dtype=torch.bfloat16))
+        optimizer = AdamW8bit([weight], lr=1e-4, weight_decay=0.0, bf16_stochastic_round=stochastic)
+        with EAGER("force_eager"):
+            for _ in range(100):
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+        ends[stochastic] = weight.detach().double().mean().item()
+    assert ends[False] == 1.0
+    assert ends[True] == pytest.approx(0.99, abs=1e-3)
+
+
+def test_a_policy_in_bfloat16_trains_by_stochastic_rounding():
+    with EAGER("force_eager"):
+        ours, optimizer, _ = _fit(
+            lambda p: AdamW8bit(p, lr=1e-5, weight_decay=0.0, bf16_stochastic_round=True),
+            loading=Loading(dtype="bfloat16"),
+        )
+    start = dict(load_policy("arithmetic", Loading(dtype="bfloat16")).named_parameters())
+    assert all(p.dtype == torch.bfloat16 for p in start.values())
+    assert any((p != start[name]).any() for name, p in weights(ours).items())
+    assert _bytes_a_parameter(optimizer) < 2.5

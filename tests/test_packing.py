@@ -1,0 +1,232 @@
+"""Padding-free rows give what padded rows give: forward, backward, saliency and everything built on them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+
+from grail_lightning.credit import GRAIL, CreditContext, OARGradient, SaliencyOptions, input_saliency
+from grail_lightning.credit.shared import share_forward
+from grail_lightning.engines import HFEngine
+from grail_lightning.functional import group_advantages
+from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.objective import Objective, loss_mask
+from grail_lightning.policy import Loading, LoRA, Policy, load_policy
+from grail_lightning.policy.packing import check_packing, pack, unpack
+from grail_lightning.policy.sharding import gathered, shard
+from grail_lightning.rollout import Sampling
+from grail_lightning.update import Update
+from tests.runs import batches as prompt_batches
+from tests.runs import module, problems, trainer, weights
+
+PACKED = Loading(packing=True)
+SAMPLING = Sampling(max_response_length=40)
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # Large enough for attention to tell tokens apart.
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+GEMMA = {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8}
+ARCHITECTURES = {
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "llama": LlamaConfig(**SIZES),
+    "mistral, sliding": MistralConfig(**SIZES, sliding_window=4),
+    "gemma 2, sliding": Gemma2Config(**SIZES, **GEMMA, attn_logit_softcapping=5.0),
+    "gemma 3, sliding": Gemma3TextConfig(**SIZES, **GEMMA, layer_types=["sliding_attention", "full_attention"] * 2),
+}
+
+
+def _rows():
+    """Four uneven rows, one of a single token, with padding on both sides."""
+    random = torch.Generator().manual_seed(0)
+    mask = torch.zeros(4, 14, dtype=torch.bool)
+    for row, (first, stop) in enumerate([(2, 14), (0, 9), (5, 6), (4, 13)]):
+        mask[row, first:stop] = True
+    return torch.randint(2, 64, (4, 14), generator=random) * mask, mask
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """24 rollouts of uneven lengths."""
+    policy, engine = load_policy("arithmetic"), HFEngine()
+    engine.update_weights(policy)
+    made = engine.generate(problems(6), 4, SAMPLING, seed=3)
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0] * 5 + [1.0] * 4)
+    made = made.replace(answer=answer_masks(made, align_rows(made, policy.tokenizer)))
+    assert not made.attention_mask.all()
+    return made.replace(rewards=rewards, advantages=group_advantages(rewards, 4))
+
+
+def _pair(**options):
+    """The same policy padded and packed, in float64."""
+    plain, packed = (load_policy("arithmetic", Loading(packing=on, **options)).double().train() for on in (False, True))
+    for policy in (plain, packed):
+        torch.manual_seed(1)
+        for name, parameter in policy.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    return plain, packed
+
+
+def test_packing_puts_rows_behind_each_other_and_back():
+    padded = torch.tensor([[0, 1, 2], [3, 4, 0]])[..., None]
+    mask = torch.tensor([[False, True, True], [True, True, False]])
+    assert pack(padded, mask).flatten().tolist() == [1, 2, 3, 4]
+    assert torch.equal(unpack(pack(padded, mask), mask), padded)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_states_and_gradients_are_those_of_each_row_alone(name, attention, arithmetic):
+    if name.startswith("gemma 2") and attention == "sdpa":
+        pytest.skip("SDPA cannot cap attention scores")
+    torch.manual_seed(0)
+    config = ARCHITECTURES[name]
+    config._attn_implementation = attention
+    policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer, PACKED).eval()
+    check_packing(policy)
+    ids, mask = _rows()
+    widths = []
+    policy.blocks[0].register_forward_pre_hook(lambda _module, args: widths.append(tuple(args[0].shape[:2])))
+    embeds = policy.embed(ids).detach().requires_grad_()
+    states = policy.hidden(mask, embeds=embeds)
+    assert widths == [(1, 31)]  # 12 + 9 + 1 + 9 valid tokens.
+    assert (states[~mask] == 0).all()
+    torch.testing.assert_close(policy.hidden(mask, input_ids=ids), states)
+    factor = torch.randn(states.shape)
+    (found,) = torch.autograd.grad((states * factor).sum(), embeds)
+    for row, kept in enumerate(mask):
+        alone = embeds[row, kept][None].detach().requires_grad_()
+        out = policy.decoder(inputs_embeds=alone, use_cache=False).last_hidden_state
+        torch.testing.assert_close(states[row, kept], out[0], rtol=1e-4, atol=1e-5)
+        (expected,) = torch.autograd.grad((out[0] * factor[row, kept]).sum(), alone)
+        torch.testing.assert_close(found[row, kept], expected[0], rtol=1e-3, atol=1e-4)
+
+
+def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
+    """LFM2 mixes neighbouring tokens by convolutions that know nothing of rows."""
+    torch.manual_seed(0)
+    config = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3)
+    policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer, PACKED)
+    with pytest.raises(ValueError, match=r"rows that do not see each other, but in Lfm2ForCausalLM they do"):
+        check_packing(policy)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_packaged_policy_can_be_packed(dtype):
+    assert load_policy("arithmetic", Loading(packing=True, dtype=dtype)).loading.packing
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_checkpointing": True}, {"lora": LoRA(rank=2)}, {"attention": "eager"}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_log_probabilities_entropy_and_gradients_are_those_of_padded_rows(options, batch):
+    grads, found = [], []
+    for policy in _pair(**options):
+        stats = policy(
+            batch.input_ids, batch.attention_mask, batch.response_mask, with_entropy=True, entropy_gradient=True
+        )
+        (stats.logprobs.sum() + 0.1 * stats.entropy.sum()).backward()
+        found.append(stats)
+        grads.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(found[1].logprobs, found[0].logprobs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[1].entropy, found[0].entropy, rtol=1e-9, atol=1e-9)
+    assert grads[1].keys() == grads[0].keys() != set()
+    for name in grads[0]:
+        torch.testing.assert_close(grads[1][name], grads[0][name], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("leaf", ["embeddings", "first", "middle", "last"])
+@pytest.mark.parametrize("alignment", ["predictor", "token"])
+def test_saliency_is_that_of_padded_rows(leaf, alignment, checkpointing, batch):
+    plain, packed = (
+        input_saliency(policy, batch, batch.answer.content, leaf=leaf, alignment=alignment)
+        for policy in _pair(gradient_checkpointing=checkpointing)
+    )
+    assert (plain != 0).any()
+    torch.testing.assert_close(packed, plain, rtol=1e-6, atol=1e-12)
+
+
+def test_oar_gradient_is_that_of_padded_rows(batch):
+    found = []
+    for policy in _pair():
+        context = CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=400)
+        found.append(OARGradient()(policy, batch, context))
+    plain, packed = found
+    assert (plain.scores != 0).any()
+    # The gradient of a KL under noise of 1e-3 loses digits.
+    torch.testing.assert_close(packed.scores, plain.scores, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(packed.values, plain.values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("leaf", ["embeddings", "middle"])
+def test_credit_beside_the_update_gives_the_gradients_of_padded_rows(leaf, batch):
+    credit, objective, grads, values = GRAIL(saliency=SaliencyOptions(leaf=leaf)), Objective(group_size=4), [], []
+    objective = replace(objective, token_budget=400)
+    for policy in _pair():
+        context = CreditContext(step=3, generator=torch.Generator().manual_seed(0), token_budget=400)
+        shared = share_forward(credit, policy, batch, context, loss_mask(batch, objective).any(1))
+        assert shared.rows.any()
+        update = Update(policy, None, batch, objective, SAMPLING, seed=0, shared=shared)
+        (rows,) = update.plan(shared.weights(policy).values, None)
+        update.accumulate(rows, lambda loss, last: loss.backward())
+        values.append(shared.weights(policy).values)
+        grads.append({name: p.grad for name, p in policy.named_parameters()})
+    torch.testing.assert_close(values[1], values[0], rtol=1e-6, atol=1e-9)
+    for name in grads[0]:
+        torch.testing.assert_close(grads[1][name], grads[0][name], rtol=1e-6, atol=1e-9)
+
+
+def test_sharded_policies_can_be_packed(batch, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        plain, packed = _pair()
+        shard(packed, init_device_mesh("cpu", (1,)))
+        rows = (batch.input_ids, batch.attention_mask, batch.response_mask)
+        for policy in (plain, packed):
+            policy(*rows).logprobs.sum().backward()
+        theirs = dict(plain.named_parameters())
+        for name, parameter in packed.named_parameters():
+            torch.testing.assert_close(parameter.grad.full_tensor(), theirs[name].grad, rtol=1e-6, atol=1e-8)
+        with gathered(packed):
+            found = input_saliency(packed, batch, batch.answer.content, leaf="middle")
+        expected = input_saliency(plain, batch, batch.answer.content, leaf="middle")
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_run_on_packed_rows_trains_to_the_weights_of_padded_rows():
+    finals = []
+    for packing in (False, True):
+        ours = module(
+            credit=GRAIL(),
+            loading=Loading(packing=packing),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        )
+        trainer(2).fit(ours, prompt_batches(2))
+        finals.append(weights(ours))
+    start = dict(load_policy("arithmetic").named_parameters())
+    moved = max((finals[0][name] - start[name]).abs().max().item() for name in start)
+    error = max((finals[0][name] - finals[1][name]).abs().max().item() for name in start)
+    assert error < 1e-3 * moved

@@ -1,0 +1,316 @@
+"""Loss and gradients beside TRL's own GRPOTrainer, on the same tensors; TRL's code runs, no formula is copied.
+
+Ours goes through `Update` (micro-batches, denominators, live rows), TRL's through `_compute_loss` of a trainer built
+from a real `GRPOConfig`. Where the definitions differ, and which case shows it:
+
+- Truncated rollouts. With `mask_truncated` we leave them out of numerator and denominator. TRL leaves them out of the
+  numerator alone: `grpo` and `dr_grpo` still count them in their number; `dapo` counts tokens and agrees.
+- Level "sequence". Ours is GSPO-token: each token keeps its own gradient. With one advantage a row that is TRL's
+  gradient; with token weights TRL's ratio spreads each token's advantage over the row, and its KL likewise.
+- CISPO. TRL bounds the ratio above by `epsilon_high` itself and not below: ours with ``1 + clip_high`` and
+  ``clip_low = 1``.
+- Micro-batches. TRL averages `grpo` and `dr_grpo` over micro-batches of equal numbers of rows, ours divides by what the
+  whole step has, whatever the cut.
+- A row of advantage 0 takes no part in our passes; in TRL's it adds zeros. Our clip ratios and entropies are therefore
+  means over the tokens of the other rows.
+"""
+
+import warnings
+
+import pytest
+import torch
+
+from grail_lightning.engines import HFEngine
+from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages
+from grail_lightning.objective import Objective
+from grail_lightning.policy import load_policy
+from grail_lightning.rollout import Sampling
+from grail_lightning.update import Update
+from tests.runs import problems
+
+with warnings.catch_warnings():
+    # Of the peer and its dependencies while they are imported; nothing of ours.
+    warnings.simplefilter("ignore")
+    trl = pytest.importorskip("trl", minversion="1.16")
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+# TRL uses names that Transformers has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing` is deprecated:FutureWarning")
+
+LIMIT, GROUP, ROWS = 36, 4, 24
+HOW = ["grpo", "dr_grpo", "dapo"]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("arithmetic").train()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    made = load_policy("arithmetic", trainable=False)
+    for number, p in enumerate(made.parameters()):
+        p.data *= 1 + 0.03 * (-1) ** number
+    return made
+
+
+@pytest.fixture(scope="module")
+def batch(policy):
+    """24 rollouts of uneven length, some truncated; one group dead; old log-probabilities that clip at both ends."""
+    engine = HFEngine()
+    engine.update_weights(policy)
+    made = engine.generate(problems(ROWS // GROUP), GROUP, Sampling(max_response_length=LIMIT), seed=1)
+    random = torch.Generator().manual_seed(0)
+    rewards = torch.randint(2, (ROWS,), generator=random).float()
+    rewards[GROUP : 2 * GROUP] = 1.0
+    with torch.no_grad():
+        logprobs = policy(made.input_ids, made.attention_mask, made.response_mask).logprobs
+    noise = 0.4 * torch.randn(logprobs.shape, generator=random)
+    made = made.replace(
+        rewards=rewards,
+        advantages=group_advantages(rewards, GROUP),
+        old_logprobs=(logprobs + noise).masked_fill(~made.response_mask, 0),
+    )
+    assert 0 < (~made.finished).sum() < ROWS
+    return made
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """Builds TRL's trainer on a policy of its own; options are those of `GRPOConfig`."""
+
+    def build(rollout=None, reward=None, **options):
+        mine = load_policy("arithmetic").train()
+        usual = {"per_device_train_batch_size": ROWS, "epsilon": 0.2, "epsilon_high": 0.28, "scale_rewards": "none"}
+        config = GRPOConfig(
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            num_generations=GROUP, max_completion_length=LIMIT, **(usual | options),
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            model=mine.model,
+            reward_funcs=reward or (lambda completions, **_: [0.0] * len(completions)),
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": p.messages} for p in problems(ROWS // GROUP)]),
+            processing_class=mine.tokenizer,
+            rollout_func=rollout,
+        )
+        trainer.current_gradient_accumulation_steps = config.gradient_accumulation_steps
+        trainer.model.train()
+        return trainer
+
+    return build
+
+
+def _inputs(batch, advantages=None, truncated_out=False):
+    """A batch under TRL's names."""
+    kept = batch.finished | (not truncated_out)
+    mask = (batch.response_mask & kept[:, None]).long()
+    width = batch.prompt_width
+    made = {
+        "prompt_ids": batch.input_ids[:, :width],
+        "prompt_mask": batch.attention_mask[:, :width].long(),
+        "completion_ids": batch.response_ids,
+        "completion_mask": mask,
+        "advantages": batch.advantages if advantages is None else advantages,
+        "num_items_in_batch": mask.sum(),
+        "old_per_token_logps": batch.old_logprobs,
+        "ref_per_token_logps": batch.ref_logprobs,
+    }
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _theirs(trainer, *inputs):
+    """Summed loss and gradients of micro-batches."""
+    trainer.model.zero_grad(set_to_none=True)
+    total = 0.0
+    for part in inputs:
+        loss = trainer._compute_loss(trainer.model, part)
+        loss.backward()
+        total += loss.item()
+    return total, {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+
+
+def _ours(policy, batch, weights=None, reference=None, temperature=1.0, **options):
+    policy.zero_grad(set_to_none=True)
+    objective = Objective(group_size=GROUP, **({"mask_truncated": False} | options))
+    update = Update(
+        policy, reference, batch, objective, Sampling(max_response_length=LIMIT, temperature=temperature), 0
+    )
+    values = batch.response_mask.float() if weights is None else weights
+    (rows,) = update.plan(values, None)
+    metrics = update.accumulate(rows, lambda loss, *_: loss.backward())
+    return metrics, {n.removeprefix("model."): p.grad.clone() for n, p in policy.named_parameters()}
+
+
+def _same(ours, theirs, factor=1.0, rtol=2e-4):
+    """Equal up to float32, beside the largest entry of the whole gradient."""
+    assert ours.keys() == theirs.keys()
+    scale = max(g.abs().max().item() for g in theirs.values()) * factor
+    assert scale > 1e-6
+    for name in ours:
+        assert (ours[name] - factor * theirs[name]).abs().max().item() <= rtol * scale, name
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_loss_and_gradients_equal_trl_with_clips_at_both_ends_and_both_signs(how, policy, batch, peer):
+    trainer = peer(loss_type=how)
+    loss, theirs = _theirs(trainer, _inputs(batch))
+    for budget in (16384, 200):
+        metrics, ours = _ours(policy, batch, aggregation=how, token_budget=budget)
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+        _same(ours, theirs)
+    # Neither bound, and neither sign, is idle in this batch; TRL counts the same tokens as clipped.
+    assert min(metrics["clip_ratio/low_mean"], metrics["clip_ratio/high_mean"]) > 0.02
+    live = batch.response_mask[batch.advantages != 0].sum() / batch.response_mask.sum()
+    for name in ("low_mean", "high_mean", "region_mean"):
+        counted = trainer._metrics["train"][f"clip_ratio/{name}"][0]
+        assert metrics[f"clip_ratio/{name}"] * live.item() == pytest.approx(counted, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_token_weights_are_advantages_of_each_token(how, policy, batch, peer):
+    weights = torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    loss, theirs = _theirs(peer(loss_type=how), _inputs(batch, batch.advantages[:, None] * weights))
+    metrics, ours = _ours(policy, batch, weights, aggregation=how)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    _same(ours, theirs)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_two_even_micro_batches_of_trl_equal_ours_whatever_the_cut(how, policy, batch, peer):
+    trainer = peer(loss_type=how, per_device_train_batch_size=ROWS // 2, gradient_accumulation_steps=2)
+    whole, half = _inputs(batch), ROWS // 2
+    halves = [{k: v[rows] if v.ndim else v for k, v in whole.items()} for rows in (slice(half), slice(half, ROWS))]
+    loss, theirs = _theirs(trainer, *halves)
+    metrics, ours = _ours(policy, batch, aggregation=how, token_budget=100)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    _same(ours, theirs)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_cap_on_the_ratio_is_delta(how, policy, batch, peer):
+    loss, theirs = _theirs(peer(loss_type=how, delta=1.5), _inputs(batch))
+    metrics, ours = _ours(policy, batch, aggregation=how, ratio_cap=1.5)
+    uncapped, _ = _ours(policy, batch, aggregation=how)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    assert metrics["loss"] < uncapped["loss"] - 1e-4  # The cap is at work: it takes loss from negative advantages.
+    _same(ours, theirs)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("how", HOW)
+def test_the_kl_term_k3_equals_trl_with_and_without_the_ratio(how, corrected, policy, reference, batch, peer):
+    with torch.no_grad():
+        found = reference(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    trainer = peer(loss_type=how, use_bias_correction_kl=corrected)
+    trainer.beta = 0.3  # Not in the config: it would load a second model by name. The log-probabilities are given.
+    loss, theirs = _theirs(trainer, _inputs(batch.replace(ref_logprobs=found)))
+    metrics, ours = _ours(
+        policy, batch, reference=reference, aggregation=how, kl_coefficient=0.3, kl_corrected=corrected
+    )
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    _same(ours, theirs)
+    if not corrected:  # TRL logs the corrected estimate; we log the estimate itself, always.
+        assert metrics["kl"] == pytest.approx(trainer._metrics["train"]["kl"][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_sequence_ratio_equals_trl_where_a_row_has_one_advantage(how, policy, batch, peer):
+    # A narrow range, so that row means of the log-ratio leave it, too.
+    trainer = peer(loss_type=how, importance_sampling_level="sequence", epsilon=0.03, epsilon_high=0.05)
+    loss, theirs = _theirs(trainer, _inputs(batch))
+    assert trainer._metrics["train"]["clip_ratio/region_mean"][0] > 0.02
+    metrics, ours = _ours(policy, batch, aggregation=how, level="sequence", clip_low=0.03, clip_high=0.05)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    _same(ours, theirs)
+
+
+def test_with_token_weights_the_sequence_ratio_keeps_each_tokens_own_gradient(policy, batch, peer):
+    weights = torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    wide = {"epsilon": 0.99, "epsilon_high": 99.0}
+    trainer = peer(loss_type="dapo", importance_sampling_level="sequence", **wide)
+    loss, theirs = _theirs(trainer, _inputs(batch, batch.advantages[:, None] * weights))
+    metrics, ours = _ours(policy, batch, weights, aggregation="dapo", level="sequence", clip_low=0.99, clip_high=99.0)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)  # One value,
+    with pytest.raises(AssertionError):  # two gradients.
+        _same(ours, theirs, rtol=1e-2)
+    # TRL's is that of the row's mean weight at every token.
+    mean = (weights * batch.response_mask).sum(1) / batch.response_mask.sum(1)
+    _, flat = _ours(
+        policy, batch, mean[:, None].expand_as(weights), aggregation="dapo", level="sequence", clip_low=0.99,
+        clip_high=99.0,
+    )  # fmt: skip
+    _same(flat, theirs)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_truncated_rollouts_leave_our_denominators_but_not_all_of_trls(how, policy, batch, peer):
+    _, theirs = _theirs(peer(loss_type=how), _inputs(batch, truncated_out=True))
+    _, ours = _ours(policy, batch, aggregation=how, mask_truncated=True)
+    _same(ours, theirs, factor=1.0 if how == "dapo" else ROWS / int(batch.finished.sum()))
+
+
+def test_cispo_equals_trl_with_its_bounds(policy, batch, peer):
+    loss, theirs = _theirs(peer(loss_type="cispo", epsilon_high=1.3), _inputs(batch))
+    policy.zero_grad(set_to_none=True)
+    stats = policy(batch.input_ids, batch.attention_mask, batch.response_mask)
+    losses = clipped_surrogate(
+        stats.logprobs, batch.old_logprobs, batch.advantages[:, None], clip_low=1.0, clip_high=0.3, surrogate="cispo"
+    )
+    mask = batch.response_mask
+    ours = aggregate(losses, mask, "dapo", num_rollouts=ROWS, num_tokens=mask.sum(), max_response_length=LIMIT)
+    ours.backward()
+    assert ours.item() == pytest.approx(loss, rel=1e-4)
+    _same({n.removeprefix("model."): p.grad for n, p in policy.named_parameters()}, theirs)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_and_entropies_equal_trls_own(temperature, policy, batch, peer):
+    trainer = peer(temperature=temperature)
+    with torch.no_grad():
+        logprobs, entropies, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            batch.input_ids,
+            batch.attention_mask.long(),
+            batch.response_mask.shape[1],
+            compute_entropy=True,
+        )
+        ours = policy(
+            batch.input_ids, batch.attention_mask, batch.response_mask, temperature=temperature, with_entropy=True
+        )
+    assert ours.logprobs.min() < -1
+    torch.testing.assert_close(ours.logprobs, logprobs, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(ours.entropy, entropies, rtol=1e-4, atol=2e-5)
+    # And so does the update at this temperature, from the first pass on: no old log-probabilities, ratio 1.
+    fresh = batch.replace(old_logprobs=None)
+    loss, theirs = _theirs(trainer, _inputs(fresh))
+    metrics, found = _ours(policy, fresh, aggregation="dapo", temperature=temperature)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    _same(found, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_from_responses_and_rewards_on_trl_makes_the_same_step(scale, policy, batch, peer):
+    """TRL pads, masks and scores the rollouts itself; we hand over ids and rewards alone."""
+    prompts = [row[m].tolist() for row, m in zip(*_prompts(batch), strict=True)]
+    responses = [row[m].tolist() for row, m in zip(batch.response_ids, batch.response_mask, strict=True)]
+    trainer = peer(
+        rollout=lambda prompts_, _: {"prompt_ids": prompts, "completion_ids": responses, "logprobs": None},
+        reward=lambda completions, **_: batch.rewards.tolist(),
+        scale_rewards=scale,
+        loss_type="dr_grpo",
+    )
+    made = trainer._generate_and_score_completions([{"prompt": p.messages} for p in batch.prompts])
+    std = batch.rewards.std() if scale == "batch" else None
+    advantages = group_advantages(batch.rewards, GROUP, scale, std)
+    torch.testing.assert_close(made["advantages"], advantages, rtol=1e-4, atol=1e-6)
+    loss, theirs = _theirs(trainer, made)
+    metrics, ours = _ours(policy, batch.replace(advantages=advantages, old_logprobs=None), aggregation="dr_grpo")
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    _same(ours, theirs)
+
+
+def _prompts(batch):
+    return batch.input_ids[:, : batch.prompt_width], batch.attention_mask[:, : batch.prompt_width]
