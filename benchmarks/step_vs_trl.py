@@ -10,10 +10,10 @@ model, prompts, sampling, batch, optimiser (fused AdamW) and precision (float32)
 checkpointing, without a reference and without logging; `--trl-rows` are the rows of its micro-batches, `--budgets` the
 padded tokens of ours: several of each run side by side, and ratios are to the fastest of TRL.
 
-`quickstart`: the packaged policy, 16 prompts × 8 responses of at most 64 tokens, really sampled, on both sides with
-Transformers' `generate`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's vocabulary (151,936, tied)
-on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `--dead` is the share of groups without a
-right row. `tiny` is `wide` made small, to try things out.
+`quickstart`: the packaged policy, 16 prompts × 8 responses of at most 64 tokens, really sampled, TRL with
+Transformers' `generate`, ours with `HFEngine`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's
+vocabulary (151,936, tied) on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `--dead` is the
+share of groups without a right row. `tiny` is `wide` made small, to try things out.
 
 Seconds are of the wall, CPU seconds of the side's own process; ratios are medians over rounds. With `--curves` rewards
 of both sides over seeds instead, step by step on the same prompts.
