@@ -74,8 +74,10 @@ def main(strategy, credit):
     loader = torch.utils.data.DataLoader(mine, batch_size=PROMPTS // ranks, collate_fn=list)
     sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
+    # `ModelParallelStrategy` refuses float64.
+    precision = "32-true" if strategy == "fsdp2" else "64-true"
     watch = Watch()
-    run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False)
+    run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
     run.fit(ours, loader)
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.policy.parameters()]
     print(

@@ -24,7 +24,9 @@ def test_sharded_weights_train_as_replicated_ones_do(credit):
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["texts"] == theirs["texts"]
         assert ours["weights"] == pytest.approx(theirs["weights"], rel=1e-7)
-        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-4, abs=1e-6)
+        # OAR-G differentiates the KL of a noise of 1e-3, of which float32 keeps a few digits.
+        digits = 1e-3 if credit == "OARGradient" else 1e-4
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=digits, abs=1e-6)
 
 
 def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
@@ -54,11 +56,12 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     assert alone["live"] == [16, 8, 16]
     assert sorted(rank["live"][1] for rank in ranks) == [0, 8]
     start = _run("one", "nothing", "same_rollouts.py")[0]["weights"]
-    # OAR-G differentiates the KL of a noise of 1e-3, of which float32 keeps a few digits.
-    tolerance = 1e-2 if credit == "OARGradient" else 1e-3
+    # In float32 OAR-G, which differentiates the KL of a noise of 1e-3, has a few digits; the others run in float64.
+    tolerance = {"fsdp2": 0.2 if credit == "OARGradient" else 1e-3, "ddp": 1e-6}[strategy]
+    rounding = 2e-7 if strategy == "fsdp2" else 0.0  # Of weights around 1 in float32.
     for rank in ranks:
         assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-4, abs=1e-7)
         for ours, theirs, begun in zip(rank["weights"], alone["weights"], start, strict=True):
             moved = max(abs(a - b) for a, b in zip(theirs, begun, strict=True))
             assert moved > 0
-            assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= tolerance * moved
+            assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= tolerance * moved + rounding

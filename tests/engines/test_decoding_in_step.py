@@ -1,5 +1,7 @@
 """Two CPU processes decode in step: one forward pass each, whoever has finished."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.multiprocessing
@@ -47,7 +49,8 @@ def _rank(rank, folder):
 
 
 @pytest.mark.slow
-def test_a_rank_that_has_finished_goes_on_with_one_row(tmp_path):
+def test_a_rank_that_has_finished_goes_on_with_one_row(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # What is spawned imports this file by its name.
     torch.multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
     (sizes, lengths), (other_sizes, other_lengths) = (torch.load(tmp_path / str(rank)) for rank in range(2))
     assert lengths == [[1] * 12, []]
