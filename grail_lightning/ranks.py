@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -22,6 +25,12 @@ def over_ranks(values: Tensor, op: str) -> Tensor:
     reduced = values.clone()
     torch.distributed.all_reduce(reduced, getattr(torch.distributed.ReduceOp, op.upper()))
     return reduced
+
+
+def in_step(parts: Sequence[T], filler: T, device: torch.device) -> list[T]:
+    """The parts of this rank's work, filled up to as many as the rank with the most has."""
+    most = int(over_ranks(torch.tensor(len(parts), device=device), "max"))
+    return [*parts, *[filler] * (most - len(parts))]
 
 
 def sums(values: dict[str, float]) -> dict[str, float]:

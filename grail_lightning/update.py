@@ -27,7 +27,7 @@ from grail_lightning.objective import (
     token_advantages,
 )
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import over_ranks, world_size
+from grail_lightning.ranks import in_step, over_ranks, world_size
 from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights
 from grail_lightning.seeds import derive_seed
 
@@ -127,26 +127,25 @@ class Update:
         """
         counted = self.mask[rows.to(self.mask.device)]
         counts = over_ranks(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
-        parts = self._cut(rows[self.live[rows]], self._shared if self._taken == 0 else None)
-        most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
+        parts = in_step(self._cut(rows[self.live[rows]], self._shared), NO_ROWS, self.mask.device)
         sums: dict[str, Tensor] = {}
         recorded = torch.zeros_like(self.advantages)
-        for number, part in enumerate(parts + [NO_ROWS] * (most - len(parts)), start=1):
+        for number, part in enumerate(parts, start=1):
             loss, found = self._loss(part, LossCounts(num_rollouts=counts[0], num_tokens=counts[1]), recorded)
             # Strategies average gradients over ranks; the denominators are those of all ranks already.
-            backward(loss * world_size(), number == most)
+            backward(loss * world_size(), number == len(parts))
             sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in found.items()} or sums
         if self._taken == 0:
             self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
+            self._shared = None  # All of its rows have come by.
         self._taken += 1
-        return self._means(sums) if most else {"loss": 0.0}
+        return self._means(sums) if parts else {"loss": 0.0}
 
     def _loss(self, part: Tensor, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         empty = not len(part)
         # A rank that has run out of rows stays in step with the others on its first row, times zero.
         piece = self.batch.select(torch.zeros(1, dtype=torch.long) if empty else part)
-        shared = self._shared if self._taken == 0 and not empty else None
-        stats = self._forward(self.policy, piece, part, shared)
+        stats = self._forward(self.policy, piece, part, None if empty else self._shared)
         if empty:
             return stats.logprobs.sum() * 0, {}
         part, columns = part.to(self.mask.device), piece.response_mask.shape[1]
@@ -206,9 +205,7 @@ class Update:
         training = policy.training
         policy.eval()  # Without dropout.
         found = torch.zeros_like(self.advantages)
-        parts = self._cut(rows, shared)
-        most = int(over_ranks(torch.tensor(len(parts), device=self.mask.device), "max"))
-        for part in parts + [NO_ROWS] * (most - len(parts)):
+        for part in in_step(self._cut(rows, shared), NO_ROWS, self.mask.device):
             piece = self.batch.select(part if len(part) else torch.zeros(1, dtype=torch.long))
             mine = shared if len(part) else None
             logprobs = self._forward(policy, piece, part, mine, frozen=True).logprobs

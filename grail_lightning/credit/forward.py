@@ -13,7 +13,7 @@ from torch import Tensor
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import over_ranks
+from grail_lightning.ranks import in_step
 from grail_lightning.rollout import RolloutBatch, micro_batches
 
 Measure = Callable[[RolloutBatch], tuple[Tensor, ...]]
@@ -37,16 +37,14 @@ def measure_rows(
     Returns:
         ``K`` tensors ``[B, T]``, zero on the other rows; ``()`` if no rank has a row.
     """
-    parts = micro_batches(batch.lengths, context.token_budget, rows)
-    most = int(over_ranks(torch.tensor(len(parts), device=batch.response_mask.device), "max"))
+    none = torch.zeros(0, dtype=torch.long)
+    parts = in_step(micro_batches(batch.lengths, context.token_budget, rows), none, batch.response_mask.device)
     everything: tuple[Tensor, ...] = ()
     with explaining(policy):
-        for number in range(most):
-            part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.long)
-            piece = batch.select(part)
-            found = measure(piece)
+        for part in parts:
+            found = measure(batch.select(part if len(part) else torch.zeros(1, dtype=torch.long)))
             everything = everything or tuple(f.new_zeros(batch.response_mask.shape) for f in found)
-            if number < len(parts):
+            if len(part):
                 for whole, figure in zip(everything, found, strict=True):
                     whole[part.to(whole.device), : figure.shape[1]] = figure
     return everything

@@ -14,6 +14,7 @@ from torch import Tensor
 from grail_lightning.credit.base import Alignment, CreditContext, TokenCredit
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
 from grail_lightning.functional import bilevel_map, token_logprobs
+from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights, micro_batches
 
@@ -177,9 +178,8 @@ def gradient_scores(
             else:
                 objective = (reference.exp() * (reference - moved)).sum()
             gradient = torch.autograd.grad(objective, noisy)[0]
-    exact = torch.promote_types(gradient.dtype, torch.float32)
     factor = clean if product == "clean" else noisy.detach()
-    score = (gradient.to(exact) * factor.to(exact)).sum(-1).abs()
+    score = (full_precision(gradient) * full_precision(factor)).sum(-1).abs()
     aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
     return aligned.masked_fill(~batch.response_mask, 0)
 
@@ -234,7 +234,7 @@ def answer_log_distribution(
     if distribution == "last":
         last = last_marked(batch.answer.whole) - 1 + states.shape[1] - length
         logits = policy.head(states[torch.arange(len(batch), device=last.device), last])
-        return _float(logits).div(temperature).log_softmax(-1)
+        return full_precision(logits).div(temperature).log_softmax(-1)
     known = min(states.shape[1] - 1, length)
     whole = batch.answer.whole[:, -known:]
     before, rows, counts = states[:, -known - 1 : -1][whole], whole.nonzero()[:, 0], whole.sum(1).clamp(min=1)
@@ -245,12 +245,8 @@ def answer_log_distribution(
         return chosen.new_zeros(len(batch)).index_add(0, rows, chosen) / counts
     sums: Tensor | None = None
     for part, owner in zip(torch.split(before, chunk), torch.split(rows, chunk), strict=True):
-        logits = _float(policy.head(part)) / temperature
+        logits = full_precision(policy.head(part)) / temperature
         sums = logits.new_zeros(len(batch), logits.shape[-1]) if sums is None else sums
         sums = sums.index_add(0, owner, logits)
     assert sums is not None
     return (sums / counts[:, None]).log_softmax(-1)
-
-
-def _float(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.credit.base import Alignment, Explained, Leaf
-from grail_lightning.functional.tokens import TokenStats, token_logprobs
+from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, lengths_to_mask, micro_batches
 
@@ -204,8 +204,8 @@ def _explain(
         chunk_tokens=policy.chunk_tokens,
     )
     gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
-    exact = torch.promote_types(activation.dtype, torch.float32)
-    score: Tensor = torch.linalg.vector_norm(gradient.to(exact) * activation.detach().to(exact), dim=-1)
+    product = full_precision(gradient) * full_precision(activation.detach())
+    score: Tensor = torch.linalg.vector_norm(product, dim=-1)
     aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
     return aligned.masked_fill(~batch.response_mask, 0)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.ranks import over_ranks
 from grail_lightning.rollout import Sampling, pad_left
@@ -144,8 +145,7 @@ class Decoding:
             use_cache=True,
             **options,
         )
-        logits: Tensor = out.logits[:, -1]
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return full_precision(out.logits[:, -1])
 
     def _record(self, logits: Tensor, step: int) -> Tensor:
         """Draw a token ``[n]`` for each row and keep it for those that have not finished."""

@@ -13,7 +13,7 @@ from grail_lightning.answers.spans import align
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.decoding import Decoding, supports, warpers
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import over_ranks, world_size
+from grail_lightning.ranks import in_step, world_size
 from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, pad_left
 from grail_lightning.seeds import seeded
 
@@ -104,8 +104,7 @@ class HFEngine(RolloutEngine):
         longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
         size = max(self.cache_tokens // longest, 1)
         parts = [rows[k : k + size] for k in range(0, len(rows), size)]
-        most = over_ranks(torch.tensor(len(parts), device=policy.device), "max") if self._in_step else len(parts)
-        return parts + [[]] * (int(most) - len(parts))
+        return in_step(parts, [], policy.device) if self._in_step else parts
 
     @property
     def _in_step(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
+from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precision
 
 
 def quantile_of_all(values: Tensor, q: float) -> Tensor:
@@ -58,8 +58,7 @@ def self_certainty(
     """
     certainties, own = [], []
     for states, ids in zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True):
-        logits = head(states)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = full_precision(head(states))
         own.append(logits.gather(-1, ids[:, None]).squeeze(-1))
         scaled = logits / temperature
         certainties.append(scaled.logsumexp(-1) - scaled.mean(-1))

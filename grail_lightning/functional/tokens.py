@@ -43,6 +43,11 @@ def masked_zscore(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     return ((values - mean) / torch.sqrt(variance + eps)).masked_fill(~mask, 0)
 
 
+def full_precision(values: Tensor) -> Tensor:
+    """The values in float32, or in float64 if they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def token_logprobs(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
@@ -97,7 +102,7 @@ def token_logprobs(
         return TokenStats(chosen.reshape(token_ids.shape), entropy.reshape(token_ids.shape) if with_entropy else None)
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _exact(head(states)) / temperature
+        logits = full_precision(head(states)) / temperature
         log_norm = logits.logsumexp(-1)
         chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
         if not with_entropy:
@@ -119,10 +124,6 @@ def token_logprobs(
     return TokenStats(result, torch.cat(entropies).reshape(token_ids.shape) if with_entropy else None)
 
 
-def _exact(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
 class _Chunks(NamedTuple):
     """How `_ChunkedLogprobs` goes through its tokens."""
 
@@ -133,15 +134,16 @@ class _Chunks(NamedTuple):
     plain: bool
     """Whether the head is a product with the one tensor that is passed along."""
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Of ``[n, D]`` states, divided by the temperature."""
-        logits = _exact(self.head(states))
+    def scaled(self, raw: Tensor) -> Tensor:
+        """What the head gives ``[n, V]``, divided by the temperature."""
+        logits = full_precision(raw)
         return logits if self.temperature == 1 else logits / self.temperature
 
-    def slope(self, logits: Tensor, log_norm: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
-        """``[n, V]``: the gradient of the head's own output; `logits` are divided by the temperature already."""
+    def slope(self, raw: Tensor, log_norm: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
+        """``[n, V]``: the gradient of what the head gives."""
         scale = (grad / self.temperature)[:, None]
-        return (logits - log_norm[:, None]).exp_().mul_(-scale).scatter_add_(-1, ids[:, None], scale)
+        slope = (self.scaled(raw) - log_norm[:, None]).exp_().mul_(-scale)
+        return slope.scatter_add_(-1, ids[:, None], scale).to(raw.dtype)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -158,7 +160,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chosen, log_norms, entropies = [], [], []
         size = chunks.chunk_tokens
         for part, part_ids in zip(torch.split(states, size), torch.split(ids, size), strict=True):
-            logits = chunks.logits(part)
+            logits = chunks.scaled(chunks.head(part))
             top = logits.amax(-1, keepdim=True)
             powers = (logits - top).exp_()
             total = powers.sum(-1)
@@ -188,7 +190,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in torch.split(kept, size):
             part, of = states[rows], (log_norm[rows], ids[rows], grad[rows])
             if chunks.plain and not enabled and trained[0].dtype == part.dtype:
-                slope = chunks.slope(chunks.logits(part), *of).to(part.dtype)
+                slope = chunks.slope(chunks.head(part), *of)
                 state_grad[rows] = slope @ trained[0]
                 for total in sums:
                     total.addmm_(slope.T, part)
@@ -196,9 +198,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
                 raw = chunks.head(leaf)
-            logits = _exact(raw.detach())
-            slope = chunks.slope(logits if chunks.temperature == 1 else logits / chunks.temperature, *of)
-            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope.to(raw.dtype))
+            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], chunks.slope(raw.detach(), *of))
             state_grad[rows] = of_states
             for total, found in zip(sums, of_trained, strict=True):
                 total += found
