@@ -3,11 +3,18 @@
 import lightning.pytorch as pl
 import torch
 
+from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions
+from grail_lightning.credit.shared import share_forward
+from grail_lightning.engines import HFEngine
+from grail_lightning.functional import group_advantages
+from grail_lightning.locate import align_rows, answer_masks
 from grail_lightning.module import GrailModule
-from grail_lightning.objective import Objective
+from grail_lightning.objective import Objective, loss_mask
+from grail_lightning.policy import load_policy
 from grail_lightning.rollout import Sampling
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.problems import ProblemSpace
+from grail_lightning.update import Update
 
 TASK = ArithmeticTask()
 SAMPLING = Sampling(max_response_length=48)
@@ -16,6 +23,29 @@ SAMPLING = Sampling(max_response_length=48)
 def problems(number, split="train", seed=0):
     """Prompts of the arithmetic world."""
     return [TASK.prompt({"problem": p.expression}) for p in ProblemSpace().sample(number, split, seed)]
+
+
+def one_in_four(number, sampling):
+    """Groups of four rollouts of the packaged policy; only the first of each is counted as right."""
+    policy, engine = load_policy("arithmetic"), HFEngine()
+    engine.update_weights(policy)
+    made = engine.generate(problems(number), 4, sampling, seed=3)
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0] * number)
+    made = made.replace(answer=answer_masks(made, align_rows(made, policy.tokenizer)))
+    return made.replace(rewards=rewards, advantages=group_advantages(rewards, 4))
+
+
+def beside_the_update(policy, batch, leaf, sampling, token_budget):
+    """Gradients of one optimiser step with GRAIL on its forward pass, and the token weights."""
+    credit = GRAIL(saliency=SaliencyOptions(leaf=leaf))
+    objective = Objective(group_size=4, token_budget=token_budget)
+    context = CreditContext(step=3, generator=torch.Generator().manual_seed(0), token_budget=token_budget)
+    shared = share_forward(credit, policy, batch, context, loss_mask(batch, objective).any(1))
+    assert shared.rows.any()
+    update = Update(policy, None, batch, objective, sampling, seed=0, shared=shared)
+    (rows,) = update.plan(shared.weights(policy).values, None)
+    update.accumulate(rows, lambda loss, last: loss.backward())
+    return {name: p.grad for name, p in policy.named_parameters()}, shared.weights(policy)
 
 
 def batches(number, size=4, seed=0):

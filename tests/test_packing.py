@@ -1,7 +1,5 @@
 """Padding-free rows give what padded rows give: forward, backward, saliency and everything built on them."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,19 +13,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from grail_lightning.credit import GRAIL, CreditContext, OARGradient, SaliencyOptions, input_saliency
-from grail_lightning.credit.shared import share_forward
-from grail_lightning.engines import HFEngine
-from grail_lightning.functional import group_advantages
-from grail_lightning.locate import align_rows, answer_masks
-from grail_lightning.objective import Objective, loss_mask
+from grail_lightning.credit import GRAIL, CreditContext, OARGradient, input_saliency
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
 from grail_lightning.policy.packing import check_packing, pack, unpack
 from grail_lightning.policy.sharding import gathered, shard
 from grail_lightning.rollout import Sampling
-from grail_lightning.update import Update
 from tests.runs import batches as prompt_batches
-from tests.runs import module, problems, trainer, weights
+from tests.runs import beside_the_update, module, one_in_four, trainer, weights
 
 PACKED = Loading(packing=True)
 SAMPLING = Sampling(max_response_length=40)
@@ -65,13 +57,9 @@ def _rows():
 @pytest.fixture(scope="module")
 def batch():
     """24 rollouts of uneven lengths."""
-    policy, engine = load_policy("arithmetic"), HFEngine()
-    engine.update_weights(policy)
-    made = engine.generate(problems(6), 4, SAMPLING, seed=3)
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0] * 5 + [1.0] * 4)
-    made = made.replace(answer=answer_masks(made, align_rows(made, policy.tokenizer)))
+    made = one_in_four(6, SAMPLING)
     assert not made.attention_mask.all()
-    return made.replace(rewards=rewards, advantages=group_advantages(rewards, 4))
+    return made
 
 
 def _pair(**options):
@@ -181,20 +169,10 @@ def test_oar_gradient_is_that_of_padded_rows(batch):
 
 @pytest.mark.parametrize("leaf", ["embeddings", "middle"])
 def test_credit_beside_the_update_gives_the_gradients_of_padded_rows(leaf, batch):
-    credit, objective, grads, values = GRAIL(saliency=SaliencyOptions(leaf=leaf)), Objective(group_size=4), [], []
-    objective = replace(objective, token_budget=400)
-    for policy in _pair():
-        context = CreditContext(step=3, generator=torch.Generator().manual_seed(0), token_budget=400)
-        shared = share_forward(credit, policy, batch, context, loss_mask(batch, objective).any(1))
-        assert shared.rows.any()
-        update = Update(policy, None, batch, objective, SAMPLING, seed=0, shared=shared)
-        (rows,) = update.plan(shared.weights(policy).values, None)
-        update.accumulate(rows, lambda loss, last: loss.backward())
-        values.append(shared.weights(policy).values)
-        grads.append({name: p.grad for name, p in policy.named_parameters()})
-    torch.testing.assert_close(values[1], values[0], rtol=1e-6, atol=1e-9)
-    for name in grads[0]:
-        torch.testing.assert_close(grads[1][name], grads[0][name], rtol=1e-6, atol=1e-9)
+    (plain, expected), (packed, found) = (beside_the_update(p, batch, leaf, SAMPLING, 400) for p in _pair())
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-6, atol=1e-9)
+    for name in plain:
+        torch.testing.assert_close(packed[name], plain[name], rtol=1e-6, atol=1e-9)
 
 
 def test_sharded_policies_can_be_packed(batch, tmp_path):

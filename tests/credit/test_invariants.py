@@ -73,9 +73,11 @@ def _tensors(weights):
     return [t for t in (weights.values, weights.additive) if t is not None]
 
 
-def _assert_same(found, expected, mask):
-    for one, other in zip(_tensors(found), _tensors(expected), strict=True):
-        torch.testing.assert_close(one * mask, other * mask, rtol=1e-4, atol=1e-4)
+def _same(found, expected, mask):
+    """Whether both have the same weights (and additive stage) up to rounding, in the same dtype."""
+    pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
+    assert all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
+    return all(torch.allclose(one * mask, other * mask, rtol=1e-4, atol=1e-4) for one, other in pairs)
 
 
 def test_every_method_is_here():
@@ -124,7 +126,7 @@ def test_padding_changes_nothing(name, plain, policy, batch):
         values=found.values[:, :-right],
         additive=None if found.additive is None else found.additive[:, :-right],
     )
-    _assert_same(cut, plain(name), batch.response_mask)
+    assert _same(cut, plain(name), batch.response_mask)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -133,7 +135,7 @@ def test_the_order_of_rows_changes_nothing(name, plain, policy, batch):
     found = METHODS[name]()(policy, batch.select(order), context(step=STEP))
     back = order.argsort()
     moved = replace(found, values=found.values[back], additive=None if found.additive is None else found.additive[back])
-    _assert_same(moved, plain(name), batch.response_mask)
+    assert _same(moved, plain(name), batch.response_mask)
     assert torch.equal(found.fallback[back], plain(name).fallback)
 
 
@@ -146,7 +148,7 @@ def test_the_token_budget_changes_nothing(name, budget, plain, policy, batch):
     else:
         expected = plain(name)
     found = METHODS[name]()(policy, batch, context(step=STEP, budget=budget))
-    _assert_same(found, expected, batch.response_mask)
+    assert _same(found, expected, batch.response_mask)
 
 
 @pytest.mark.parametrize("name", NEED_A_BOX)
@@ -182,7 +184,7 @@ def test_in_training_mode_weights_are_the_same_and_everything_is_left_as_it_was(
     held = {f.name: t.clone() for f in fields(batch) if isinstance(t := getattr(batch, f.name), torch.Tensor)}
     given = context(step=STEP)
     streams = torch.get_rng_state(), given.generator.get_state()
-    _assert_same(METHODS[name]()(policy, batch, given), expected, batch.response_mask)
+    assert _same(METHODS[name]()(policy, batch, given), expected, batch.response_mask)
     assert all((p.grad == 0.25).all() and p.requires_grad for p in policy.parameters())
     assert all(torch.equal(values[n], p) for n, p in policy.named_parameters())
     assert all(module.training for module in policy.modules())
