@@ -59,8 +59,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.attribution import pairwise_auroc
-from grail_lightning.grading import grade
-from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.objective import token_advantages
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights
@@ -161,7 +160,7 @@ def sample(policy: Policy, engine: HFEngine, verifier: Verifier, num_prompts: in
     """Graded responses to test problems, with the advantages of training: rewards less the mean of the group."""
     (problems,) = ArithmeticData(num_test=num_prompts, seed=seed).load("test")
     batch = engine.generate(list(problems.prompts), GROUP_SIZE, SAMPLING, derive_seed(seed, "rollouts"))
-    batch, _ = grade(batch.replace(answer=answer_masks(batch, align_rows(batch, policy.tokenizer))), verifier)
+    batch, _ = grade_and_locate(batch, verifier, policy.tokenizer)
     assert batch.rewards is not None
     return batch.replace(advantages=group_advantages(batch.rewards, GROUP_SIZE))
 

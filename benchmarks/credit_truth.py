@@ -118,7 +118,7 @@ class World:
 def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Tensor]:
     """`World.kinds` and `World.reasoning` of a batch with located answers."""
     assert batch.answer is not None
-    masks = step_masks(batch, align_rows(batch, policy.tokenizer))
+    masks = step_masks(batch, policy.tokenizer)
     assert masks is not None
     reasoning = scoped_tokens(batch, batch.answer, "reasoning")
     flawed = masks["slip"] | masks["misconception"]

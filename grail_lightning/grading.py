@@ -1,13 +1,19 @@
-"""From responses to rewards: the task reads the answer, the verifier judges it, the task rewards it."""
+"""From responses to rewards: the task reads the answer, the verifier judges it, the task rewards it.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from grail_lightning.answers.verifier import Verdict, Verifier
+from grail_lightning.locate import align_rows, answer_masks
 from grail_lightning.rollout import Earned, Prompt, RolloutBatch, Task
 
 
@@ -52,6 +58,19 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
     moved = {name: part.to(device) for name, part in values.items()}
     return batch.replace(rewards=rewards.to(device), correct=correct.to(device), reward_values=moved), verdicts
+
+
+def grade_and_locate(batch: RolloutBatch, verifier: Verifier, tokenizer: Any) -> tuple[RolloutBatch, list[Verdict]]:
+    """`grade`, and while the verifier's processes are at work the tokens of each answer: its masks ``[B, T]``.
+
+    Raises:
+        ValueError: As `grade` does.
+    """
+    # Grading stays on this thread, where an interrupt reaches it and ends its workers.
+    with ThreadPoolExecutor(1, "answer-masks") as thread:
+        masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
+        graded, verdicts = grade(batch, verifier)
+        return graded.replace(answer=masks.result()), verdicts
 
 
 def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> Earned:

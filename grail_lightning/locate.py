@@ -45,28 +45,28 @@ def answer_masks(batch: RolloutBatch, alignments: list[Alignment], which: WhichB
         if not tokens:
             continue
         whole[row, tokens] = True
-        content[row, aligned.overlapping(box.content_start, box.content_stop)] = True
-        marker[row, aligned.overlapping(box.start, box.content_start)] = True
-        marker[row, aligned.overlapping(box.content_stop, box.stop)] = True
+        content[row, aligned.overlapping(box.content_start, box.content_stop, tokens)] = True
+        marker[row, aligned.overlapping(box.start, box.content_start, tokens)] = True
+        marker[row, aligned.overlapping(box.content_stop, box.stop, tokens)] = True
         after[row, tokens[-1] + 1 :] = True
     masks = (mask.to(device) for mask in (whole, content, marker, after))
     whole, content, marker, after = masks
     return AnswerMasks(whole=whole, content=content, marker=marker, after=after & batch.response_mask)
 
 
-def step_masks(batch: RolloutBatch, alignments: list[Alignment]) -> dict[StepKind, Tensor] | None:
+def step_masks(batch: RolloutBatch, tokenizer: Any) -> dict[StepKind, Tensor] | None:
     """The tokens of each kind of step, ``[B, T]`` bool, where the tasks can label steps; None if none can.
 
     A step with a `result` marks the tokens of its result alone: that is where an error shows.
     """
+    steps = [p.task.label_steps(text, p) for text, p in zip(batch.texts, batch.prompts, strict=True)]
+    labelled = torch.tensor([row for row, found in enumerate(steps) if found is not None], dtype=torch.long)
+    if not len(labelled):
+        return None
     kinds: tuple[StepKind, ...] = get_args(StepKind)
     masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
-    labelled = False
-    for row, (aligned, prompt) in enumerate(zip(alignments, batch.prompts, strict=True)):
-        steps = prompt.task.label_steps(aligned.text, prompt)
-        labelled |= steps is not None
-        for step in steps or []:
+    for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
+        for step in steps[row] or []:
             start, stop = step.result or (step.start, step.stop)
             masks[step.kind][row, aligned.overlapping(start, stop)] = True
-    device = batch.response_mask.device
-    return {kind: mask.to(device) for kind, mask in masks.items()} if labelled else None
+    return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}

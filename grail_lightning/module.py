@@ -18,8 +18,8 @@ from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, To
 from grail_lightning.credit.shared import SharedSaliency, share_forward
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import given_batch
-from grail_lightning.grading import grade
-from grail_lightning.locate import align_rows, answer_masks, step_masks
+from grail_lightning.grading import grade_and_locate
+from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
@@ -167,7 +167,7 @@ class GrailModule(pl.LightningModule):
             self._seconds["credit"] += shared.seconds
             self._seconds["update"] -= shared.seconds
         report = rollout_report(batch, verdicts) | drawn | updated
-        report |= credit_report(batch, weights, step_masks(batch, align_rows(batch, self.tokenizer)), entropies)
+        report |= credit_report(batch, weights, step_masks(batch, self.tokenizer), entropies)
         report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._log(report)
         self.log_dict({k: report[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)
@@ -218,10 +218,8 @@ class GrailModule(pl.LightningModule):
         return self.sample(prompts, self.objective.group_size, self.sampling, ("train", self.global_step, number))
 
     def _graded(self, batch: RolloutBatch) -> tuple[RolloutBatch, list[Verdict]]:
-        assert self.policy is not None
         assert self.verifier is not None
-        alignments = align_rows(batch, self.policy.tokenizer)
-        return grade(batch.replace(answer=answer_masks(batch, alignments)), self.verifier)
+        return grade_and_locate(batch, self.verifier, self.tokenizer)
 
     def weigh(self, batch: RolloutBatch) -> TokenWeights:
         """Token weights of the configured credit, through the configured control."""

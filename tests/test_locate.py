@@ -44,7 +44,7 @@ def test_a_row_without_a_box_has_empty_masks(arithmetic):
 
 def test_steps_are_marked_where_their_error_shows(arithmetic):
     batch = _batch(arithmetic)
-    steps = step_masks(batch, align_rows(batch, arithmetic.tokenizer))
+    steps = step_masks(batch, arithmetic.tokenizer)
     assert _text(arithmetic, batch, steps["misconception"], 0) == "2"
     assert _text(arithmetic, batch, steps["slip"], 1) == "13"
     assert _text(arithmetic, batch, steps["inherited"], 1) == "10"
@@ -58,4 +58,4 @@ def test_a_task_that_cannot_label_gives_no_masks(arithmetic):
 
     batch = _batch(arithmetic)
     prompt = MathTask().prompt({"problem": "1+1?", "answer": "2"})
-    assert step_masks(batch.replace(prompts=[prompt] * 3), align_rows(batch, arithmetic.tokenizer)) is None
+    assert step_masks(batch.replace(prompts=[prompt] * 3), arithmetic.tokenizer) is None

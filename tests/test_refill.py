@@ -5,8 +5,7 @@ import torch
 
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading import grade
-from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.refill import join, refill, uniform_groups
 from grail_lightning.rollout import Sampling
@@ -26,7 +25,7 @@ def draw():
 
         def sample(prompts, number):
             batch = engine.generate(prompts, 4, SAMPLING, seed=number)
-            return grade(batch.replace(answer=answer_masks(batch, align_rows(batch, policy.tokenizer))), verifier)
+            return grade_and_locate(batch, verifier, policy.tokenizer)
 
         yield sample
 

@@ -40,10 +40,12 @@ class Alignment:
     starts: tuple[int, ...]
     stops: tuple[int, ...]
 
-    def overlapping(self, start: int, stop: int) -> list[int]:
-        """Indices of the tokens that cover at least one character of `text[start:stop]`."""
-        spans = zip(self.starts, self.stops, strict=True)
-        return [index for index, (low, high) in enumerate(spans) if max(low, start) < min(high, stop)]
+    def overlapping(self, start: int, stop: int, among: Sequence[int] | None = None) -> list[int]:
+        """Indices of the tokens, or of some of them, that cover at least one character of `text[start:stop]`."""
+        starts, stops = self.starts, self.stops
+        asked = range(len(starts)) if among is None else among
+        # As `max(low, start) < min(high, stop)`, without the calls: this loop goes over all tokens of a batch.
+        return [k for k in asked if starts[k] < stop and stops[k] > start and starts[k] < stops[k] and start < stop]
 
 
 def align(token_ids: Sequence[int], tokenizer: Any) -> Alignment:
@@ -107,15 +109,15 @@ def _byte_of_character() -> dict[str, int]:
 
 
 def _byte_level_pieces(tokens: list[str | None], text: str) -> list[bytes]:
+    return [b"" if token is None else _bytes_of(token) for token in tokens]
+
+
+@lru_cache(maxsize=1 << 18)  # about a vocabulary
+def _bytes_of(token: str) -> bytes:
     table = _byte_of_character()
-    pieces = []
-    for token in tokens:
-        known = token is not None and all(character in table for character in token)
-        if token is None:
-            pieces.append(b"")
-        else:  # an added token such as `<think>` with characters outside of the table stands for itself
-            pieces.append(bytes(table[character] for character in token) if known else _utf8(token))
-    return pieces
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return _utf8(token)  # an added token such as `<think>` with characters outside of the table stands for itself
 
 
 def _sentencepiece_pieces(tokens: list[str | None], text: str) -> list[bytes]:
@@ -162,8 +164,10 @@ def _spans_of_pieces(pieces: list[bytes], text: str) -> list[tuple[int, int]] | 
     return spans
 
 
-def _character_of_byte(data: bytes, text: str) -> list[int]:
+def _character_of_byte(data: bytes, text: str) -> Sequence[int]:
     """Index of the character that each byte belongs to, and the number of characters for the end."""
+    if text.isascii():
+        return range(len(text) + 1)
     owners: list[int] = []
     for index, character in enumerate(text):
         start = len(owners)
