@@ -23,7 +23,7 @@ from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
-from grail_lightning.policy.sharding import gathered, shard, unsynchronised
+from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard, unsynchronised
 from grail_lightning.ranks import world_size
 from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
@@ -104,10 +104,10 @@ class GrailModule(pl.LightningModule):
             self.__dict__["reference"] = self._load(trainable=False)
 
     def _load(self, trainable: bool) -> Policy:
-        half = "16" in str(self.trainer.precision)
+        half, mesh = "16" in str(self.trainer.precision), data_parallel_mesh(self.device_mesh, self.loading)
         policy = load_policy(self.policy_name, self.loading, half_precision=half, trainable=trainable)
         policy.train(trainable)  # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
-        return policy if self.device_mesh is None else shard(policy, self.device_mesh["data_parallel"])
+        return policy if mesh is None else shard(policy, mesh)
 
     def setup(self, stage: str) -> None:
         """Open the verifier pool."""

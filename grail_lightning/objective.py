@@ -52,6 +52,7 @@ class Objective:
         kl_corrected: Weight the estimate with the importance ratio, which makes its gradient right.
         mask_truncated: Leave rollouts that hit the length limit out of the loss.
         token_budget: Most padded tokens of a micro-batch.
+        share_prompts: Run a prompt once for all of its responses in the update, where that saves enough tokens.
         max_grad_norm: Gradients are scaled down to this norm; null is off.
     """
 
@@ -73,6 +74,7 @@ class Objective:
     kl_corrected: bool = True
     mask_truncated: bool = True
     token_budget: int = 16384
+    share_prompts: bool = True
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -158,6 +160,26 @@ def split_groups(batch: RolloutBatch, objective: Objective, generator: torch.Gen
 def cut(batch: RolloutBatch, rows: Tensor, objective: Objective) -> list[Tensor]:
     """Rows cut into micro-batches within the token budget, by their length."""
     return micro_batches(batch.lengths, objective.token_budget, rows)
+
+
+def saved_by_sharing(batch: RolloutBatch, rows: Tensor) -> float:
+    """The share of the tokens of some rows that need not be run if each prompt is run once."""
+    prompts, everything = batch.prompt_lengths.cpu()[rows], batch.lengths.cpu()[rows]
+    _, owner, sizes = torch.unique(batch.group.cpu()[rows], return_inverse=True, return_counts=True)
+    repeated = (prompts - 1) * (1 - 1 / sizes.double()[owner])
+    return float(repeated.sum()) / max(int(everything.sum()), 1)
+
+
+def prompt_blocks(batch: RolloutBatch, rows: Tensor, objective: Objective) -> Iterator[tuple[Tensor, int]]:
+    """Rows cut into blocks of whole groups whose prompts are run together, and how many padded tokens those have.
+
+    Prompts, padded, take at most half of the token budget; one that is longer has a block of its own.
+    """
+    groups, lengths = batch.group.cpu()[rows], batch.prompt_lengths.cpu()[rows] - 1
+    numbers, owner = torch.unique(groups, return_inverse=True)
+    longest = torch.zeros(len(numbers), dtype=torch.long).scatter_reduce(0, owner, lengths, "amax")
+    for block in micro_batches(longest, max(1, objective.token_budget // 2)):
+        yield rows[torch.isin(owner, block)], len(block) * int(longest[block].max())
 
 
 def token_advantages(advantages: Tensor, weights: Tensor, additive: Tensor | None) -> Tensor:

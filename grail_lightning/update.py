@@ -6,6 +6,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -23,15 +24,33 @@ from grail_lightning.objective import (
     live_rows,
     loss_mask,
     micro_batch_loss,
+    prompt_blocks,
+    saved_by_sharing,
     split_groups,
     token_advantages,
 )
 from grail_lightning.policy import Policy
+from grail_lightning.policy.prefix import SharedPrompts, can_share_prompts
 from grail_lightning.ranks import in_step, over_ranks, world_size
-from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights
+from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights, micro_batches
 from grail_lightning.seeds import derive_seed
 
 NO_ROWS = torch.zeros(0, dtype=torch.long)
+
+SHARE_FROM = 0.05
+"""Share of the tokens that reading prompts once must save (docs/performance.md)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A micro-batch: its rows, the prompts that they have in common with others, and whether those are the last."""
+
+    rows: Tensor = NO_ROWS
+    prompts: SharedPrompts | None = None
+    last: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 class SharedCredit(Protocol):
@@ -41,9 +60,12 @@ class SharedCredit(Protocol):
     """``[B]`` bool on the CPU: the rows concerned."""
 
     def forward(
-        self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool
+        self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool, behind: Any = None
     ) -> tuple[TokenStats, TokenWeights]:
-        """Log-probabilities with entropy, and the token weights, of the rows `part` that are `piece`."""
+        """Log-probabilities with entropy, and the token weights, of the rows `part` that are `piece`.
+
+        `behind` are keys and values of the prompts, as for `Policy.forward`.
+        """
 
 
 class Update:
@@ -127,13 +149,16 @@ class Update:
         """
         counted = self.mask[rows.to(self.mask.device)]
         counts = over_ranks(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
-        parts = in_step(self._cut(rows[self.live[rows]], self._shared), NO_ROWS, self.mask.device)
+        parts = in_step(self._cut(self.policy, rows[self.live[rows]], self._shared), Piece(), self.mask.device)
         sums: dict[str, Tensor] = {}
         recorded = torch.zeros_like(self.advantages)
         for number, part in enumerate(parts, start=1):
             loss, found = self._loss(part, LossCounts(num_rollouts=counts[0], num_tokens=counts[1]), recorded)
             # Strategies average gradients over ranks; the denominators are those of all ranks already.
-            backward(loss * world_size(), number == len(parts))
+            loss = loss * world_size()
+            if part.prompts is not None and part.last:
+                loss = loss + part.prompts.outstanding()
+            backward(loss, number == len(parts))
             sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in found.items()} or sums
         if self._taken == 0:
             self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
@@ -141,14 +166,11 @@ class Update:
         self._taken += 1
         return self._means(sums) if parts else {"loss": 0.0}
 
-    def _loss(self, part: Tensor, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        empty = not len(part)
-        # A rank that has run out of rows stays in step with the others on its first row, times zero.
-        piece = self.batch.select(torch.zeros(1, dtype=torch.long) if empty else part)
-        stats = self._forward(self.policy, piece, part, None if empty else self._shared)
-        if empty:
+    def _loss(self, cut: Piece, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        piece, stats = self._forward(self.policy, cut, self._shared)
+        if not len(cut):
             return stats.logprobs.sum() * 0, {}
-        part, columns = part.to(self.mask.device), piece.response_mask.shape[1]
+        part, columns = cut.rows.to(self.mask.device), piece.response_mask.shape[1]
         recorded[part, :columns] = stats.logprobs.detach().to(recorded.dtype)
         if stats.entropy is not None and self._taken < self.objective.mini_batches:
             self.entropies[part, :columns] = stats.entropy.detach().to(self.entropies.dtype)
@@ -172,23 +194,39 @@ class Update:
         tokens, loss, *others = over_ranks(local, "sum").tolist()
         return {"loss": loss} | {name: value / max(tokens, 1) for name, value in zip(names[2:], others, strict=True)}
 
-    def _cut(self, rows: Tensor, shared: SharedCredit | None) -> list[Tensor]:
+    def _cut(self, policy: Policy, rows: Tensor, shared: SharedCredit | None) -> list[Piece]:
         """Micro-batches; the rows whose credit is shared apart from the others, which need no saliency."""
-        if shared is None:
-            return cut(self.batch, rows, self.objective)
-        mine = shared.rows[rows]
-        return cut(self.batch, rows[mine], self.objective) + cut(self.batch, rows[~mine], self.objective)
+        if shared is not None:
+            mine = shared.rows[rows]
+            return self._cut(policy, rows[mine], None) + self._cut(policy, rows[~mine], None)
+        wanted = self.objective.share_prompts and saved_by_sharing(self.batch, rows) >= SHARE_FROM
+        if not (wanted and can_share_prompts(policy)):
+            return [Piece(part) for part in cut(self.batch, rows, self.objective)]
+        pieces = []
+        for block, taken in prompt_blocks(self.batch, rows, self.objective):
+            # Of prompts of one token there is nothing to run in advance.
+            prompts = SharedPrompts(policy, self.batch, block) if taken else None
+            room = max(1, self.objective.token_budget - taken)
+            parts = micro_batches(self.batch.response_lengths + 1, room, block)
+            pieces += [Piece(part, prompts, last=part is parts[-1]) for part in parts]
+        return pieces
 
     def _forward(
-        self, policy: Policy, piece: RolloutBatch, part: Tensor, shared: SharedCredit | None, *, frozen: bool = False
-    ) -> TokenStats:
-        """Of the rows `part`; takes in their token weights, if they come with it. Frozen is without gradient."""
-        if shared is not None and shared.rows[part].all():
-            stats, weights = shared.forward(policy, piece, part, frozen=frozen)
+        self, policy: Policy, cut: Piece, shared: SharedCredit | None, *, frozen: bool = False
+    ) -> tuple[RolloutBatch, TokenStats]:
+        """A micro-batch, trimmed, and what came of it; takes in token weights that come with it.
+
+        Frozen is without gradient. A rank that has run out of rows stays in step with the others on its first row.
+        """
+        part = cut.rows if len(cut) else torch.zeros(1, dtype=torch.long)
+        piece = self.batch.select(part)
+        behind = None if cut.prompts is None else cut.prompts.behind(part, piece.prompt_width, last=cut.last)
+        if shared is not None and len(cut) and shared.rows[part].all():
+            stats, weights = shared.forward(policy, piece, part, frozen=frozen, behind=behind)
             assert piece.advantages is not None
             found = token_advantages(piece.advantages, weights.values, weights.additive)
             self.advantages[part.to(found.device), : found.shape[1]] = found.to(self.advantages.dtype)
-            return stats
+            return piece, stats
         plain: TokenStats = policy(
             piece.input_ids,
             piece.attention_mask,
@@ -196,8 +234,9 @@ class Update:
             temperature=self.sampling.logprob_temperature,
             with_entropy=not frozen,
             entropy_gradient=bool(self.objective.entropy_coefficient) and not frozen,
+            behind=behind,
         )
-        return plain
+        return piece, plain
 
     @torch.no_grad()
     def _logprobs(self, policy: Policy, rows: Tensor, shared: SharedCredit | None = None) -> Tensor:
@@ -205,12 +244,10 @@ class Update:
         training = policy.training
         policy.eval()  # Without dropout.
         found = torch.zeros_like(self.advantages)
-        for part in in_step(self._cut(rows, shared), NO_ROWS, self.mask.device):
-            piece = self.batch.select(part if len(part) else torch.zeros(1, dtype=torch.long))
-            mine = shared if len(part) else None
-            logprobs = self._forward(policy, piece, part, mine, frozen=True).logprobs
+        for part in in_step(self._cut(policy, rows, shared), Piece(), self.mask.device):
+            logprobs = self._forward(policy, part, shared, frozen=True)[1].logprobs
             if len(part):
-                found[part.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
+                found[part.rows.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
         policy.train(training)
         return found
 

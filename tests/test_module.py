@@ -54,7 +54,7 @@ def TASK_ANSWER(text):  # noqa: N802
 def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, tmp_path):
     loader = batches(3)
     expected_losses, expected = _grpo_by_hand(loader, 3, updates)
-    ours = module({"updates_per_batch": updates})
+    ours = module({"updates_per_batch": updates, "share_prompts": False})
     logger = _Losses(tmp_path)
     trainer(3 * updates, logger=logger).fit(ours, loader)
     assert logger.losses == expected_losses

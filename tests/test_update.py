@@ -179,7 +179,7 @@ def test_a_sampler_that_reports_no_log_probabilities_cannot_be_corrected(policy,
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
 def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, batch, token_weights):
-    """No row is left out here, no micro-batch is cut: dead rows and trimming must not change anything."""
+    """No row is left out here, no micro-batch is cut: dead rows, trimming and shared prompts must not change that."""
     found, metrics = _gradients(
         policy, batch, Objective(group_size=4, aggregation=how, token_budget=150), token_weights
     )
@@ -196,7 +196,7 @@ def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, bat
         "dapo": token.sum() / mask.sum(),
     }[how]
     loss.backward()
-    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= 1e-7  # RMS norms compute in float32
+    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= 3e-7  # RMS norms compute in float32
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
 
 

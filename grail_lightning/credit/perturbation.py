@@ -18,9 +18,9 @@ from grail_lightning.credit.oar import (
     bilevel_weights,
     scoped_tokens,
 )
-from grail_lightning.credit.prefix import Trunk, can_share
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
 from grail_lightning.policy import Policy
+from grail_lightning.policy.prefix import Trunk, can_share
 from grail_lightning.rollout import RolloutBatch, TokenWeights, micro_batches
 
 

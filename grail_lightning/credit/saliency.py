@@ -62,7 +62,13 @@ def input_saliency(
 
 
 def forward_with_saliency(
-    policy: Policy, batch: RolloutBatch, explained: Explained, *, temperature: float = 1.0, frozen: bool = False
+    policy: Policy,
+    batch: RolloutBatch,
+    explained: Explained,
+    *,
+    temperature: float = 1.0,
+    frozen: bool = False,
+    behind: Any = None,
 ) -> tuple[TokenStats, Callable[[], Tensor]]:
     """`Policy.forward` with entropy, and `input_saliency` on top of the same forward pass.
 
@@ -72,6 +78,7 @@ def forward_with_saliency(
         explained: Its objective ``[B, T]`` and where saliency is read; all rows are wanted.
         temperature: Divides the logits.
         frozen: Log-probabilities without gradient, in evaluation mode.
+        behind: As for `Policy.forward`.
 
     Returns:
         Log-probabilities and entropy ``[B, T]``; and a function that gives the saliency ``[B, T]``, once. It leaves the
@@ -82,7 +89,7 @@ def forward_with_saliency(
         return policy.score(states, batch.input_ids, batch.response_mask, temperature=temperature, with_entropy=True)
 
     with explaining(policy) if frozen else nullcontext(), torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, batch, explained.leaf, cut_off=frozen)
+        states, activation = _forward_from_leaf(policy, batch, explained.leaf, cut_off=frozen, behind=behind)
         with torch.no_grad() if frozen else nullcontext():
             stats = score(states)
 
@@ -155,9 +162,12 @@ def block_number(leaf: Leaf | int, num_blocks: int) -> int:
 
 
 def _forward_from_leaf(
-    policy: Policy, batch: RolloutBatch, leaf: Leaf | int, *, cut_off: bool
+    policy: Policy, batch: RolloutBatch, leaf: Leaf | int, *, cut_off: bool, behind: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """The decoder's output ``[B, P+T, D]``, and the leaf ``[B, P+T, D]``; cut off, the graph starts at the leaf."""
+    """The decoder's output ``[B, P+T, D]``, and the leaf ``[B, P+T, D]``; cut off, the graph starts at the leaf.
+
+    Behind prompts that were run already both have the last ``T + 1`` columns alone.
+    """
     number = block_number(leaf, len(policy.blocks))
     caught: list[Tensor] = []
 
@@ -172,12 +182,13 @@ def _forward_from_leaf(
     def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
         return (catch_states(output[0]), *output[1:]) if isinstance(output, tuple) else catch_states(output)
 
-    embeds = policy.embed(batch.input_ids)
+    run = slice(None) if behind is None else slice(-batch.response_mask.shape[1] - 1, None)
+    embeds = policy.embed(batch.input_ids[:, run])
     if number == 0:
-        return policy.hidden(batch.attention_mask, embeds=catch(embeds)), caught[0]
+        return policy.hidden(batch.attention_mask, embeds=catch(embeds), behind=behind), caught[0]
     hook = policy.blocks[number - 1].register_forward_hook(catch_output)
     try:
-        states = policy.hidden(batch.attention_mask, embeds=embeds)
+        states = policy.hidden(batch.attention_mask, embeds=embeds, behind=behind)
     finally:
         hook.remove()
     return states, caught[0]

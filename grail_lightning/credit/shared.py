@@ -6,9 +6,10 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from grail_lightning.clock import synchronised_clock
@@ -16,6 +17,7 @@ from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, e
 from grail_lightning.credit.saliency import forward_with_saliency, saliency_of_rows
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Policy
+from grail_lightning.policy.prefix import drops_out
 from grail_lightning.rollout import RolloutBatch, TokenWeights
 
 
@@ -38,7 +40,7 @@ def share_forward(
     """
     if (explained := explained_by(credit, policy, batch)) is None:
         return None
-    if any(_drops_out(m) or getattr(m, "gradient_checkpointing", False) for m in policy.modules()):
+    if any(drops_out(m) or getattr(m, "gradient_checkpointing", False) for m in policy.modules()):
         return None
     if any(isinstance(m, FSDPModule) for m in policy.modules()):
         return None
@@ -80,7 +82,7 @@ class SharedSaliency:
         self._scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
 
     def forward(
-        self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool
+        self, policy: Policy, piece: RolloutBatch, part: Tensor, *, frozen: bool, behind: Any = None
     ) -> tuple[TokenStats, TokenWeights]:
         """Log-probabilities and entropy ``[b, t]``, and token weights, of the rows `part` ``[b]``.
 
@@ -89,11 +91,12 @@ class SharedSaliency:
             piece: The rows, trimmed.
             part: Which of the batch's rows they are.
             frozen: Without a gradient of the log-probabilities, in evaluation mode.
+            behind: As for `Policy.forward`.
         """
         part, columns = part.to(self._scores.device), piece.response_mask.shape[1]
         explained = replace(self.explained, objective=self.explained.objective[part, :columns])
         stats, saliency = forward_with_saliency(
-            policy, piece, explained, temperature=self.context.temperature, frozen=frozen
+            policy, piece, explained, temperature=self.context.temperature, frozen=frozen, behind=behind
         )
         start = synchronised_clock(policy.device)
         found = saliency()
@@ -108,10 +111,3 @@ class SharedSaliency:
 
     def _weigh(self, policy: Policy, batch: RolloutBatch, scores: Tensor) -> TokenWeights:
         return self.credit(policy, batch, replace(self.context, scores=scores))
-
-
-def _drops_out(module: nn.Module) -> bool:
-    """Whether a module may be random in training mode: besides dropout modules, many keep a rate as a number."""
-    rates = [value for name, value in vars(module).items() if "drop" in name or "jitter" in name]
-    rates += [module.p] if isinstance(module, nn.Dropout) else []
-    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)

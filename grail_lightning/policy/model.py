@@ -42,10 +42,13 @@ class Policy(nn.Module):
             eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
 
+    compute_device: torch.device | None = None
+    """Set by `shard` where weights stay on the host."""
+
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        device: torch.device = next(self.model.parameters()).device
+        """Where it computes."""
+        device: torch.device = self.compute_device or next(self.model.parameters()).device
         return device
 
     @property
@@ -103,19 +106,30 @@ class Policy(nn.Module):
         return linear.weight if plain else None
 
     def hidden(
-        self, attention_mask: Tensor, *, input_ids: Tensor | None = None, embeds: Tensor | None = None
+        self,
+        attention_mask: Tensor,
+        *,
+        input_ids: Tensor | None = None,
+        embeds: Tensor | None = None,
+        behind: Any = None,
     ) -> Tensor:
         """The decoder's output ``[B, P+T, D]`` for ids or for embeddings; padding does not shift positions.
 
-        Packed, it is zero on padding. Transformers then tells the rows apart by positions that begin again.
+        Packed, it is zero on padding. Transformers then tells the rows apart by positions that begin again. `behind` is
+        a key-value cache of what stands before: ids or embeddings and the output are then of the last columns alone.
         """
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        if behind is not None:
+            given = input_ids if embeds is None else embeds
+            assert given is not None
+            positions = positions[:, -given.shape[1] :]
         out = self.decoder(
             input_ids=None if input_ids is None else self.pack(input_ids, attention_mask),
             inputs_embeds=None if embeds is None else self.pack(embeds, attention_mask),
             attention_mask=None if self.loading.packing else attention_mask.long(),
             position_ids=self.pack(positions, attention_mask),
-            use_cache=False,
+            past_key_values=behind,
+            use_cache=behind is not None,
         )
         return self.unpack(out.last_hidden_state, attention_mask)
 
@@ -136,6 +150,7 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
+        behind: Any = None,
     ) -> TokenStats:
         """Log-probability of each valid response token, and on request the entropy of its distribution.
 
@@ -148,11 +163,13 @@ class Policy(nn.Module):
             temperature: Divides the logits.
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether it carries a gradient.
+            behind: Keys and values of all prompt tokens but the last, which then are not run.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
-        states = self.hidden(attention_mask, input_ids=input_ids)
+        run = slice(None) if behind is None else slice(-response_mask.shape[1] - 1, None)
+        states = self.hidden(attention_mask, input_ids=input_ids[:, run], behind=behind)
         return self.score(
             states,
             input_ids,
@@ -172,7 +189,7 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> TokenStats:
-        """`forward` from the decoder's output ``[B, P+T, D]`` on."""
+        """`forward` from the decoder's output ``[B, P+T, D]`` on, or from its last ``T + 1`` columns."""
         length = response_mask.shape[1]
         flat = token_logprobs(
             states[:, -length - 1 : -1][response_mask],

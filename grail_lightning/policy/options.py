@@ -53,6 +53,9 @@ class Loading:
         packing: Run the decoder on valid tokens alone, all rows behind each other. For flash-attn's variable lengths;
             SDPA attends as over one row of all tokens, which pays for wide models in small micro-batches only.
         compile: Run the decoder blocks through `torch.compile` (sampling excepted). Needs a C++ compiler.
+        offload: Keep weights, gradients and so the optimiser's state in the host's memory. Blocks travel to the device
+            when they run, all at once for sampling; the optimiser steps on the host. Needs `ModelParallelStrategy`,
+            on one device, too.
     """
 
     dtype: Dtype = "float32"
@@ -65,6 +68,7 @@ class Loading:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     packing: bool = False
     compile: bool = False
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < 1:

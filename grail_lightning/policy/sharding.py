@@ -2,32 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from grail_lightning.policy.model import Policy
+from grail_lightning.policy.options import Loading
+
+
+def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
+    """The part of a strategy's device mesh to shard over; None if there is no mesh.
+
+    Args:
+        mesh: What `ModelParallelStrategy` gives to a module; None with other strategies.
+        loading: How the policy is going to be loaded.
+
+    Raises:
+        ValueError: If weights are to stay on the host and there is no mesh, or its process group takes no host tensors.
+    """
+    if mesh is None:
+        if loading.offload:
+            raise ValueError(
+                "`loading.offload` must be off where weights are not sharded, but got true without a device mesh. "
+                "Set `--trainer.strategy=ModelParallelStrategy`, which one device is enough for, or leave it off."
+            )
+        return None
+    mesh = mesh["data_parallel"]
+    backend = torch.distributed.get_backend_config(mesh.get_group())
+    if loading.offload and "cpu:" not in backend:
+        raise ValueError(
+            "`process_group_backend` must serve the CPU, too, with `loading.offload`, since norms of gradients are "
+            f"summed up there, but got {backend!r}. "
+            f"Set `--trainer.strategy.init_args.process_group_backend=cpu:gloo,{backend}`."
+        )
+    return mesh
 
 
 def shard(policy: Policy, mesh: Any) -> Policy:
     """Shard every decoder block and then the rest over a device mesh, in place.
 
     Args:
-        policy: Loaded, on any device.
+        policy: Loaded, on any device; its `loading.offload` decides whether the shards lie there or on the host.
         mesh: The data-parallel mesh that `ModelParallelStrategy` gives to `configure_model`.
     """
+    offload = OffloadPolicy()
+    if policy.loading.offload:
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        policy.compute_device = _device(mesh)
     for block in policy.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(policy, mesh=mesh)
+        fully_shard(block, mesh=mesh, offload_policy=offload)
+    fully_shard(policy, mesh=mesh, offload_policy=offload)
+    if policy.loading.offload:
+        _stay(policy)
     # FSDP2 sets itself up in the first forward pass, which must be the root's; sampling would begin with a block's.
     ids = torch.zeros(1, 2, dtype=torch.long, device=policy.device)
     with torch.no_grad(), policy.eager_attention():
         policy(ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool, device=ids.device))
     return policy
+
+
+def _device(mesh: Any) -> torch.device:
+    """The one of this rank."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+def _stay(policy: Policy) -> None:
+    """From here on `Module.to` changes types and moves nothing: Lightning sends whole modules to the device."""
+    convert: Any = policy._apply
+
+    def stay(change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def changed(tensor: Tensor) -> Tensor:
+            return tensor.to(change(torch.empty(0, dtype=tensor.dtype, device="cpu")).dtype)
+
+        return convert(changed, recurse)
+
+    policy._apply = stay  # type: ignore[method-assign]
 
 
 @contextmanager

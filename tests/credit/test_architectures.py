@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen3Config
 
 from grail_lightning.credit import (
     GRAIL,
@@ -16,30 +15,11 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import Explained
 from grail_lightning.credit.saliency import forward_with_saliency
-from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
+from grail_lightning.policy import LoRA
 from grail_lightning.rollout import AnswerMasks, RolloutBatch
+from tests.architectures import ARCHITECTURES, tiny
 from tests.credit.closeness import golden_error
 
-CAPS = {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 8}
-ARCHITECTURES = {
-    "qwen3": (Qwen3Config, {}),
-    "llama": (LlamaConfig, {"attention_bias": True}),
-    "mistral": (MistralConfig, {"sliding_window": 8}),
-    "gemma2": (Gemma2Config, {**CAPS, "attn_logit_softcapping": 5.0}),
-    "gemma3": (Gemma3TextConfig, {**CAPS, "layer_types": ["sliding_attention", "full_attention"] * 2}),
-}
-SIZES = {
-    "vocab_size": 448,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # Large enough for attention to tell tokens apart.
-    "attention_dropout": 0.1,
-}
 CASES = list(itertools.product(ARCHITECTURES, ["tied", "untied"], ["all", "lora"]))
 METHODS = {
     "GRAIL": lambda: GRAIL(gate="all"),
@@ -62,22 +42,8 @@ def policies(tmp_path_factory):
     def policy(name, head="tied", trained="all"):
         if (name, head, trained) not in built:
             torch.manual_seed(len(built))
-            kind, extra = ARCHITECTURES[name]
-            folder = tmp_path_factory.mktemp(name)
-            tokenizer = load_tokenizer("arithmetic")
-            ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-            kind(**SIZES, **ends, **extra, tie_word_embeddings=head == "tied").save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
             lora = LoRA(rank=2, dropout=0.1) if trained == "lora" else None
-            made = load_policy(str(folder), Loading(from_scratch=True, lora=lora))
-            # Gemma 2 caps its attention scores, which SDPA cannot; eager attention masks with the lowest float64 and
-            # then takes its softmax in float32: NaN on padding.
-            made.to(torch.float32 if name == "gemma2" else torch.float64)
-            for name_, parameter in made.named_parameters():
-                if "lora_B" in name_:  # Adapters begin as zero and would change nothing.
-                    torch.nn.init.normal_(parameter, std=0.3)
-                elif "norm" in name_ and "proj" not in name_:
-                    parameter.data.add_(0.1 * torch.randn_like(parameter))
+            made = tiny(name, tmp_path_factory.mktemp(name), lora, tie_word_embeddings=head == "tied")
             built[name, head, trained] = made
         built[name, head, trained].zero_grad()
         return built[name, head, trained].eval()

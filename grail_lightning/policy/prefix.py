@@ -1,0 +1,159 @@
+"""Sequences that begin alike: the common beginning is run once, the rest continues from its keys and values.
+
+Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W`` columns, ``n`` branches, ``D`` width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from grail_lightning.functional.tokens import full_precision
+from grail_lightning.policy.model import Policy
+from grail_lightning.rollout import RolloutBatch
+
+
+def can_share(policy: Policy) -> bool:
+    """Whether the model keeps keys and values of every position: recurrent states cannot be cut at a column."""
+    return not getattr(policy.model, "_is_stateful", False)
+
+
+def can_share_prompts(policy: Policy) -> bool:
+    """Whether `SharedPrompts` may stand in for whole rows in training.
+
+    Not with dropout (every row has its own), packed or compiled blocks, checkpointed blocks (they refuse a cache) and
+    sharded ones (FSDP frees weights after a backward pass); with flash-attn it has not been tried.
+    """
+    loading, modules = policy.loading, list(policy.modules())
+    return (
+        can_share(policy)
+        and not loading.packing
+        and not loading.compile
+        and policy.model.config._attn_implementation in ("sdpa", "eager")
+        and not (policy.training and any(drops_out(m) for m in modules))
+        and not any(getattr(m, "gradient_checkpointing", False) for m in modules)
+        and not any(isinstance(m, FSDPModule) for m in modules)
+    )
+
+
+def drops_out(module: nn.Module) -> bool:
+    """Whether a module may be random in training mode: besides dropout modules, many keep a rate as a number."""
+    rates = [value for name, value in vars(module).items() if "drop" in name or "jitter" in name]
+    rates += [module.p] if isinstance(module, nn.Dropout) else []
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+
+
+class Trunk:
+    """A forward pass of whole sequences, from any column of which others can branch off.
+
+    Holds the keys and values of ``B × W`` positions. Needs evaluation mode and no gradient.
+
+    Args:
+        policy: Which policy.
+        input_ids: ``[B, W]``, padded left or right.
+        attention_mask: ``[B, W]`` bool.
+
+    Attributes:
+        states: ``[B, W, D]``, the decoder's output.
+    """
+
+    def __init__(self, policy: Policy, input_ids: Tensor, attention_mask: Tensor) -> None:
+        cache = DynamicCache()
+        self.policy = policy
+        self.states = policy.hidden(attention_mask, input_ids=input_ids, behind=cache)
+        self._layers = [(layer.keys, layer.values) for layer in cache.layers]
+
+    def branch(self, rows: Tensor, columns: slice, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The decoder's output at other tokens behind a part of some rows.
+
+        Args:
+            rows: ``[n]`` long, from which row each branches off.
+            columns: What of the trunk's columns is kept; those cut off on the left must be padding.
+            input_ids: ``[n, w]``, what follows.
+            attention_mask: ``[n, kept + w]`` bool.
+
+        Returns:
+            ``[n, w, D]``.
+        """
+        layers: list[Any] = [_Beginning(*layer, rows, columns) for layer in self._layers]
+        return self.policy.hidden(attention_mask, input_ids=input_ids, behind=Cache(layers=layers))
+
+
+class SharedPrompts:
+    """The prompts of some rollouts, each read once for all of its responses, with gradient where that is on.
+
+    All tokens of a prompt but its last, which predicts the first response token and so belongs to the row. All
+    micro-batches but the last continue from detached keys and values, whose gradients add up there (in float32 at
+    least); the last one from the keys and values themselves, and its backward pass takes the others' share along,
+
+        ∂L/∂θ = Σ_m ∂L_m/∂θ + Σ_kv (Σ_m ∂L_m/∂kv) · ∂kv/∂θ.
+
+    Args:
+        policy: For which `can_share_prompts`.
+        batch: ``B`` rows.
+        rows: ``[n]`` long, those that may come to be asked for.
+    """
+
+    def __init__(self, policy: Policy, batch: RolloutBatch, rows: Tensor) -> None:
+        self.policy, self.batch = policy, batch
+        self.rows = rows.sort().values
+        group = batch.group.cpu()[self.rows]
+        numbers, self._owner = torch.unique(group, return_inverse=True)
+        self._first = self.rows[(group == numbers[:, None]).int().argmax(1)]
+        self._read: list[tuple[Tensor, Tensor]] = []
+        self._leaves: list[tuple[Tensor, Tensor]] = []
+
+    def behind(self, rows: Tensor, width: int, *, last: bool) -> Cache:
+        """What some rows' last prompt tokens and responses continue from.
+
+        Args:
+            rows: ``[b]`` long.
+            width: Prompt columns of their micro-batch, the last prompt token's included.
+            last: Whether no other micro-batch follows.
+        """
+        if not self._read:
+            self._read = self._run()
+            self._leaves = [(_leaf(keys), _leaf(values)) for keys, values in self._read]
+        index = self._owner[torch.searchsorted(self.rows, rows)].to(self.batch.input_ids.device)
+        read = self._read[0][0].shape[-2]
+        columns = slice(read - (width - 1), read)
+        source = self._read if last else self._leaves
+        return Cache(layers=[_Beginning(*layer, index, columns) for layer in source])
+
+    def outstanding(self) -> Tensor | float:
+        """A scalar whose gradient is what the micro-batches so far have left to do; add it to the last one's loss."""
+        pairs = zip(self._read, self._leaves, strict=True)
+        tensors = [pair for layer, leaf in pairs for pair in zip(layer, leaf, strict=True)]
+        return sum(((t * leaf.grad).sum() for t, leaf in tensors if leaf.grad is not None), 0.0)
+
+    def _run(self) -> list[tuple[Tensor, Tensor]]:
+        piece = self.batch.select(self._first)
+        columns = slice(0, piece.prompt_width - 1)
+        cache = DynamicCache()
+        self.policy.hidden(piece.attention_mask[:, columns], input_ids=piece.input_ids[:, columns], behind=cache)
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """Gradients of many rows add up here: in half precision the later ones would round to nothing."""
+    return full_precision(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
+    """One layer's keys and values of a beginning, copied for the rows when the layer runs and not kept."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, columns: slice) -> None:
+        super().__init__()
+        self.keys, self.values = keys[:, :, columns], values[:, :, columns]
+        self.rows, self.is_initialized = rows, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
+        assert self.keys is not None
+        assert self.values is not None
+        keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
+        return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)

@@ -1,0 +1,46 @@
+"""Tiny random models of the decoders people train."""
+
+import torch
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen3Config
+
+from grail_lightning.policy import Loading, load_policy, load_tokenizer
+
+CAPS = {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 8}
+ARCHITECTURES = {
+    "qwen3": (Qwen3Config, {}),
+    "llama": (LlamaConfig, {"attention_bias": True}),
+    "mistral": (MistralConfig, {"sliding_window": 8}),
+    "gemma2": (Gemma2Config, {**CAPS, "attn_logit_softcapping": 5.0}),
+    "gemma3": (Gemma3TextConfig, {**CAPS, "layer_types": ["sliding_attention", "full_attention"] * 2}),
+}
+SIZES = {
+    "vocab_size": 448,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # Large enough for attention to tell tokens apart.
+    "attention_dropout": 0.1,
+}
+
+
+def tiny(name, folder, lora=None, **changes):
+    """A policy with random weights, loaded by the package itself; in float64, but for Gemma 2."""
+    kind, extra = ARCHITECTURES[name]
+    tokenizer = load_tokenizer("arithmetic")
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    kind(**SIZES | ends | extra | changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    made = load_policy(str(folder), Loading(from_scratch=True, lora=lora))
+    # Gemma 2 caps its attention scores, which SDPA cannot; eager attention masks with the lowest float64 and then takes
+    # its softmax in float32: NaN on padding.
+    made.to(torch.float32 if name == "gemma2" else torch.float64)
+    for parameter_name, parameter in made.named_parameters():
+        if "lora_B" in parameter_name:  # Adapters begin as zero and would change nothing.
+            torch.nn.init.normal_(parameter, std=0.3)
+        elif "norm" in parameter_name and "proj" not in parameter_name:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return made

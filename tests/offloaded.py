@@ -1,0 +1,71 @@
+"""Four steps with sharded weights on the device, and as many, interrupted, with them on the host; printed as JSON.
+
+python tests/offloaded.py RANKS FOLDER
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.filterwarnings("ignore")
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import FSDPModule
+
+from grail_lightning.callbacks import ExportPolicy, LastCheckpoint
+from grail_lightning.credit import GRAIL
+from grail_lightning.policy import Loading
+from tests.runs import Watch, batches, module, trainer
+
+
+def fit(ranks, offload, max_steps, folder, *callbacks, checkpoint=None):
+    """Ends after `max_steps` optimiser steps, two a batch, with a checkpoint in `folder`."""
+    ours = module(
+        {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05},
+        credit=GRAIL(),
+        loading=Loading(offload=offload),
+    )
+    sharded = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    callbacks = [LastCheckpoint(folder=str(folder)), *callbacks]
+    changes = {"devices": ranks, "strategy": sharded, "use_distributed_sampler": False, "enable_checkpointing": True}
+    run = trainer(max_steps, *callbacks, **changes)
+    run.fit(ours, batches(1), ckpt_path=checkpoint)
+    return ours, run
+
+
+def sums(parameters):
+    """One figure a tensor, of all of its entries in their order."""
+    whole = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().double().flatten() for p in parameters]
+    return [(w * torch.linspace(1, 2, len(w), dtype=torch.float64)).sum().item() for w in whole]
+
+
+def offload_policies(policy):
+    """Of each unit of FSDP2; older versions of torch have one group of parameters in each."""
+    states = [module._get_fsdp_state() for module in policy.modules() if isinstance(module, FSDPModule)]
+    groups = [getattr(s, "_fsdp_param_groups", None) or [s._fsdp_param_group] for s in states]
+    return [type(group.offload_policy).__name__ for several in groups for group in several]
+
+
+def main(ranks, folder):
+    torch.set_num_threads(1)
+    folder = Path(folder)
+    watches = {"device": Watch(), "host": Watch()}
+    whole, _ = fit(ranks, False, 4, folder / "device", watches["device"])
+    fit(ranks, True, 2, folder / "begun")
+    callbacks = [watches["host"], ExportPolicy(folder=str(folder / "export"))]
+    ours, run = fit(ranks, True, 4, folder / "host", *callbacks, checkpoint=str(folder / "begun" / "last.ckpt"))
+    report = {
+        "rank": run.global_rank,
+        "weights": {"device": sums(whole.policy.parameters()), "host": sums(ours.policy.parameters())},
+        "texts": {name: watch.outputs[-1].batch.texts for name, watch in watches.items()},
+        "norms": {name: watch.outputs[-1].metrics["grad_norm"] for name, watch in watches.items()},
+        "policies": offload_policies(ours.policy),
+    }
+    print("\n" + json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,160 @@
+"""Prompts that are run once for all of their responses."""
+
+import pytest
+import torch
+
+from grail_lightning.objective import Objective, prompt_blocks, saved_by_sharing
+from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy.prefix import can_share_prompts
+from grail_lightning.rollout import RolloutBatch, Sampling, lengths_to_mask
+from grail_lightning.update import Update
+from tests.architectures import ARCHITECTURES, tiny
+
+PROMPTS = (9, 1, 5, 6)
+LENGTHS = (7, 2, 9, 4, 1, 8, 0, 5, 6, 3, 8, 2, 7, 7, 1, 9)  # Four responses to each; one of them is empty.
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """16 rows of random tokens in four groups."""
+    random = torch.Generator().manual_seed(0)
+    width, lengths = max(PROMPTS), torch.tensor(LENGTHS)
+    prompts = torch.tensor(PROMPTS).repeat_interleave(4)
+    prompt_ids = torch.randint(3, 448, (4, width), generator=random).repeat_interleave(4, 0)
+    response_ids = torch.randint(3, 448, (16, max(LENGTHS)), generator=random)
+    mask = lengths_to_mask(lengths, max(LENGTHS))
+    return RolloutBatch(
+        input_ids=torch.cat([prompt_ids, response_ids], 1),
+        attention_mask=torch.cat([torch.arange(width) >= width - prompts[:, None], mask], 1),
+        response_ids=response_ids,
+        response_mask=mask,
+        group=torch.arange(4).repeat_interleave(4),
+        row=torch.arange(16),
+        finished=torch.ones(16, dtype=torch.bool),
+        prompts=[None] * 16,
+        texts=[""] * 16,
+        advantages=torch.randn(16, generator=random),
+    )
+
+
+def _steps(policy, batch, share, reference=None, **options):
+    """The gradients and metrics of each optimiser step of two passes over the batch, and how many ids were embedded."""
+    policy.train()
+    objective = Objective(group_size=4, updates_per_batch=2, share_prompts=share, **options)
+    update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0)
+    start = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    embedded, found = 0, []
+
+    def count(module, args, output):
+        nonlocal embedded
+        embedded += args[0].numel()
+
+    hook = policy.model.get_input_embeddings().register_forward_hook(count)
+    for rows in update.plan(batch.response_mask.double(), None):
+        policy.zero_grad()
+        metrics = update.accumulate(rows, lambda loss, last: loss.backward())
+        found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))
+        for p in policy.parameters():
+            if p.grad is not None:
+                p.data -= 1e-3 * p.grad
+    hook.remove()
+    for name, p in policy.named_parameters():
+        p.data.copy_(start[name])
+    return found, embedded
+
+
+def _gap(ours, theirs):
+    """The largest difference of a parameter's gradient as a share of its length."""
+    assert ours.keys() == theirs.keys()
+    assert all(gradient.norm() > 0 for gradient in theirs.values())
+    return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs)
+
+
+@pytest.mark.parametrize("budget", [1000, 60, 12])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gradients_are_those_of_whole_rows(name, budget, batch, tmp_path):
+    policy = tiny(name, tmp_path, attention_dropout=0.0)
+    apart, whole = _steps(policy, batch, False, token_budget=budget)
+    shared, fewer = _steps(policy, batch, True, token_budget=budget)
+    assert fewer < whole
+    for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
+        assert _gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mini_batches": 2}, {"kl_coefficient": 0.1}, {"entropy_coefficient": 0.1}, {"level": "sequence"}],
+    ids=str,
+)
+def test_old_and_reference_logprobs_can_share_as_well(options, batch):
+    policy, reference = (load_policy("arithmetic").double() for _ in range(2))
+    for p in reference.parameters():
+        p.data *= 1.01
+    reference = reference if "kl_coefficient" in options else None
+    apart, _ = _steps(policy, batch, False, reference, token_budget=60, **options)
+    shared, _ = _steps(policy, batch, True, reference, token_budget=60, **options)
+    assert len(shared) == 2 * options.get("mini_batches", 1)
+    for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
+        assert _gap(ours, theirs) <= 1e-5
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_each_prompt_is_run_once(batch):
+    _, embedded = _steps(load_policy("arithmetic"), batch, True, token_budget=1000)
+    # Two passes; four prompts without their last token, padded to 8; that token and 9 of the response in 15 rows.
+    assert embedded == 2 * (4 * 8 + 15 * (1 + 9))
+
+
+def test_adapters_above_a_frozen_block_can_share(batch):
+    """Keys and values of the first block carry no gradient then, those of the others do."""
+    policy = load_policy("arithmetic", Loading(lora=LoRA(rank=2, target_modules=["o_proj"]))).double()
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.1)
+    (apart, whole), (shared, fewer) = (_steps(policy, batch, share, token_budget=60) for share in (False, True))
+    assert fewer < whole
+    assert max(_gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
+
+
+def test_gradients_of_many_rows_add_up_in_full_precision(batch):
+    """In bfloat16 a running sum over rows would lose what the later ones bring: no more may be lost than without."""
+    rows = torch.arange(4).repeat(64)  # One prompt, 256 rows.
+    many = batch.select(rows).replace(row=torch.arange(256), advantages=torch.ones(256))
+    (exact, _), *_ = _steps(load_policy("arithmetic").double(), many, False, token_budget=60)[0]
+    gaps = {}
+    for share in (False, True):
+        policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
+        (found, _), *_ = _steps(policy, many, share, token_budget=60)[0]
+        gaps[share] = _gap({name: g.double() for name, g in found.items()}, exact)
+    assert gaps[True] <= 1.2 * gaps[False]
+
+
+@pytest.mark.parametrize("option", ["packing", "compile", "gradient_checkpointing"])
+def test_what_cannot_share_does_not(option, batch):
+    policy = load_policy("arithmetic", Loading(**{option: True}))
+    assert not can_share_prompts(policy)
+    assert can_share_prompts(load_policy("arithmetic"))
+
+
+def test_dropout_keeps_rows_apart(batch, tmp_path):
+    """Each row has its own; in evaluation there is none."""
+    policy = tiny("qwen3", tmp_path, attention_dropout=0.1)
+    assert not can_share_prompts(policy.train())
+    assert can_share_prompts(policy.eval())
+
+
+def test_what_sharing_saves_is_counted_in_tokens(batch):
+    # The first group: 9 prompt tokens in three rows, of which the last token stays with the row: 2 of 3 × 8 saved.
+    rows = torch.tensor([0, 1, 2, 4])
+    everything = 3 * 9 + (7 + 2 + 9) + 1 + 1
+    assert saved_by_sharing(batch, rows) == pytest.approx(2 * 8 / everything)
+    assert saved_by_sharing(batch, torch.tensor([0, 5, 8])) == pytest.approx(0)
+    assert saved_by_sharing(batch, torch.tensor([], dtype=torch.long)) == 0
+
+
+def test_prompts_take_half_of_the_budget(batch):
+    blocks = list(prompt_blocks(batch, torch.arange(16), Objective(token_budget=26)))
+    # Without their last tokens prompts have 8, 0, 4 and 5; the longest first, 13 at a time: 8 | 5, 4 | 0.
+    assert [block.tolist() for block, _ in blocks] == [[0, 1, 2, 3], [8, 9, 10, 11, 12, 13, 14, 15], [4, 5, 6, 7]]
+    assert [padded for _, padded in blocks] == [8, 10, 0]
