@@ -37,7 +37,7 @@ from grail_lightning.seeds import derive_seed
 
 NO_ROWS = torch.zeros(0, dtype=torch.long)
 
-SHARE_FROM = 0.05
+SHARE_FROM = 0.1
 """Share of the tokens that reading prompts once must save (docs/performance.md)."""
 
 
