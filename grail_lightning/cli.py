@@ -39,6 +39,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.errors import explain, one_line
 from grail_lightning.module import GrailModule
+from grail_lightning.policy.options import check_precision
 from grail_lightning.run_folder import RunFolder
 
 CONFIGS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs")
@@ -108,8 +109,7 @@ class GrailCLI(LightningCLI):
                 f"`trainer.accumulate_grad_batches` must be left out, but got {trainer.accumulate_grad_batches}. "
                 "The module accumulates by itself: set `--model.objective.token_budget` instead."
             )
-        if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):
-            raise ValueError(f"`trainer.precision` {trainer.precision} needs loss scaling. Use bf16-mixed, or 32-true.")
+        check_precision(trainer.get("precision"))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)

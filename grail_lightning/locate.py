@@ -66,6 +66,8 @@ def step_masks(batch: RolloutBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
     kinds: tuple[StepKind, ...] = get_args(StepKind)
     masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
     for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
+        if aligned.text != batch.texts[row]:  # an engine's own way of decoding
+            steps[row] = batch.prompts[row].task.label_steps(aligned.text, batch.prompts[row])
         for step in steps[row] or []:
             start, stop = step.result or (step.start, step.stop)
             masks[step.kind][row, aligned.overlapping(start, stop)] = True

@@ -23,6 +23,7 @@ from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.policy.options import check_precision
 from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard, unsynchronised
 from grail_lightning.ranks import world_size
 from grail_lightning.refill import refill
@@ -96,6 +97,7 @@ class GrailModule(pl.LightningModule):
         """Load policy and, with a KL term, the frozen reference; called by the strategy, once."""
         if self.policy is not None:
             return
+        check_precision(self.trainer.precision)
         self.policy = self._load(trainable=True)
         if not any(p.requires_grad for p in self.policy.parameters()):
             raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")

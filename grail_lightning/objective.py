@@ -163,11 +163,32 @@ def cut(batch: RolloutBatch, rows: Tensor, objective: Objective) -> list[Tensor]
 
 
 def saved_by_sharing(batch: RolloutBatch, rows: Tensor) -> float:
-    """The share of the tokens of some rows that need not be run if each prompt is run once."""
+    """The share of the tokens of some rows that need not be run if each prompt is run once.
+
+    Nothing, if an engine gave rows of a group different prompts.
+    """
+    if not len(rows):
+        return 0.0
+    numbers, place = torch.unique(batch.group, return_inverse=True)
+    first = torch.zeros_like(numbers).scatter_reduce(
+        0, place, torch.arange(len(batch), device=place.device), "amin", include_self=False
+    )
+    ids, mask = (t[:, : batch.prompt_width] for t in (batch.input_ids, batch.attention_mask))
+    model_row = first[place]
+    if not bool(((ids == ids[model_row]) | ~mask).all() & (mask == mask[model_row]).all()):
+        return 0.0
     prompts, everything = batch.prompt_lengths.cpu()[rows], batch.lengths.cpu()[rows]
     _, owner, sizes = torch.unique(batch.group.cpu()[rows], return_inverse=True, return_counts=True)
     repeated = (prompts - 1) * (1 - 1 / sizes.double()[owner])
-    return float(repeated.sum()) / max(int(everything.sum()), 1)
+    return float(repeated.sum() / everything.sum())
+
+
+def costs_behind_prompts(batch: RolloutBatch) -> Tensor:
+    """``[B, 2]``: tokens that a row costs behind its prompt: its own, and a quarter for each of the prompt.
+
+    Copies of the prompt's keys and values are kept for the backward pass: of what a token keeps, a quarter at most.
+    """
+    return torch.stack([batch.response_lengths + 1, (batch.prompt_lengths + 2) // 4], 1)
 
 
 def prompt_blocks(batch: RolloutBatch, rows: Tensor, objective: Objective) -> Iterator[tuple[Tensor, int]]:

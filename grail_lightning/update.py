@@ -20,6 +20,7 @@ from grail_lightning.objective import (
     SAMPLER_GAP,
     LossCounts,
     Objective,
+    costs_behind_prompts,
     cut,
     live_rows,
     loss_mask,
@@ -207,7 +208,7 @@ class Update:
             # Of prompts of one token there is nothing to run in advance.
             prompts = SharedPrompts(policy, self.batch, block) if taken else None
             room = max(1, self.objective.token_budget - taken)
-            parts = micro_batches(self.batch.response_lengths + 1, room, block)
+            parts = micro_batches(costs_behind_prompts(self.batch), room, block)
             pieces += [Piece(part, prompts, last=part is parts[-1]) for part in parts]
         return pieces
 

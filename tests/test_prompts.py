@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from transformers import Lfm2Config, MiniMaxConfig, Qwen3NextConfig
 
-from grail_lightning.objective import Objective, prompt_blocks, saved_by_sharing
-from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.prefix import can_share_prompts
+from grail_lightning.objective import Objective, costs_behind_prompts, prompt_blocks, saved_by_sharing
+from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
+from grail_lightning.policy.prefix import can_share, can_share_prompts
 from grail_lightning.rollout import RolloutBatch, Sampling, lengths_to_mask
 from grail_lightning.update import Update
-from tests.architectures import ARCHITECTURES, tiny
+from tests.architectures import ARCHITECTURES, SIZES, tiny
 
 PROMPTS = (9, 1, 5, 6)
 LENGTHS = (7, 2, 9, 4, 1, 8, 0, 5, 6, 3, 8, 2, 7, 7, 1, 9)  # Four responses to each; one of them is empty.
@@ -101,7 +102,9 @@ def test_old_and_reference_logprobs_can_share_as_well(options, batch):
 
 
 def test_each_prompt_is_run_once(batch):
-    _, embedded = _steps(load_policy("arithmetic"), batch, True, token_budget=1000)
+    policy = load_policy("arithmetic")
+    assert can_share_prompts(policy)  # It tries that once.
+    _, embedded = _steps(policy, batch, True, token_budget=1000)
     # Two passes; four prompts without their last token, padded to 8; that token and 9 of the response in 15 rows.
     assert embedded == 2 * (4 * 8 + 15 * (1 + 9))
 
@@ -122,12 +125,53 @@ def test_gradients_of_many_rows_add_up_in_full_precision(batch):
     rows = torch.arange(4).repeat(64)  # One prompt, 256 rows.
     many = batch.select(rows).replace(row=torch.arange(256), advantages=torch.ones(256))
     (exact, _), *_ = _steps(load_policy("arithmetic").double(), many, False, token_budget=60)[0]
-    gaps = {}
-    for share in (False, True):
-        policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
-        (found, _), *_ = _steps(policy, many, share, token_budget=60)[0]
-        gaps[share] = _gap({name: g.double() for name, g in found.items()}, exact)
-    assert gaps[True] <= 1.2 * gaps[False]
+    for budget in (60, 100_000):
+        gaps = {}
+        for share in (False, True):
+            policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
+            (found, _), *_ = _steps(policy, many, share, token_budget=budget)[0]
+            gaps[share] = _gap({name: g.double() for name, g in found.items()}, exact)
+        assert gaps[True] <= 1.2 * gaps[False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Lfm2Config, {"layer_types": ["conv", "full_attention"] * 2}),  # Its cache has convolution states, too.
+        (MiniMaxConfig, {"layer_types": ["linear_attention", "full_attention"] * 2}),  # It wants a cache of its own.
+        (Qwen3NextConfig, {"layer_types": ["linear_attention", "full_attention"] * 2}),
+    ],
+)
+def test_models_that_keep_more_than_keys_and_values_train_on_whole_rows(kind, changes, batch, tmp_path):
+    tokenizer = load_tokenizer("arithmetic")
+    small = SIZES | {"attention_dropout": 0.0, "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
+    small |= {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "moe_intermediate_size": 16}
+    kind(**small | {"pad_token_id": tokenizer.pad_token_id} | changes).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), Loading(from_scratch=True))
+    assert not can_share(policy)
+    (found, _), *_ = _steps(policy, batch, True, token_budget=60)[0]
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+def test_rows_of_a_group_with_prompts_of_their_own_are_kept_apart(batch):
+    """No engine of ours does that."""
+    ids = batch.input_ids.clone()
+    ids[5, 8] = 4
+    assert saved_by_sharing(batch, torch.arange(16)) > 0.1
+    assert saved_by_sharing(batch.replace(input_ids=ids), torch.arange(16)) == 0
+    mask = batch.attention_mask.clone()
+    mask[1, 0] = False
+    assert saved_by_sharing(batch.replace(attention_mask=mask), torch.arange(16)) == 0
+    padding = batch.input_ids.clone()
+    padding[5, 0] = 4
+    assert saved_by_sharing(batch.replace(input_ids=padding), torch.arange(16)) > 0.1
+
+
+def test_copies_of_a_long_prompt_count_towards_the_budget(batch):
+    """Prompts of 9, 1, 5 and 6 tokens: a quarter of all but the last, rounded up, beside the response and that one."""
+    costs = costs_behind_prompts(batch)
+    assert costs[::4].tolist() == [[8, 2], [2, 0], [7, 1], [8, 2]]
 
 
 @pytest.mark.parametrize("option", ["packing", "compile", "gradient_checkpointing"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from grail_lightning.clock import synchronised_clock
 from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
@@ -42,7 +42,7 @@ def share_forward(
         return None
     if any(drops_out(m) or getattr(m, "gradient_checkpointing", False) for m in policy.modules()):
         return None
-    if any(isinstance(m, FSDPModule) for m in policy.modules()):
+    if any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in policy.modules()):
         return None
     return SharedSaliency(credit, policy, batch, context, explained, trained)
 

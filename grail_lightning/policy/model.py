@@ -45,6 +45,9 @@ class Policy(nn.Module):
     compute_device: torch.device | None = None
     """Set by `shard` where weights stay on the host."""
 
+    continues: bool | None = None
+    """Whether the decoder can go on behind keys and values; None until `policy.prefix.can_share` has tried."""
+
     @property
     def device(self) -> torch.device:
         """Where it computes."""

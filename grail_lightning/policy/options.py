@@ -128,6 +128,16 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
     check_compiler(loading)
 
 
+def check_precision(precision: Any) -> None:
+    """Whether gradients can be used as they come.
+
+    Raises:
+        ValueError: For float16, whose losses have to be scaled.
+    """
+    if str(precision) in ("16", "16-mixed", "16-true"):
+        raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
+
+
 def check_compiler(loading: Loading) -> None:
     """Whether `torch.compile` can build its code here.
 

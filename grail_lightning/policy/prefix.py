@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from grail_lightning.functional.tokens import full_precision
@@ -18,8 +18,36 @@ from grail_lightning.rollout import RolloutBatch
 
 
 def can_share(policy: Policy) -> bool:
-    """Whether the model keeps keys and values of every position: recurrent states cannot be cut at a column."""
-    return not getattr(policy.model, "_is_stateful", False)
+    """Whether the model goes on behind keys and values as it does in a whole sequence; tried once.
+
+    Recurrent states cannot be cut at a column, some layers keep more than keys and values, and some models insist on a
+    cache of their own.
+    """
+    if policy.continues is None:
+        policy.continues = not getattr(policy.model, "_is_stateful", False) and _continues(policy)
+    return policy.continues
+
+
+@torch.no_grad()
+def _continues(policy: Policy) -> bool:
+    """Compare the last columns of two rows, one of them padded on the left, with those of whole sequences."""
+    modes = {module: module.training for module in policy.modules()}
+    ids = torch.arange(18, device=policy.device).reshape(2, 9) % policy.model.config.get_text_config().vocab_size
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, :2] = False
+    policy.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            whole = policy.hidden(mask, input_ids=ids)[:, 5:].float()
+            rows = torch.arange(2, device=policy.device)
+            trunk = Trunk(policy, ids, mask)
+            found = trunk.branch(rows, slice(0, 5), ids[:, 5:], mask).float()
+    except Exception:  # Whatever a model says that wants another cache.
+        return False
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return bool((found - whole).norm() < torch.finfo(policy.model.dtype).eps ** 0.5 * whole.norm())
 
 
 def can_share_prompts(policy: Policy) -> bool:
@@ -30,13 +58,13 @@ def can_share_prompts(policy: Policy) -> bool:
     """
     loading, modules = policy.loading, list(policy.modules())
     return (
-        can_share(policy)
-        and not loading.packing
+        not loading.packing
         and not loading.compile
         and policy.model.config._attn_implementation in ("sdpa", "eager")
         and not (policy.training and any(drops_out(m) for m in modules))
         and not any(getattr(m, "gradient_checkpointing", False) for m in modules)
-        and not any(isinstance(m, FSDPModule) for m in modules)
+        and not any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in modules)
+        and can_share(policy)
     )
 
 
@@ -115,19 +143,25 @@ class SharedPrompts:
             width: Prompt columns of their micro-batch, the last prompt token's included.
             last: Whether no other micro-batch follows.
         """
-        if not self._read:
-            self._read = self._run()
+        self._read = self._read or self._run()
+        if not last and not self._leaves:
             self._leaves = [(_leaf(keys), _leaf(values)) for keys, values in self._read]
         index = self._owner[torch.searchsorted(self.rows, rows)].to(self.batch.input_ids.device)
         read = self._read[0][0].shape[-2]
         columns = slice(read - (width - 1), read)
-        source = self._read if last else self._leaves
+        source = [(_summing(keys), _summing(values)) for keys, values in self._read] if last else self._leaves
+        if last and not torch.is_grad_enabled():
+            self._read = []
         return Cache(layers=[_Beginning(*layer, index, columns) for layer in source])
 
     def outstanding(self) -> Tensor | float:
-        """A scalar whose gradient is what the micro-batches so far have left to do; add it to the last one's loss."""
-        pairs = zip(self._read, self._leaves, strict=True)
+        """A scalar whose gradient is what the micro-batches so far have left to do; add it to the last one's loss.
+
+        Nothing is kept afterwards.
+        """
+        pairs = zip(self._read, self._leaves, strict=True) if self._leaves else ()
         tensors = [pair for layer, leaf in pairs for pair in zip(layer, leaf, strict=True)]
+        self._read, self._leaves = [], []
         return sum(((t * leaf.grad).sum() for t, leaf in tensors if leaf.grad is not None), 0.0)
 
     def _run(self) -> list[tuple[Tensor, Tensor]]:
@@ -138,13 +172,17 @@ class SharedPrompts:
         return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def _summing(tensor: Tensor) -> Tensor:
     """Gradients of many rows add up here: in half precision the later ones would round to nothing."""
-    return full_precision(tensor.detach()).requires_grad_(tensor.requires_grad)
+    return full_precision(tensor) if tensor.requires_grad else tensor
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return _summing(tensor).detach().requires_grad_(tensor.requires_grad)
 
 
 class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
-    """One layer's keys and values of a beginning, copied for the rows when the layer runs and not kept."""
+    """One layer's keys and values of a beginning, copied for the rows when the layer runs; autograd keeps the copy."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, columns: slice) -> None:
         super().__init__()
