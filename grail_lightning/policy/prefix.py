@@ -23,8 +23,10 @@ def can_share(policy: Policy) -> bool:
     Recurrent states cannot be cut at a column, some layers keep more than keys and values, and some models insist on a
     cache of their own.
     """
+    if getattr(policy.model, "_is_stateful", False):
+        return False
     if policy.continues is None:
-        policy.continues = not getattr(policy.model, "_is_stateful", False) and _continues(policy)
+        policy.continues = _continues(policy)
     return policy.continues
 
 
