@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from grail_lightning.credit.base import Alignment, Explained, Leaf
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
+from grail_lightning.policy.model import left_to_run
 from grail_lightning.rollout import RolloutBatch, lengths_to_mask, micro_batches
 
 
@@ -182,8 +183,7 @@ def _forward_from_leaf(
     def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
         return (catch_states(output[0]), *output[1:]) if isinstance(output, tuple) else catch_states(output)
 
-    run = slice(None) if behind is None else slice(-batch.response_mask.shape[1] - 1, None)
-    embeds = policy.embed(batch.input_ids[:, run])
+    embeds = policy.embed(left_to_run(batch.input_ids, behind))
     if number == 0:
         return policy.hidden(batch.attention_mask, embeds=catch(embeds), behind=behind), caught[0]
     hook = policy.blocks[number - 1].register_forward_hook(catch_output)

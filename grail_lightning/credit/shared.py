@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from grail_lightning.clock import synchronised_clock
 from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
 from grail_lightning.credit.saliency import forward_with_saliency, saliency_of_rows
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Policy
-from grail_lightning.policy.prefix import drops_out
+from grail_lightning.policy.prefix import drops_out, graphs_last
 from grail_lightning.rollout import RolloutBatch, TokenWeights
 
 
@@ -40,9 +39,7 @@ def share_forward(
     """
     if (explained := explained_by(credit, policy, batch)) is None:
         return None
-    if any(drops_out(m) or getattr(m, "gradient_checkpointing", False) for m in policy.modules()):
-        return None
-    if any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in policy.modules()):
+    if drops_out(policy) or not graphs_last(policy):
         return None
     return SharedSaliency(credit, policy, batch, context, explained, trained)
 

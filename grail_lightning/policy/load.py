@@ -68,21 +68,15 @@ def load_policy(
     return policy
 
 
-@torch.no_grad()
 def check_head(policy: Policy) -> None:
     """Compare `Policy.head` with the model's own logits on four tokens.
 
     Raises:
         ValueError: If they differ: the architecture does something to its logits that we do not know.
     """
-    training = policy.model.training
-    policy.model.eval()
-    ids = torch.arange(4, device=policy.device)[None] % policy.model.config.get_text_config().vocab_size
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    with policy.eager_attention():
+    with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
         own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
         ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
-    policy.model.train(training)
     if (own - ours).abs().max() > HEAD_TOLERANCE * own.abs().max().clamp(min=1):
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "

@@ -121,11 +121,7 @@ class Policy(nn.Module):
         Packed, it is zero on padding. Transformers then tells the rows apart by positions that begin again. `behind` is
         a key-value cache of what stands before: ids or embeddings and the output are then of the last columns alone.
         """
-        positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-        if behind is not None:
-            given = input_ids if embeds is None else embeds
-            assert given is not None
-            positions = positions[:, -given.shape[1] :]
+        positions = left_to_run((attention_mask.long().cumsum(1) - 1).clamp(min=0), behind)
         out = self.decoder(
             input_ids=None if input_ids is None else self.pack(input_ids, attention_mask),
             inputs_embeds=None if embeds is None else self.pack(embeds, attention_mask),
@@ -171,8 +167,7 @@ class Policy(nn.Module):
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
-        run = slice(None) if behind is None else slice(-response_mask.shape[1] - 1, None)
-        states = self.hidden(attention_mask, input_ids=input_ids[:, run], behind=behind)
+        states = self.hidden(attention_mask, input_ids=left_to_run(input_ids, behind), behind=behind)
         return self.score(
             states,
             input_ids,
@@ -210,6 +205,23 @@ class Policy(nn.Module):
         return TokenStats(zeros.masked_scatter(response_mask, flat.logprobs), entropy)
 
     @contextmanager
+    def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Token ids and their mask, ``[rows, columns]``, to try the model on: in evaluation mode and without gradients.
+
+        Afterwards every module is in the mode that it was in.
+        """
+        modes = {module: module.training for module in self.modules()}
+        vocabulary = self.model.config.get_text_config().vocab_size
+        ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns) % vocabulary
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield ids, torch.ones_like(ids, dtype=torch.bool)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    @contextmanager
     def eager_attention(self) -> Iterator[None]:
         """Run where flash-attn cannot: on the CPU on which weights are loaded, and in full precision. Not compiled."""
         chosen = self.model.config._attn_implementation
@@ -240,6 +252,11 @@ class Policy(nn.Module):
         finally:
             model.generation_config = ours
         self.tokenizer.save_pretrained(folder)
+
+
+def left_to_run(columns: Tensor, behind: Any) -> Tensor:
+    """``[B, W] -> [B, w]``: the columns that a key-value cache does not hold yet; all without one."""
+    return columns if behind is None else columns[:, behind.get_seq_length() :]
 
 
 def merge_adapters(model: Any) -> Any:

@@ -26,20 +26,15 @@ def unpack(packed: Tensor, mask: Tensor) -> Tensor:
     return padded.index_put((mask,), packed[0])
 
 
-@torch.no_grad()
 def check_packing(policy: Policy) -> None:
     """Compare packed rows with the same rows one by one.
 
     Raises:
         ValueError: If they differ: something in the architecture reaches from a row into the next one.
     """
-    training = policy.model.training
-    policy.model.eval()
-    ids = torch.arange(15, device=policy.device).reshape(3, 5) % policy.model.config.get_text_config().vocab_size
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[0, :2] = mask[1, 4:] = False
     flash = policy.model.config._attn_implementation == "flash_attention_2"
-    with policy.eager_attention() if flash else nullcontext():
+    with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if flash else nullcontext():
+        mask[0, :2] = mask[1, 4:] = False
         packed = policy.hidden(mask, input_ids=ids).float()
         for row, kept, found in zip(ids, mask, packed, strict=True):
             alone = policy.decoder(input_ids=row[kept][None], use_cache=False).last_hidden_state[0].float()
@@ -49,4 +44,3 @@ def check_packing(policy: Policy) -> None:
                     f"`loading.packing` needs rows that do not see each other, but in {type(policy.model).__name__} "
                     f"they do (relative difference {error:.3g}). Leave packing off for this architecture."
                 )
-    policy.model.train(training)

@@ -30,25 +30,17 @@ def can_share(policy: Policy) -> bool:
     return policy.continues
 
 
-@torch.no_grad()
 def _continues(policy: Policy) -> bool:
     """Compare the last columns of two rows, one of them padded on the left, with those of whole sequences."""
-    modes = {module: module.training for module in policy.modules()}
-    ids = torch.arange(18, device=policy.device).reshape(2, 9) % policy.model.config.get_text_config().vocab_size
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[1, :2] = False
-    policy.eval()
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with policy.trial(2, 9) as (ids, mask), torch.compiler.set_stance("force_eager"):
+            mask[1, :2] = False
             whole = policy.hidden(mask, input_ids=ids)[:, 5:].float()
             rows = torch.arange(2, device=policy.device)
             trunk = Trunk(policy, ids, mask)
             found = trunk.branch(rows, slice(0, 5), ids[:, 5:], mask).float()
     except Exception:  # Whatever a model says that wants another cache.
         return False
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return bool((found - whole).norm() < torch.finfo(policy.model.dtype).eps ** 0.5 * whole.norm())
 
 
@@ -58,20 +50,29 @@ def can_share_prompts(policy: Policy) -> bool:
     Not with dropout (every row has its own), packed or compiled blocks, checkpointed blocks (they refuse a cache) and
     sharded ones (FSDP frees weights after a backward pass); with flash-attn it has not been tried.
     """
-    loading, modules = policy.loading, list(policy.modules())
     return (
-        not loading.packing
-        and not loading.compile
+        not policy.loading.packing
+        and not policy.loading.compile
         and policy.model.config._attn_implementation in ("sdpa", "eager")
-        and not (policy.training and any(drops_out(m) for m in modules))
-        and not any(getattr(m, "gradient_checkpointing", False) for m in modules)
-        and not any(isinstance(m, FSDPModule | FullyShardedDataParallel) for m in modules)
+        and not (policy.training and drops_out(policy))
+        and graphs_last(policy)
         and can_share(policy)
     )
 
 
-def drops_out(module: nn.Module) -> bool:
-    """Whether a module may be random in training mode: besides dropout modules, many keep a rate as a number."""
+def graphs_last(policy: Policy) -> bool:
+    """Whether a graph is whole until its last backward pass: no checkpointed blocks (run again in it), none sharded."""
+    sharded = (FSDPModule, FullyShardedDataParallel)
+    return not any(isinstance(m, sharded) or getattr(m, "gradient_checkpointing", False) for m in policy.modules())
+
+
+def drops_out(policy: Policy) -> bool:
+    """Whether some module may be random in training mode."""
+    return any(_drops_out(module) for module in policy.modules())
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Besides dropout modules, many keep a rate as a number."""
     rates = [value for name, value in vars(module).items() if "drop" in name or "jitter" in name]
     rates += [module.p] if isinstance(module, nn.Dropout) else []
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates)

@@ -10,6 +10,7 @@ import torch
 
 from grail_lightning.credit import BilevelOptions, CreditContext, OARPerturbation
 from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.policy.prefix import can_share
 from grail_lightning.rollout import AnswerMasks
 from tests.conftest import GOLDEN
 from tests.credit.closeness import golden_error
@@ -115,6 +116,7 @@ def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budge
     advantages = torch.zeros(6)
     advantages[[1, 4]] = -1.0  # row 4 has no box
     shapes = []
+    assert can_share(golden_policy)  # It tries that once, with passes of its own.
     hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: shapes.append(out.last_hidden_state.shape))
     credit = OARPerturbation(share_prefix=share)
     weights = credit(golden_policy, exact_batch.replace(advantages=advantages), _context(budget=700))
