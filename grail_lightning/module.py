@@ -23,8 +23,9 @@ from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.policy.accumulation import accumulating, prepare_accumulation
 from grail_lightning.policy.options import check_precision
-from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard, unsynchronised
+from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
 from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
@@ -68,8 +69,7 @@ class GrailModule(pl.LightningModule):
         check_policy(policy, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling, self.objective = policy, loading, sampling, objective
         self.engine = engine or HFEngine()
-        self.credit = credit or Uniform()
-        self.control = control
+        self.credit, self.control = credit or Uniform(), control
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Policy | None = None
@@ -141,6 +141,7 @@ class GrailModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Trainable parameters of the policy alone; the reference never gets here."""
         assert self.policy is not None
+        prepare_accumulation(self.policy, self.trainer.strategy)
         optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
         self._options = configured_options(optimizer)
         if self.scheduler is None:
@@ -269,10 +270,8 @@ class GrailModule(pl.LightningModule):
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 found = update.accumulate(rows, self._backward)
             metrics = found if "entropy" in found or not metrics else metrics  # A step without rows says nothing.
-            metrics["grad_norm"] = clip_gradients(
-                self.policy, self.objective.max_grad_norm, self.trainer.strategy.model
-            )
-            metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+            norm = clip_gradients(self.policy, self.objective.max_grad_norm, self.trainer.strategy.model)
+            metrics |= {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
             with nullcontext() if self._moved else moving(self.policy, metrics):
                 # Without gradients (no live row) this changes nothing, but counts: a dead run ends, too.
                 optimizer.step()
@@ -283,7 +282,8 @@ class GrailModule(pl.LightningModule):
         return metrics, update.entropies
 
     def _backward(self, loss: Tensor, last: bool) -> None:
-        with nullcontext() if last else unsynchronised(self.trainer.strategy.model):
+        assert self.policy is not None
+        with accumulating(self.policy, self.trainer.strategy, last=last):
             self.manual_backward(loss)
 
     # --- reporting ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 DEFAULT_CHUNK_TOKENS = 1024
+
+CACHED = 2**20
+"""Logits that several passes go over while a processor's cache holds them."""
 
 
 class TokenStats(NamedTuple):
@@ -59,13 +62,14 @@ def token_logprobs(
     entropy_gradient: bool = False,
     trained: Sequence[Tensor] | None = None,
     weight: Tensor | None = None,
+    add_up: Callable[[], bool] = lambda: False,
 ) -> TokenStats:
     r"""Log-probability of each token, and the entropy of its distribution, in chunks over tokens.
 
     .. math:: \log \mathrm{softmax}(\mathrm{head}(h) / \tau)_{y}, \qquad H = -\sum_v p_v \log p_v
 
-    Forward and backward hold logits of `chunk_tokens` positions at a time: the backward pass computes a chunk's logits
-    anew. Softmax and entropy are taken in float32 at least, whatever the head's dtype.
+    Forward and backward hold logits of `chunk_tokens` positions at a time: unless there is but one chunk, the backward
+    pass computes its logits anew. Softmax and entropy are taken in float32 at least, whatever the head's dtype.
 
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
@@ -78,6 +82,8 @@ def token_logprobs(
         trained: All tensors inside `head` that are to get a gradient; none if it is empty. The backward pass is then
             written out, which is faster; None leaves it to autograd.
         weight: ``[V, D]``, if the head is a product with it and nothing else: its gradient is then summed up in place.
+        add_up: Asked in the backward pass: whether `weight`'s gradient is to be added to `weight.grad` there and then.
+            Autograd would hold a second one of that size, and with tied weights a third.
 
     Returns:
         Both shaped like `token_ids`.
@@ -93,10 +99,14 @@ def token_logprobs(
         )
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1)
 
+    if torch.is_autocast_enabled(hidden.device.type) or (weight is not None and weight.dtype != hidden.dtype):
+        weight = None  # The product is then one of copies.
     # One chunk needs no recomputation to bound its memory.
     recompute = torch.is_grad_enabled() and len(ids) > chunk_tokens
-    if recompute and trained is not None and not entropy_gradient:
-        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, plain=weight is not None)
+    by_hand = trained is not None and not entropy_gradient and torch.is_grad_enabled()
+    if by_hand and len(ids) and (recompute or weight is not None):
+        assert trained is not None
+        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, weight, add_up)
         trained = trained if weight is None else [weight]
         chosen, entropy = _ChunkedLogprobs.apply(chunks, states, ids, *trained)  # type: ignore[no-untyped-call]
         return TokenStats(chosen.reshape(token_ids.shape), entropy.reshape(token_ids.shape) if with_entropy else None)
@@ -131,19 +141,37 @@ class _Chunks(NamedTuple):
     temperature: float
     chunk_tokens: int
     with_entropy: bool
-    plain: bool
-    """Whether the head is a product with the one tensor that is passed along."""
+    weight: Tensor | None
+    """With which the head is a product, and nothing else."""
+    add_up: Callable[[], bool]
 
     def scaled(self, raw: Tensor) -> Tensor:
         """What the head gives ``[n, V]``, divided by the temperature."""
         logits = full_precision(raw)
         return logits if self.temperature == 1 else logits / self.temperature
 
+    def stats(self, raw: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability, logarithm of the normaliser, and entropy (zero unless it is asked for), ``[n]`` each."""
+        logits = self.scaled(raw)
+        top = logits.amax(-1, keepdim=True)
+        powers = (logits - top).exp_()
+        total = powers.sum(-1)
+        log_norm = top.squeeze(-1) + total.log()
+        chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
+        entropy = log_norm - powers.mul_(logits).sum(-1) / total if self.with_entropy else torch.zeros_like(total)
+        return chosen, log_norm, entropy
+
     def slope(self, raw: Tensor, log_norm: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
         """``[n, V]``: the gradient of what the head gives."""
         scale = (grad / self.temperature)[:, None]
         slope = (self.scaled(raw) - log_norm[:, None]).exp_().mul_(-scale)
-        return slope.scatter_add_(-1, ids[:, None], scale).to(raw.dtype)
+        return slope.scatter_add_(-1, ids[:, None], scale)
+
+
+def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """``[n, V]`` and what belongs to its rows, a few rows at a time: on a CPU as many as its cache holds."""
+    rows = len(logits) if logits.device.type != "cpu" else max(1, CACHED // logits.shape[-1])
+    return zip(*(torch.split(tensor, rows) for tensor in (logits, *others)), strict=True)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -157,51 +185,56 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, states: Tensor, ids: Tensor, *trained: Tensor) -> tuple[Tensor, Tensor]:
-        chosen, log_norms, entropies = [], [], []
+        found, raw = [], states.new_zeros(0)
         size = chunks.chunk_tokens
         for part, part_ids in zip(torch.split(states, size), torch.split(ids, size), strict=True):
-            logits = chunks.scaled(chunks.head(part))
-            top = logits.amax(-1, keepdim=True)
-            powers = (logits - top).exp_()
-            total = powers.sum(-1)
-            log_norm = top.squeeze(-1) + total.log()
-            chosen.append(logits.gather(-1, part_ids[:, None]).squeeze(-1) - log_norm)
-            log_norms.append(log_norm)
-            if chunks.with_entropy:
-                entropies.append(log_norm - powers.mul_(logits).sum(-1) / total)
-        log_norm = torch.cat(log_norms)
+            raw = chunks.head(part)
+            found += [chunks.stats(*block) for block in _blocks(raw, part_ids)]
+        chosen, log_norm, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.chunks, ctx.device_type = chunks, states.device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
-        ctx.save_for_backward(states, ids, log_norm, *trained)
-        entropy = torch.cat(entropies) if entropies else log_norm.new_zeros(0)
+        made = raw if chunks.weight is not None and len(ids) <= size else states.new_zeros(0)
+        ctx.save_for_backward(states, ids, log_norm, made, *trained)
         ctx.mark_non_differentiable(entropy)
-        return torch.cat(chosen), entropy
+        return chosen, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-        states, ids, log_norm, *trained = ctx.saved_tensors
+        states, ids, log_norm, made, *trained = ctx.saved_tensors
         chunks: _Chunks = ctx.chunks
         size, (enabled, dtype) = chunks.chunk_tokens, ctx.autocast
         wanted = [t for t, needed in zip(trained, ctx.needs_input_grad[3:], strict=True) if needed]
+        add_up = chunks.weight is not None and chunks.add_up()
         # Clipped tokens and those of weight zero ask for nothing.
         kept = grad.nonzero().squeeze(-1)
-        state_grad, sums = torch.zeros_like(states), [torch.zeros_like(t) for t in wanted]
+        state_grad = torch.zeros_like(states)
+        sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in wanted]
         for rows in torch.split(kept, size):
             part, of = states[rows], (log_norm[rows], ids[rows], grad[rows])
-            if chunks.plain and not enabled and trained[0].dtype == part.dtype:
-                slope = chunks.slope(chunks.head(part), *of)
-                state_grad[rows] = slope @ trained[0]
+            if chunks.weight is not None:
+                slope = made[rows] if len(made) else chunks.head(part)
+                for block in _blocks(slope, *of):
+                    block[0].copy_(chunks.slope(*block))
+                state_grad[rows] = slope @ chunks.weight
                 for total in sums:
                     total.addmm_(slope.T, part)
                 continue
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
                 raw = chunks.head(leaf)
-            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], chunks.slope(raw.detach(), *of))
+            slope = chunks.slope(raw.detach(), *of).to(raw.dtype)
+            of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope)
             state_grad[rows] = of_states
             for total, found in zip(sums, of_trained, strict=True):
                 total += found
-        left = iter(sums)
+        left = iter([None] * len(sums) if add_up else sums)
         of_parameters = [next(left) if needed else None for needed in ctx.needs_input_grad[3:]]
         return None, state_grad, None, *of_parameters
+
+
+def gradient_so_far(parameter: Tensor) -> Tensor:
+    """Its gradient, made of zeros where there is none yet: the tensor that others are added to."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

@@ -48,6 +48,9 @@ class Policy(nn.Module):
     continues: bool | None = None
     """Whether the decoder can go on behind keys and values; None until `policy.prefix.can_share` has tried."""
 
+    adds_up: bool = False
+    """Whether a backward pass adds the head's gradient to what its weight has, instead of leaving that to autograd."""
+
     @property
     def device(self) -> torch.device:
         """Where it computes."""
@@ -199,6 +202,7 @@ class Policy(nn.Module):
             entropy_gradient=entropy_gradient,
             trained=self._trained_head(),
             weight=self._head_weight(),
+            add_up=lambda: self.adds_up,
         )
         zeros = flat.logprobs.new_zeros(response_mask.shape)
         entropy = None if flat.entropy is None else zeros.masked_scatter(response_mask, flat.entropy)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import Loading
@@ -106,17 +105,3 @@ def gathered(policy: Policy) -> Iterator[None]:
             unit.set_reshard_after_forward(unit is not units[0], recurse=False)
             unit.set_reshard_after_backward(True, recurse=False)
             unit.reshard()
-
-
-@contextmanager
-def unsynchronised(wrapped: Any) -> Iterator[None]:
-    """Keep the gradients of a backward pass on this rank: those of a step travel once, with its last micro-batch.
-
-    For replicated weights (DDP). Sharded ones (FSDP) are left alone: each micro-batch's gradients are reduced into the
-    shards at once, so that no rank ever holds whole gradients, which is what they are sharded for.
-
-    Args:
-        wrapped: The strategy's wrapper around the module.
-    """
-    with wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext():
-        yield

@@ -40,12 +40,13 @@ def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_token
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_a_head_that_is_one_product_gives_the_same_gradients(temperature, frozen, dtype):
+@pytest.mark.parametrize("chunk_tokens", [4, 100])
+def test_a_head_that_is_one_product_gives_the_same_gradients(chunk_tokens, temperature, frozen, dtype):
     hidden, _, ids = _case(dtype)
     head = torch.nn.Linear(16, 50, bias=False, dtype=dtype)
     head.weight.requires_grad_(not frozen)
     inputs = [hidden] if frozen else [hidden, head.weight]
-    options = {"temperature": temperature, "chunk_tokens": 4}
+    options = {"temperature": temperature, "chunk_tokens": chunk_tokens}
     expected = token_logprobs(hidden, head, ids, **options).logprobs
     found = token_logprobs(hidden, head, ids, trained=[head.weight], weight=head.weight, **options).logprobs
     assert torch.equal(found, expected) or dtype == torch.float64
@@ -108,6 +109,41 @@ def test_no_logits_of_all_tokens_are_ever_made(written_out):
     token_logprobs(hidden, watched, ids, chunk_tokens=4, trained=trained).logprobs.sum().backward()
     assert max(seen) == 4
     assert sum(seen) == 2 * 21  # 21 positions forward, and once more in the backward pass
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 100])
+def test_a_head_adds_its_gradient_to_what_is_there_only_when_it_is_told_to(chunk_tokens):
+    hidden, _, ids = _case()
+    head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)
+    told = False
+    options = {"chunk_tokens": chunk_tokens, "trained": [head.weight], "weight": head.weight}
+
+    def loss():
+        return token_logprobs(hidden, head, ids, add_up=lambda: told, **options).logprobs.square().sum()
+
+    expected = torch.autograd.grad(loss(), head.weight)[0]
+    assert head.weight.grad is None
+    told = True
+    loss().backward()
+    held = head.weight.grad
+    loss().backward()
+    assert head.weight.grad is held
+    torch.testing.assert_close(held, 2 * expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cached", [1, 120, 10**6])
+def test_what_fits_a_cache_changes_nothing(cached, monkeypatch):
+    """Blocks of 1, of 2 and of all rows of 50 logits."""
+    hidden, _, ids = _case()
+    head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)
+    options = {"chunk_tokens": 5, "trained": [head.weight], "weight": head.weight, "with_entropy": True}
+    expected = token_logprobs(hidden, head, ids, **options)
+    wanted = torch.autograd.grad(expected.logprobs.square().sum(), [hidden, head.weight])
+    monkeypatch.setattr("grail_lightning.functional.tokens.CACHED", cached)
+    found = token_logprobs(hidden, head, ids, **options)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    grads = torch.autograd.grad(found.logprobs.square().sum(), [hidden, head.weight])
+    torch.testing.assert_close(grads, wanted, rtol=0, atol=1e-12)
 
 
 def test_tokens_that_no_loss_asks_for_are_left_out_of_the_backward_pass():

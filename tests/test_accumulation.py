@@ -1,0 +1,81 @@
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from grail_lightning.credit import GRAIL, Uniform
+from grail_lightning.policy import LoRA
+from grail_lightning.policy.accumulation import accumulating, prepare_accumulation
+from tests.architectures import tiny
+from tests.runs import Watch, batches, module, trainer
+
+ALONE = SingleDeviceStrategy("cpu")
+
+
+def _losses(policy):
+    """Two micro-batches of uneven lengths with tokens that occur twice; one head in several chunks, one in one."""
+    for width, response in ((9, 5), (7, 3)):
+        ids = torch.arange(2 * width).reshape(2, width) % 6
+        mask = torch.ones(2, width, dtype=torch.bool)
+        mask[1, :2] = False
+        yield policy(ids, mask, torch.ones(2, response, dtype=torch.bool), temperature=0.8).logprobs.square().sum()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("chunk_tokens", [2, 100])
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["full", "lora"])
+def test_gradients_add_up_to_those_of_autograd(architecture, tied, chunk_tokens, lora, tmp_path):
+    policy = tiny(architecture, tmp_path, lora, tie_word_embeddings=tied).eval()
+    policy.loading = type(policy.loading)(chunk_tokens=chunk_tokens)
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    expected = torch.autograd.grad(sum(_losses(policy)), list(trained.values()))
+    prepare_accumulation(policy, ALONE)
+    for number, loss in enumerate(_losses(policy)):
+        with accumulating(policy, ALONE, last=number == 1):
+            loss.backward()
+    rough = {"rtol": 1e-3, "atol": 1e-4} if architecture == "gemma2" else {"rtol": 1e-9, "atol": 1e-9}
+    for (name, parameter), wanted in zip(trained.items(), expected, strict=True):
+        assert not parameter.grad.is_sparse, name
+        torch.testing.assert_close(parameter.grad, wanted, **rough)
+    assert all(p.grad is None for name, p in policy.named_parameters() if name not in trained)
+
+
+@pytest.mark.parametrize("credit", [Uniform(), GRAIL()], ids=["grpo", "grail"])
+def test_on_one_cpu_a_step_makes_no_second_gradient_of_the_vocabulary(credit, monkeypatch):
+    """Neither the embeddings nor the head may hand autograd one: their weight's would be as large again."""
+    handed = []
+    ours = module({"token_budget": 300}, credit=credit)
+
+    class Listen(Watch):
+        def on_train_start(self, trainer, pl_module):
+            weight = pl_module.policy.model.get_input_embeddings().weight
+            assert weight is pl_module.policy.model.get_output_embeddings().weight
+            weight.register_hook(lambda gradient: handed.append(gradient))
+
+    trainer(2, Listen()).fit(ours, batches(2))
+    assert len(handed) > 2
+    assert all(gradient.is_sparse for gradient in handed)
+
+
+def test_where_ranks_exchange_gradients_autograd_keeps_them(tmp_path):
+    policy = tiny("qwen3", tmp_path)
+    strategy = DDPStrategy()
+    prepare_accumulation(policy, strategy)
+    assert not policy.model.get_input_embeddings().sparse
+    with accumulating(policy, strategy, last=True):
+        assert not policy.adds_up
+
+
+def _fail_within(policy):
+    with accumulating(policy, ALONE, last=True):
+        assert policy.adds_up
+        raise ZeroDivisionError
+
+
+def test_outside_of_an_update_a_backward_pass_is_the_usual_one(tmp_path):
+    policy = tiny("qwen3", tmp_path).eval()
+    with pytest.raises(ZeroDivisionError):
+        _fail_within(policy)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    torch.autograd.grad(sum(_losses(policy)), parameters)
+    assert all(p.grad is None for p in parameters)
