@@ -105,8 +105,9 @@ def test_each_prompt_is_run_once(batch):
     policy = load_policy("arithmetic")
     assert can_share_prompts(policy)  # It tries that once.
     _, embedded = _steps(policy, batch, True, token_budget=1000)
-    # Two passes; four prompts without their last token, padded to 8; that token and 9 of the response in 15 rows.
-    assert embedded == 2 * (4 * 8 + 15 * (1 + 9))
+    # Two passes; four prompts without their last token, padded to 8; that token and 9 of the response in 15 rows, of
+    # which the last predicts nothing.
+    assert embedded == 2 * (4 * 8 + 15 * (1 + 9 - 1))
 
 
 def test_adapters_above_a_frozen_block_can_share(batch):

@@ -87,7 +87,8 @@ def forward_with_saliency(
     """
 
     def score(states: Tensor) -> TokenStats:
-        return policy.score(states, batch.input_ids, batch.response_mask, temperature=temperature, with_entropy=True)
+        before = states[:, -batch.response_mask.shape[1] - 1 : -1]
+        return policy.score(before, batch.input_ids, batch.response_mask, temperature=temperature, with_entropy=True)
 
     with explaining(policy) if frozen else nullcontext(), torch.enable_grad():
         states, activation = _forward_from_leaf(policy, batch, explained.leaf, cut_off=frozen, behind=behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ def load_policy(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if not torch.accelerator.is_available():
+        # On CPUs SDPA takes grouped heads beside a mask, too; Transformers would copy keys and values for each head.
+        os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
     loading = loading or Loading()
     path = resolve_policy(name)
     dtype = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)

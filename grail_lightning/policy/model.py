@@ -170,9 +170,11 @@ class Policy(nn.Module):
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
-        states = self.hidden(attention_mask, input_ids=left_to_run(input_ids, behind), behind=behind)
+        # The last column predicts nothing.
+        ids, mask, length = input_ids[:, :-1], attention_mask[:, :-1], response_mask.shape[1]
+        states = self.hidden(mask, input_ids=left_to_run(ids, behind), behind=behind)
         return self.score(
-            states,
+            states[:, -length:],
             input_ids,
             response_mask,
             temperature=temperature,
@@ -190,12 +192,11 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> TokenStats:
-        """`forward` from the decoder's output ``[B, P+T, D]`` on, or from its last ``T + 1`` columns."""
-        length = response_mask.shape[1]
+        """`forward` from the decoder's output ``[B, T, D]`` on, that of the token before each response token."""
         flat = token_logprobs(
-            states[:, -length - 1 : -1][response_mask],
+            states[response_mask],
             self.head,
-            input_ids[:, -length:][response_mask],
+            input_ids[:, -response_mask.shape[1] :][response_mask],
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
