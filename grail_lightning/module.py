@@ -23,7 +23,7 @@ from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
-from grail_lightning.policy.accumulation import accumulating, prepare_accumulation
+from grail_lightning.policy.accumulation import accumulating, make_optimizer
 from grail_lightning.policy.options import check_precision
 from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
@@ -141,8 +141,7 @@ class GrailModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Trainable parameters of the policy alone; the reference never gets here."""
         assert self.policy is not None
-        prepare_accumulation(self.policy, self.trainer.strategy)
-        optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
+        optimizer = make_optimizer(self.policy, self.trainer.strategy, self.optimizer)
         self._options = configured_options(optimizer)
         if self.scheduler is None:
             return optimizer

@@ -269,7 +269,7 @@ def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) 
     limit = float("inf") if max_norm is None else max_norm
     if hasattr(wrapped, "clip_grad_norm_"):
         return float(wrapped.clip_grad_norm_(limit))
-    norm: Any = torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], limit)
+    norm: Any = torch.nn.utils.clip_grad_norm_(policy.trained_weights, limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
@@ -301,15 +301,15 @@ def keep_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) 
 @contextmanager
 def moving(policy: Policy, metrics: dict[str, float]) -> Iterator[None]:
     """Warn if the optimiser step inside moves no parameter although it should: healthy curves can hide that."""
-    watched = [p for p in policy.parameters() if p.requires_grad]
+    watched = policy.trained_weights
     before = [_first_entries(p) for p in watched]
     yield
     should_move = metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
     if should_move and all(torch.equal(old, _first_entries(p)) for old, p in zip(before, watched, strict=True)):
         rank_zero_warn(
             f"No parameter moved in a step with gradient norm {metrics['grad_norm']:.3g} and learning rate "
-            f"{metrics['learning_rate']:.3g}. Weights in half precision round small steps to nothing: load them with "
-            "`loading.dtype: float32` and set `--trainer.precision=bf16-mixed`."
+            f"{metrics['learning_rate']:.3g}. Weights in half precision round small steps to nothing: keep "
+            "`loading.master_weights: true`, or load them with `loading.dtype: float32`."
         )
 
 

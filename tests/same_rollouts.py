@@ -1,8 +1,9 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing
+python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [half|once]
 
-"nothing" is the learning rate 0.
+"nothing" is the learning rate 0; "half" holds the policy in bfloat16, beside float32 masters, which are reported;
+"once" reduces the gradients of sharded weights with the last micro-batch of a step.
 """
 
 import json
@@ -16,6 +17,7 @@ warnings.filterwarnings("ignore")
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import grail_lightning.credit
 from grail_lightning.engines import RolloutEngine
@@ -59,14 +61,28 @@ class ByPrompt(RolloutEngine):
         return lines + (value if step == 2 and odd and not right else f"\\boxed{{{value}}}")
 
 
-def main(strategy, credit):
+class Reductions(TorchDispatchMode):
+    """Counts those of gradients into shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += "reduce_scatter" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def main(strategy, credit, extra=None):
     torch.set_num_threads(1)
     prompts = problems(PROMPTS * STEPS, seed=3)
     ours = module(
         {"token_budget": 150, "kl_coefficient": 0.0},
         credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(),
         engine=ByPrompt(prompts),
-        loading=Loading(chunk_tokens=16),  # Several chunks a micro-batch, so that the written-out backward pass runs.
+        loading=Loading(
+            chunk_tokens=16, reduce_once=extra == "once"
+        ),  # Several chunks a micro-batch, so that the written-out backward pass runs.
         optimizer=lambda p: torch.optim.SGD(p, lr=0.0 if credit == "nothing" else 0.5),
     )
     ranks = 1 if strategy == "one" else 2
@@ -75,16 +91,18 @@ def main(strategy, credit):
     sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
     # `ModelParallelStrategy` refuses float64.
-    precision = "32-true" if strategy == "fsdp2" else "64-true"
+    precision = "bf16-true" if extra == "half" else "32-true" if strategy == "fsdp2" else "64-true"
     watch = Watch()
     run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
-    run.fit(ours, loader)
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.policy.parameters()]
+    with Reductions() as reductions:
+        run.fit(ours, loader)
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.policy.trained_weights]
     print(
         "\n"
         + json.dumps(
             {
                 "rank": run.global_rank,
+                "reductions": reductions.number,
                 "weights": [p.detach().double().flatten()[::997].tolist() for p in whole],
                 "loss": [output.metrics["loss"] for output in watch.outputs],
                 "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],

@@ -4,7 +4,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from grail_lightning.credit import GRAIL, Uniform
 from grail_lightning.policy import LoRA
-from grail_lightning.policy.accumulation import accumulating, prepare_accumulation
+from grail_lightning.policy.accumulation import accumulating, make_optimizer
 from tests.architectures import tiny
 from tests.runs import Watch, batches, module, trainer
 
@@ -29,7 +29,7 @@ def test_gradients_add_up_to_those_of_autograd(architecture, tied, chunk_tokens,
     policy.loading = type(policy.loading)(chunk_tokens=chunk_tokens)
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     expected = torch.autograd.grad(sum(_losses(policy)), list(trained.values()))
-    prepare_accumulation(policy, ALONE)
+    make_optimizer(policy, ALONE, torch.optim.SGD)
     for number, loss in enumerate(_losses(policy)):
         with accumulating(policy, ALONE, last=number == 1):
             loss.backward()
@@ -60,7 +60,7 @@ def test_on_one_cpu_a_step_makes_no_second_gradient_of_the_vocabulary(credit, mo
 def test_where_ranks_exchange_gradients_autograd_keeps_them(tmp_path):
     policy = tiny("qwen3", tmp_path)
     strategy = DDPStrategy()
-    prepare_accumulation(policy, strategy)
+    make_optimizer(policy, strategy, torch.optim.SGD)
     assert not policy.model.get_input_embeddings().sparse
     with accumulating(policy, strategy, last=True):
         assert not policy.adds_up

@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from grail_lightning.credit import GRAIL, CreditControl, Shuffled, TokenCredit
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.accumulation import accumulating, prepare_accumulation
+from grail_lightning.policy.accumulation import accumulating, make_optimizer
 from grail_lightning.rollout import Sampling, TokenWeights
 from grail_lightning.seeds import derive_seed
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
@@ -18,10 +18,10 @@ from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weig
 def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
     """GRPO (Dr. GRPO's aggregation) with nothing but a policy, its sampler and torch; losses and final weights."""
     policy = load_policy("arithmetic").train()
-    prepare_accumulation(policy, SingleDeviceStrategy("cpu"))
     engine = HFEngine()
     engine.update_weights(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
+    alone = SingleDeviceStrategy("cpu")
+    optimizer = make_optimizer(policy, alone, lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0))
     losses, step = [], 0
     for _, prompts in zip(range(num_batches), loader, strict=False):
         batch = engine.generate(prompts, group_size, SAMPLING, derive_seed(0, "train", step, 0, 0))
@@ -40,7 +40,7 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
                 batch.finished.sum().item() * SAMPLING.max_response_length
             )
             optimizer.zero_grad()
-            with accumulating(policy, SingleDeviceStrategy("cpu"), last=True):  # The same sums in the same order.
+            with accumulating(policy, alone, last=True):  # The same sums in the same order.
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()

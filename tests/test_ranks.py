@@ -6,12 +6,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 
 @cache
-def _run(strategy, credit, script="two_ranks.py"):
-    command = [sys.executable, str(Path(__file__).with_name(script)), strategy, credit]
+def _run(strategy, credit, script="two_ranks.py", *more):
+    command = [sys.executable, str(Path(__file__).with_name(script)), strategy, credit, *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -65,3 +66,24 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
             moved = max(abs(a - b) for a, b in zip(theirs, begun, strict=True))
             assert moved > 0
             assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= tolerance * moved + rounding
+
+
+def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
+    often, once = (_run("fsdp2", "GRAIL", "same_rollouts.py", *more) for more in ((), ("once",)))
+    units, steps = 4 + 1, 3  # Four blocks and the root.
+    for ours, theirs in zip(once, often, strict=True):
+        assert ours["reductions"] == units * steps
+        assert theirs["reductions"] > units * steps
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        np.testing.assert_allclose(np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6)
+
+
+def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those_of_one_process():
+    """Micro-batches are cut differently and rounded to 8 bits each, so single weights differ; a wrong scale shows."""
+    (alone,), ranks = (_run(strategy, "GRAIL", "same_rollouts.py", "half") for strategy in ("one", "ddp"))
+    begun = _run("one", "nothing", "same_rollouts.py", "half")[0]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    start, theirs, ours = (np.concatenate(report["weights"]) for report in (begun, alone, ranks[0]))
+    moved, also = theirs - start, ours - start
+    assert also @ moved / (moved @ moved) == pytest.approx(1, abs=0.1)
+    assert np.linalg.norm(also - moved) < 0.3 * np.linalg.norm(moved)

@@ -70,13 +70,13 @@ class Preflight(Callback):
         self._looked = True
         # A warm-up starts at nothing; the rate that it leads to is what counts.
         rate = max(group.get("initial_lr", group["lr"]) for group in pl_module.optimizers().param_groups)
-        stuck = stuck_share(pl_module.policy.parameters(), rate)
+        stuck = stuck_share(pl_module.policy.trained_weights, rate)
         if stuck > self.most_stuck:
             self._warn(
                 "stuck",
                 f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: they are held in half "
-                "precision, which rounds it to nothing. Set `model.loading.dtype: float32` and "
-                "`--trainer.precision=bf16-mixed`, which keeps master weights in float32.",
+                "precision, which rounds it to nothing. Set `model.loading.master_weights: true`, or for sharded "
+                "weights `model.loading.dtype: float32` and `--trainer.precision=bf16-mixed`.",
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

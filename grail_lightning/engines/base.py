@@ -49,7 +49,7 @@ def build_batch(
         sampling_logprobs: ``B`` lists as long as the responses.
     """
     pad = policy.tokenizer.pad_token_id
-    encoded = [policy.encode(prompt.messages) for prompt in prompts for _ in range(group_size)]
+    encoded = [ids for prompt in prompts for ids in [policy.encode(prompt.messages)] * group_size]
     prompt_ids, prompt_mask = pad_left(encoded, pad)
     lengths = torch.tensor([len(ids) for ids in responses], dtype=torch.long)
     width = int(lengths.max()) if len(lengths) else 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.functional.tokens import TokenStats, token_logprobs
+from grail_lightning.policy.masters import Masters
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.packing import pack, unpack
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
@@ -48,6 +49,9 @@ class Policy(nn.Module):
     continues: bool | None = None
     """Whether the decoder can go on behind keys and values; None until `policy.prefix.can_share` has tried."""
 
+    masters: Masters | None = None
+    """What the optimiser moves in place of weights in half precision."""
+
     adds_up: bool = False
     """Whether a backward pass adds the head's gradient to what its weight has, instead of leaving that to autograd."""
 
@@ -56,6 +60,11 @@ class Policy(nn.Module):
         """Where it computes."""
         device: torch.device = self.compute_device or next(self.model.parameters()).device
         return device
+
+    @property
+    def trained_weights(self) -> list[Tensor]:
+        """What the optimiser moves: the weights that need a gradient, or their masters."""
+        return [p for p in self.parameters() if p.requires_grad] if self.masters is None else self.masters.parameters
 
     @property
     def decoder(self) -> nn.Module:

@@ -42,7 +42,10 @@ class Loading:
     """How a policy is loaded.
 
     Attributes:
-        dtype: Of the weights. float32 keeps master weights; pair it with `--trainer.precision=bf16-mixed` on GPUs.
+        dtype: Of the weights. In full precision they are master weights; pair float32 with
+            `--trainer.precision=bf16-mixed` on GPUs.
+        master_weights: Keep float32 copies of weights in half precision, which the optimiser moves. Not for sharded
+            weights.
         attention: auto takes flash-attn on CUDA in half precision where it is installed, else SDPA.
         gradient_checkpointing: Recompute activations in the backward pass.
         lora: Train adapters instead of all weights.
@@ -56,9 +59,12 @@ class Loading:
         offload: Keep weights, gradients and so the optimiser's state in the host's memory. Blocks travel to the device
             when they run, all at once for sampling; the optimiser steps on the host. Needs `ModelParallelStrategy`,
             on one device, too.
+        reduce_once: With FSDP2, keep each rank's gradients whole until the last micro-batch of a step and reduce them
+            then: less traffic, and memory for all gradients on every rank.
     """
 
     dtype: Dtype = "float32"
+    master_weights: bool = True
     attention: Attention = "auto"
     gradient_checkpointing: bool = False
     lora: LoRA | None = None
@@ -69,6 +75,7 @@ class Loading:
     packing: bool = False
     compile: bool = False
     offload: bool = False
+    reduce_once: bool = False
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < 1:

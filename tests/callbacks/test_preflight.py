@@ -153,9 +153,10 @@ def test_stuck_weights_are_counted_as_bfloat16_rounds():
     assert stuck_share([], 1e-3) == 0
 
 
-@pytest.mark.parametrize(("dtype", "rate", "warns"), [("bfloat16", 1e-7, True), ("bfloat16", 0.1, False)])
-def test_weights_too_coarse_for_the_learning_rate_are_told_before_the_first_step(dtype, rate, warns):
-    module = runs.module(loading=Loading(dtype=dtype), optimizer=lambda p: torch.optim.SGD(p, lr=rate))
+@pytest.mark.parametrize(("masters", "rate", "warns"), [(False, 1e-7, True), (False, 0.1, False), (True, 1e-7, False)])
+def test_weights_too_coarse_for_the_learning_rate_are_told_before_the_first_step(masters, rate, warns):
+    loading = Loading(dtype="bfloat16", master_weights=masters)
+    module = runs.module(loading=loading, optimizer=lambda p: torch.optim.SGD(p, lr=rate))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runs.trainer(1, Preflight()).fit(module, runs.batches(1))

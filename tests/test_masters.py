@@ -1,0 +1,137 @@
+"""Weights in bfloat16 are moved in float32."""
+
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from grail_lightning.credit import GRAIL
+from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy.accumulation import accumulating, make_optimizer
+from grail_lightning.policy.masters import Masters
+from tests.runs import Watch, batches, module, trainer, weights
+
+ALONE = SingleDeviceStrategy("cpu")
+HALF = Loading(dtype="bfloat16")
+
+
+def _adamw(lr):
+    return lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0)
+
+
+def test_small_steps_add_up_although_each_rounds_to_nothing():
+    """At 1 the next bfloat16 below is 2^-8 away: 100 steps of 1e-4 are 0.01, which is 0.9883 or 0.9922."""
+    weight = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    masters = Masters([weight])
+    optimizer = torch.optim.SGD(masters.parameters, lr=1e-4)
+    masters.follow(optimizer)
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        masters.collect()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(masters.parameters[0].detach(), torch.full((8,), 0.99))
+    assert set(weight.tolist()) == {0.98828125}
+    assert weight.grad is None
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    """256 + 1 is 256 in bfloat16."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    masters = Masters([weight])
+    for gradient in (256.0, 1.0, 1.0):
+        weight.grad = torch.full_like(weight, gradient)
+        masters.collect()
+    assert masters.parameters[0].grad.tolist() == [258.0] * 3
+
+
+def test_weights_in_full_precision_are_their_own_masters():
+    half, full = (torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
+    masters = Masters([full, half])
+    assert masters.parameters[0] is full
+    assert masters.parameters[1].dtype == torch.float32
+
+
+def test_a_step_of_a_policy_is_adamw_on_float32_copies():
+    policy = load_policy("arithmetic", HALF).train()
+    expected = [torch.nn.Parameter(p.detach().float()) for p in policy.parameters()]
+    optimizer = make_optimizer(policy, ALONE, _adamw(1e-4))
+    by_hand = _adamw(1e-4)(expected)
+    tensors = (
+        torch.arange(3, 43).reshape(2, 20),
+        torch.ones(2, 20, dtype=torch.bool),
+        torch.ones(2, 9, dtype=torch.bool),
+    )
+    rows = [[tensor[row : row + 1] for tensor in tensors] for row in range(2)]
+    for _ in range(3):
+        for parameter in expected:
+            parameter.grad = torch.zeros_like(parameter)
+        for row in rows:
+            found = torch.autograd.grad(policy(*row).logprobs.sum(), list(policy.parameters()))
+            for parameter, gradient in zip(expected, found, strict=True):
+                parameter.grad += gradient.float()
+        by_hand.step()
+        for number, row in enumerate(rows):
+            with accumulating(policy, ALONE, last=number == 1):
+                policy(*row).logprobs.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert all(torch.equal(a, b) for a, b in zip(policy.trained_weights, expected, strict=True))
+        assert all(torch.equal(p, m.bfloat16()) for p, m in zip(policy.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("how", [{"loading": HALF}, {"precision": "bf16-true"}], ids=["dtype", "precision"])
+def test_a_resumed_run_goes_on_where_the_masters_were(how, tmp_path, recwarn):
+    """At this rate hardly a bfloat16 weight takes a single step: without their masters a resume would lose them."""
+    options = {"loading": how["loading"]} if "loading" in how else {}
+    flags = {"precision": how["precision"]} if "precision" in how else {}
+
+    def fresh():
+        return module(credit=GRAIL(), optimizer=_adamw(1e-5), **options)
+
+    def masters(ours):
+        return [m.detach() for m in ours.policy.trained_weights]
+
+    whole, first, second = fresh(), fresh(), fresh()
+    watch = Watch()
+    trainer(4, watch, **flags).fit(whole, batches(1))
+    run = trainer(2, **flags)
+    run.fit(first, batches(1))
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    trainer(4, **flags).fit(second, batches(1), ckpt_path=tmp_path / "two.ckpt")
+    assert watch.steps == [1, 2, 3, 4]
+    assert second.policy.model.dtype == torch.bfloat16
+    assert {m.dtype for m in masters(whole)} == {torch.float32}
+    assert all(torch.equal(a, b) for a, b in zip(masters(second), masters(whole), strict=True))
+    assert all(torch.equal(p, weights(whole)[name]) for name, p in weights(second).items())
+    assert any(not torch.equal(m, m.bfloat16().float()) for m in masters(whole))
+    assert not [w for w in recwarn if "rounds" in str(w.message)]
+    assert watch.outputs[-1].metrics["grad_norm"] > 0
+
+
+def test_no_masters_on_request_and_none_of_float32_or_of_adapters():
+    for loading in (Loading(dtype="bfloat16", master_weights=False), Loading()):
+        policy = load_policy("arithmetic", loading)
+        make_optimizer(policy, ALONE, torch.optim.SGD)
+        assert policy.masters is None
+    lora = load_policy("arithmetic", Loading(dtype="bfloat16", lora=LoRA(rank=2)))
+    make_optimizer(lora, ALONE, torch.optim.SGD)
+    assert {p.dtype for p in lora.trained_weights} == {torch.float32}
+    assert len(lora.trained_weights) == sum(p.requires_grad for p in lora.parameters())
+
+
+def test_a_checkpoint_without_masters_is_read_as_its_rounded_weights(tmp_path):
+    plain = module(loading=Loading(dtype="bfloat16", master_weights=False))
+    run = trainer(1)
+    run.fit(plain, batches(1))
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    ours = module(loading=HALF)
+    seen = []
+
+    class Look(Watch):
+        def on_train_start(self, trainer, pl_module):
+            pairs = zip(pl_module.policy.trained_weights, pl_module.policy.parameters(), strict=True)
+            seen.extend(torch.equal(master, weight.float()) for master, weight in pairs)
+
+    trainer(2, Look()).fit(ours, batches(1), ckpt_path=tmp_path / "one.ckpt")
+    assert seen
+    assert all(seen)
