@@ -23,7 +23,7 @@ from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
-from grail_lightning.policy.accumulation import accumulating, make_optimizer
+from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights
 from grail_lightning.policy.options import check_precision
 from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
@@ -68,8 +68,7 @@ class GrailModule(pl.LightningModule):
         self.automatic_optimization = False
         check_policy(policy, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling, self.objective = policy, loading, sampling, objective
-        self.engine = engine or HFEngine()
-        self.credit, self.control = credit or Uniform(), control
+        self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Policy | None = None
@@ -77,8 +76,7 @@ class GrailModule(pl.LightningModule):
         self.verifier: Verifier | None = None
         self._tokenizer: Any = None
         self._seconds: dict[str, float] = defaultdict(float)
-        self._moved = False
-        self._options: list[dict[str, Any]] = []
+        self._moved, self._options = False, list[dict[str, Any]]()
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -125,12 +123,14 @@ class GrailModule(pl.LightningModule):
             self.reference.to(device=self.policy.device, dtype=self.policy.model.dtype)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the credit method has to remember."""
+        """What the credit method has to remember; and weights in half precision as their masters have them."""
         checkpoint["credit"] = self.credit.state_dict()
+        checkpoint["state_dict"] |= master_weights(self.policy, prefix="policy.")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give it back."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
+        self._restored = checkpoint["state_dict"] if self.trainer.state.fn == "fit" else {}
 
     def teardown(self, stage: str) -> None:
         """Close the verifier pool."""
@@ -141,7 +141,8 @@ class GrailModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Trainable parameters of the policy alone; the reference never gets here."""
         assert self.policy is not None
-        optimizer = make_optimizer(self.policy, self.trainer.strategy, self.optimizer)
+        restored = {k.removeprefix("policy."): w for k, w in vars(self).pop("_restored", {}).items()}
+        optimizer = make_optimizer(self.policy, self.trainer.strategy, self.optimizer, restored)
         self._options = configured_options(optimizer)
         if self.scheduler is None:
             return optimizer

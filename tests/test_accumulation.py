@@ -3,7 +3,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from grail_lightning.credit import GRAIL, Uniform
-from grail_lightning.policy import LoRA
+from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.accumulation import accumulating, make_optimizer
 from tests.architectures import tiny
 from tests.runs import Watch, batches, module, trainer
@@ -59,8 +59,10 @@ def test_on_one_cpu_a_step_makes_no_second_gradient_of_the_vocabulary(credit, mo
 
 def test_where_ranks_exchange_gradients_autograd_keeps_them(tmp_path):
     policy = tiny("qwen3", tmp_path)
+    make_optimizer(policy, ALONE, torch.optim.SGD)
+    assert policy.model.get_input_embeddings().sparse
     strategy = DDPStrategy()
-    make_optimizer(policy, strategy, torch.optim.SGD)
+    make_optimizer(policy, strategy, torch.optim.SGD)  # A second fit.
     assert not policy.model.get_input_embeddings().sparse
     with accumulating(policy, strategy, last=True):
         assert not policy.adds_up
@@ -79,3 +81,27 @@ def test_outside_of_an_update_a_backward_pass_is_the_usual_one(tmp_path):
     parameters = [p for p in policy.parameters() if p.requires_grad]
     torch.autograd.grad(sum(_losses(policy)), parameters)
     assert all(p.grad is None for p in parameters)
+
+
+def test_tensors_that_are_saved_elsewhere_change_no_gradient(tmp_path):
+    policy = tiny("qwen3", tmp_path, tie_word_embeddings=True).eval()
+    parameters = list(policy.parameters())
+    expected = torch.autograd.grad(sum(_losses(policy)), parameters)
+    make_optimizer(policy, ALONE, torch.optim.SGD)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        loss = sum(_losses(policy))
+    with accumulating(policy, ALONE, last=True):
+        loss.backward()
+    for parameter, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_without_masters_trains_on_one_cpu(dtype):
+    policy = load_policy("arithmetic", Loading(dtype=str(dtype).removeprefix("torch."), master_weights=False))
+    optimizer = make_optimizer(policy, ALONE, torch.optim.SGD)
+    for number, loss in enumerate(_losses(policy)):
+        with accumulating(policy, ALONE, last=number == 1):
+            loss.backward()
+    optimizer.step()
+    assert all(p.grad.dtype == dtype and not p.grad.is_sparse for p in policy.trained_weights)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo as dynamo
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import DynamicCache
 
 from grail_lightning.credit import input_saliency
 from grail_lightning.engines import HFEngine
@@ -103,15 +104,37 @@ def test_one_graph_serves_all_blocks_and_all_lengths(traced):
         assert _graphs() == before + 1
 
 
-def test_sampling_is_not_compiled_and_stays_as_it_was(traced):
-    texts = []
+@pytest.mark.parametrize("width", [0, 3])
+def test_decoding_is_compiled_with_few_graphs_for_all_blocks_and_samples_the_same(width, traced):
+    """With prompts of one width, and with padded ones."""
+    prompts = [p for p in problems(12) if not width or len(p.messages) % width == 0][:3]
+    found = []
     for policy in _pair():
-        engine = HFEngine()
-        engine.update_weights(policy)
-        before = _graphs()
-        texts.append(engine.generate(problems(2), 2, SAMPLING, seed=0).texts)
-        assert _graphs() == before
-    assert texts[0] == texts[1]
+        engine, before = HFEngine(), _graphs()
+        engine.update_weights(policy.eval())
+        batch = engine.generate(prompts, 4, SAMPLING, seed=0)
+        found.append((batch.texts, batch.sampling_logprobs, _graphs() - before))
+    (texts, logprobs, none), (ours, also, made) = found
+    assert ours == texts
+    torch.testing.assert_close(also, logprobs, rtol=1e-4, atol=1e-4)
+    assert none == 0
+    assert (
+        1 <= made <= 3
+    )  # A graph that is first met with one length is made anew for all; a batch of one row is a third.
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_traced_is_left_to_the_block_itself(traced):
+    plain, compiled = _pair()
+    ids, before = torch.arange(3, 33).reshape(2, 15), _graphs()
+    found = []
+    for policy in (plain, compiled):
+        cache = DynamicCache()
+        with torch.no_grad():
+            policy.model(ids[:, :10], past_key_values=cache, use_cache=True)
+            found.append(policy.model(ids[:, 10:], past_key_values=cache, use_cache=True).logits)
+    torch.testing.assert_close(found[1], found[0])
+    assert _graphs() == before
 
 
 @pytest.mark.slow

@@ -18,15 +18,18 @@ def _adamw(lr):
     return lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0)
 
 
+def _masters(*weights):
+    return Masters({str(k): weight for k, weight in enumerate(weights)}, {})
+
+
 def test_small_steps_add_up_although_each_rounds_to_nothing():
     """At 1 the next bfloat16 below is 2^-8 away: 100 steps of 1e-4 are 0.01, which is 0.9883 or 0.9922."""
     weight = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    masters = Masters([weight])
+    masters = _masters(weight)
     optimizer = torch.optim.SGD(masters.parameters, lr=1e-4)
     masters.follow(optimizer)
     for _ in range(100):
-        weight.grad = torch.ones_like(weight)
-        masters.collect()
+        weight.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.testing.assert_close(masters.parameters[0].detach(), torch.full((8,), 0.99))
@@ -37,16 +40,19 @@ def test_small_steps_add_up_although_each_rounds_to_nothing():
 def test_gradients_of_micro_batches_add_up_in_float32():
     """256 + 1 is 256 in bfloat16."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    masters = Masters([weight])
+    masters = _masters(weight)
     for gradient in (256.0, 1.0, 1.0):
-        weight.grad = torch.full_like(weight, gradient)
-        masters.collect()
+        (gradient * weight).sum().backward()
+        assert weight.grad is None
     assert masters.parameters[0].grad.tolist() == [258.0] * 3
+    masters.close()
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1.0] * 3
 
 
 def test_weights_in_full_precision_are_their_own_masters():
     half, full = (torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
-    masters = Masters([full, half])
+    masters = _masters(full, half)
     assert masters.parameters[0] is full
     assert masters.parameters[1].dtype == torch.float32
 
@@ -108,30 +114,50 @@ def test_a_resumed_run_goes_on_where_the_masters_were(how, tmp_path, recwarn):
     assert watch.outputs[-1].metrics["grad_norm"] > 0
 
 
-def test_no_masters_on_request_and_none_of_float32_or_of_adapters():
-    for loading in (Loading(dtype="bfloat16", master_weights=False), Loading()):
-        policy = load_policy("arithmetic", loading)
-        make_optimizer(policy, ALONE, torch.optim.SGD)
-        assert policy.masters is None
-    lora = load_policy("arithmetic", Loading(dtype="bfloat16", lora=LoRA(rank=2)))
-    make_optimizer(lora, ALONE, torch.optim.SGD)
-    assert {p.dtype for p in lora.trained_weights} == {torch.float32}
-    assert len(lora.trained_weights) == sum(p.requires_grad for p in lora.parameters())
+def test_adapters_of_a_bfloat16_policy_have_masters_too():
+    policy = load_policy("arithmetic", Loading(dtype="bfloat16", lora=LoRA(rank=2)))
+    make_optimizer(policy, ALONE, torch.optim.SGD)
+    assert {p.dtype for p in policy.parameters() if p.requires_grad} == {torch.bfloat16}
+    assert {p.dtype for p in policy.trained_weights} == {torch.float32}
+    assert all("lora" in name for name in policy.masters.by_name)
 
 
-def test_a_checkpoint_without_masters_is_read_as_its_rounded_weights(tmp_path):
-    plain = module(loading=Loading(dtype="bfloat16", master_weights=False))
+@pytest.mark.parametrize(
+    "loading", [Loading(dtype="bfloat16", master_weights=False), Loading()], ids=["off", "float32"]
+)
+def test_without_masters_the_optimiser_gets_the_weights(loading):
+    policy = load_policy("arithmetic", loading)
+    optimizer = make_optimizer(policy, ALONE, torch.optim.SGD)
+    assert policy.masters is None
+    assert optimizer.param_groups[0]["params"][0] is next(policy.parameters())
+
+
+@pytest.mark.parametrize(("before", "after"), [(HALF, Loading()), (Loading(), HALF)], ids=["to float32", "to bfloat16"])
+def test_a_checkpoint_hands_on_all_digits_to_another_precision(before, after, tmp_path):
+    first, second = module(loading=before), module(loading=after)
     run = trainer(1)
-    run.fit(plain, batches(1))
+    run.fit(first, batches(1))
     run.save_checkpoint(tmp_path / "one.ckpt")
-    ours = module(loading=HALF)
     seen = []
 
     class Look(Watch):
         def on_train_start(self, trainer, pl_module):
-            pairs = zip(pl_module.policy.trained_weights, pl_module.policy.parameters(), strict=True)
-            seen.extend(torch.equal(master, weight.float()) for master, weight in pairs)
+            seen.extend(w.detach().clone() for w in pl_module.policy.trained_weights)
 
-    trainer(2, Look()).fit(ours, batches(1), ckpt_path=tmp_path / "one.ckpt")
-    assert seen
-    assert all(seen)
+    trainer(2, Look()).fit(second, batches(1), ckpt_path=tmp_path / "one.ckpt")
+    held = [w.detach() for w in first.policy.trained_weights]
+    assert any(not torch.equal(w, w.bfloat16().float()) for w in held)
+    assert all(torch.equal(a, b) for a, b in zip(seen, held, strict=True))
+
+
+def test_a_second_fit_begins_at_the_weights_as_they_are_then():
+    ours = module(loading=HALF, optimizer=_adamw(1e-12))
+    trainer(1).fit(ours, batches(1))
+    old = ours.policy.masters
+    with torch.no_grad():
+        for p in ours.policy.parameters():
+            p.mul_(0.5)
+    halved = {name: p.clone() for name, p in weights(ours).items()}
+    trainer(1).fit(ours, batches(1))
+    assert ours.policy.masters is not old
+    assert all(torch.equal(p, halved[name]) for name, p in weights(ours).items())

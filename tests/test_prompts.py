@@ -1,7 +1,10 @@
 """Prompts that are run once for all of their responses."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch._dynamo as dynamo
 from transformers import Lfm2Config, MiniMaxConfig, Qwen3NextConfig
 
 from grail_lightning.objective import Objective, costs_behind_prompts, prompt_blocks, saved_by_sharing
@@ -175,7 +178,28 @@ def test_copies_of_a_long_prompt_count_towards_the_budget(batch):
     assert costs[::4].tolist() == [[8, 2], [2, 0], [7, 1], [8, 2]]
 
 
-@pytest.mark.parametrize("option", ["packing", "compile", "gradient_checkpointing"])
+@pytest.mark.slow
+# Dynamo looks at `.grad` of its inputs; loading it imports what torch has deprecated.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_compiled_blocks_share_with_the_same_graphs_for_all_of_them(batch, monkeypatch):
+    dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    plain, policy = (load_policy("arithmetic", Loading(compile=on)).double() for on in (False, True))
+    assert can_share_prompts(policy.train())
+    before = dynamo.utils.counters["stats"]["unique_graphs"]
+    shared, embedded = _steps(policy, batch, True, token_budget=60)
+    made = dynamo.utils.counters["stats"]["unique_graphs"] - before
+    # With and without a mask, of one row and of several, with leaves and with what they were copied from: not by block.
+    assert 1 <= made < 2 * len(policy.blocks)
+    apart, whole = _steps(plain, batch, False, token_budget=60)
+    assert embedded < whole
+    for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
+        assert _gap(ours, theirs) <= 1e-5
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("option", ["packing", "gradient_checkpointing"])
 def test_what_cannot_share_does_not(option, batch):
     policy = load_policy("arithmetic", Loading(**{option: True}))
     assert not can_share_prompts(policy)

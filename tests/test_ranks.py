@@ -75,7 +75,9 @@ def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
         assert ours["reductions"] == units * steps
         assert theirs["reductions"] > units * steps
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        np.testing.assert_allclose(np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6
+        )
 
 
 def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those_of_one_process():

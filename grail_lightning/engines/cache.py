@@ -5,6 +5,8 @@ Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,29 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from grail_lightning.policy.compiled import Cached
+
 BLOCK = 64
+
+
+class Room:
+    """Keys and values of one layer with room behind them, as a decoder block meets them.
+
+    Args:
+        keys: ``[n, H, L + room, d]``.
+        values: Likewise.
+        length: ``L``, the tokens that are there.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
+        self.keys, self.values, self.length = keys, values, length
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write ``[n, H, t, d]`` behind the others; all keys and all values ``[n, H, L+t, d]``, as views."""
+        stop = self.length + key_states.shape[-2]
+        self.keys[..., self.length : stop, :] = key_states
+        self.values[..., self.length : stop, :] = value_states
+        return self.keys[..., :stop, :], self.values[..., :stop, :]
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
@@ -29,17 +53,30 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append ``[n, H, t, d]``; all keys and all values ``[n, H, L+t, d]``, as views of the room."""
-        start = self.get_seq_length()
-        stop = start + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self._room is None or stop > self._room[0].shape[-2]:
-            self._grow(key_states, value_states, start, max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
-        assert self._room is not None
-        self._room[0][..., start:stop, :] = key_states
-        self._room[1][..., start:stop, :] = value_states
-        self.keys, self.values = (held[..., :stop, :] for held in self._room)
+        self.keys, self.values = self._make_room(key_states, value_states).update(key_states, value_states)
         return self.keys, self.values
+
+    @contextmanager
+    def traced(self, number: int) -> Iterator[Cached | None]:
+        """For a block that is compiled: what appends the keys and values of `number` tokens while the context lasts."""
+        if not self.get_seq_length():
+            yield None
+            return
+        stop = self.get_seq_length() + number
+        room = self._make_room(self.keys, self.values, number)
+        yield Room, (room.keys, room.values, room.length)
+        self.keys, self.values = room.keys[..., :stop, :], room.values[..., :stop, :]
+
+    def _make_room(self, keys: Tensor, values: Tensor, number: int | None = None) -> Room:
+        """For `number` further tokens like those given; for as many as given, if it is None."""
+        start = self.get_seq_length()
+        stop = start + (keys.shape[-2] if number is None else number)
+        if self._room is None or stop > self._room[0].shape[-2]:
+            self._grow(keys, values, start, max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
+        assert self._room is not None
+        return Room(*self._room, start)
 
     def _grow(self, keys: Tensor, values: Tensor, length: int, capacity: int) -> None:
         room = tuple(new.new_empty(*new.shape[:2], capacity, new.shape[-1]) for new in (keys, values))

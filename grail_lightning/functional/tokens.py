@@ -209,7 +209,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         # Clipped tokens and those of weight zero ask for nothing.
         kept = grad.nonzero().squeeze(-1)
         state_grad = torch.zeros_like(states)
-        sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in wanted]
+        # What was saved for this pass may have been unpacked as a copy, whose gradient nobody would see.
+        own = [chunks.weight] if chunks.weight is not None and wanted else wanted
+        sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in own]
         for rows in torch.split(kept, size):
             part, of = states[rows], (log_norm[rows], ids[rows], grad[rows])
             if chunks.weight is not None:

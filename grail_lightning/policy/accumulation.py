@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import nn
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,7 +16,9 @@ from grail_lightning.policy.masters import HALF, Masters
 from grail_lightning.policy.model import Policy
 
 
-def make_optimizer(policy: Policy, strategy: Any, make: Callable[[Any], Any]) -> Any:
+def make_optimizer(
+    policy: Policy, strategy: Any, make: Callable[[Any], Any], restored: Mapping[str, Tensor] | None = None
+) -> Any:
     """The optimiser of the trainable weights, or of their masters where they are held in half precision.
 
     On one CPU the embeddings report the rows that they have read from here on, not a gradient of the whole vocabulary.
@@ -24,19 +26,36 @@ def make_optimizer(policy: Policy, strategy: Any, make: Callable[[Any], Any]) ->
 
     Args:
         policy: On its device.
-        strategy: The trainer's. Sharded weights (FSDP) have no masters: shard float32 ones.
+        strategy: The trainer's. Sharded weights (FSDP, DeepSpeed) have no masters here: shard float32 ones.
         make: Parameters to optimiser.
+        restored: The policy's weights in a checkpoint, by name.
     """
-    halves = any(p.dtype in HALF for p in policy.trained_weights)
-    if halves and policy.loading.master_weights and isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
-        policy.masters = Masters(policy.trained_weights)
-    elif isinstance(strategy, SingleDeviceStrategy) and strategy.root_device.type == "cpu":
-        embeddings = policy.model.get_input_embeddings()
-        embeddings.sparse = isinstance(embeddings, nn.Embedding)
+    if policy.masters is not None:  # Of a fit before this one.
+        policy.masters.close()
+        policy.masters = None
+    alone = isinstance(strategy, SingleDeviceStrategy)
+    whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
+    if whole and policy.loading.master_weights and any(p.dtype in HALF for p in policy.trained_weights):
+        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        policy.masters = Masters(trained, restored or {})
+    embeddings = policy.model.get_input_embeddings()
+    if isinstance(embeddings, nn.Embedding):
+        plain = embeddings.weight.dtype not in HALF and not embeddings.scale_grad_by_freq
+        embeddings.sparse = alone and strategy.root_device.type == "cpu" and plain
     optimizer = make(iter(policy.trained_weights))
     if policy.masters is not None:
         policy.masters.follow(optimizer)
     return optimizer
+
+
+def master_weights(policy: Policy | None, prefix: str) -> dict[str, Tensor]:
+    """The masters of weights in half precision by name, for a checkpoint: it holds them in the weights' place."""
+    if policy is None or policy.masters is None:
+        return {}
+    masters = policy.masters.by_name
+    named = {id(p): name for name, p in policy.named_parameters()}
+    everything = policy.named_parameters(remove_duplicate=False)  # Tied weights have several names.
+    return {prefix + name: masters[named[id(p)]].detach() for name, p in everything if named[id(p)] in masters}
 
 
 @contextmanager
@@ -63,9 +82,7 @@ def accumulating(policy: Policy, strategy: Any, *, last: bool) -> Iterator[None]
     try:
         with wrapped.no_sync() if replicated and (masters is not None or not last) else nullcontext():
             yield
-        if masters is not None:
-            masters.collect()
-            if last and replicated:
-                masters.exchange()
+        if masters is not None and last and replicated:
+            masters.exchange()
     finally:
         policy.adds_up = False

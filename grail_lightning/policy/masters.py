@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grail_lightning.functional.tokens import gradient_so_far
 from grail_lightning.ranks import over_ranks, world_size
 
 HALF = (torch.bfloat16, torch.float16)
-SAVED = "masters"
 
 
 class Masters:
     """The master weights of a policy.
 
     In bfloat16 a step of less than 1/256 of a weight rounds to nothing, and so does a small addition to a gradient. So
-    gradients are added up and steps are taken in float32; the policy holds the result, rounded.
+    gradients are added up and steps are taken in float32; the policy holds the result, rounded. A gradient in half
+    precision is there until it has been added, no longer.
 
     Args:
-        weights: The trainable weights; those in full precision are their own masters.
+        weights: The trainable weights by name; those in full precision are their own masters.
+        restored: What a checkpoint says of them; in full precision it is where the masters begin.
 
     Attributes:
         parameters: What the optimiser gets, in the same order.
     """
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        weights = list(weights)
-        self.parameters = [w.detach().float().requires_grad_() if w.dtype in HALF else w for w in weights]
-        self._pairs = [(w, m) for w, m in zip(weights, self.parameters, strict=True) if w is not m]
-
-    def collect(self) -> None:
-        """After a backward pass: add the gradients to those of the masters, and free them."""
-        for weight, master in self._pairs:
-            if weight.grad is not None:
-                gradient_so_far(master).add_(weight.grad)
-                weight.grad = None
+    def __init__(self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor]) -> None:
+        self.by_name = {
+            name: w if w.dtype not in HALF else _master(w, restored.get(name)) for name, w in weights.items()
+        }
+        self.parameters = list(self.by_name.values())
+        self._pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
+        hooked: Any = self._pairs  # The method has no types.
+        self._hooks = [weight.register_post_accumulate_grad_hook(partial(_collect, m)) for weight, m in hooked]
 
     def exchange(self) -> None:
-        """Mean of the gradients over the ranks, each of which has its own so far."""
-        for master in self.parameters:
-            master.grad = over_ranks(gradient_so_far(master), "sum").div_(world_size())
+        """Mean of the gradients over the ranks, each of which has its own so far.
+
+        In float32, one tensor after the other: DDP's own exchange would be in half precision, and overlap.
+        """
+        found = torch.tensor([master.grad is not None for master in self.parameters], device=self.parameters[0].device)
+        for master, somewhere in zip(self.parameters, over_ranks(found.long(), "max").tolist(), strict=True):
+            if somewhere:
+                master.grad = over_ranks(gradient_so_far(master), "sum").div_(world_size())
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -52,16 +56,24 @@ class Masters:
             weight.copy_(master)
 
     def follow(self, optimizer: Any) -> None:
-        """Write back after each of the optimiser's steps, and travel in its checkpoints."""
+        """Write back after each of the optimiser's steps."""
         optimizer.register_step_post_hook(lambda *_: self.write_back())
-        optimizer.register_state_dict_post_hook(lambda _, state: state | {SAVED: [m for _, m in self._pairs]})
-        optimizer.register_load_state_dict_pre_hook(self._restore)
 
-    @torch.no_grad()
-    def _restore(self, _: Any, state: dict[str, Any]) -> dict[str, Any]:
-        # A checkpoint of a run without masters has none: then they are the weights in it.
-        saved = state.get(SAVED) or [weight for weight, _ in self._pairs]
-        for (_, master), held in zip(self._pairs, saved, strict=True):
-            master.copy_(held)
-        self.write_back()
-        return {name: value for name, value in state.items() if name != SAVED}
+    def close(self) -> None:
+        """Leave the gradients to the weights again."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _master(weight: Tensor, restored: Tensor | None) -> Tensor:
+    if weight.dtype not in HALF:
+        return weight
+    exact = restored is not None and restored.dtype not in HALF and restored.shape == weight.shape
+    begun: Any = restored if exact else weight.detach()
+    return nn.Parameter(begun.to(weight.device, torch.float32, copy=True))
+
+
+def _collect(master: Tensor, weight: Tensor) -> None:
+    if weight.grad is not None:
+        gradient_so_far(master).add_(weight.grad)
+        weight.grad = None

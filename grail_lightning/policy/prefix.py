@@ -5,6 +5,8 @@ Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W`` columns, `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from grail_lightning.functional.tokens import full_precision
+from grail_lightning.policy.compiled import Cached
 from grail_lightning.policy.model import Policy
 from grail_lightning.rollout import RolloutBatch
 
@@ -47,12 +50,11 @@ def _continues(policy: Policy) -> bool:
 def can_share_prompts(policy: Policy) -> bool:
     """Whether `SharedPrompts` may stand in for whole rows in training.
 
-    Not with dropout (every row has its own), packed or compiled blocks, checkpointed blocks (they refuse a cache) and
+    Not with dropout (every row has its own), packed blocks, checkpointed blocks (they refuse a cache) and
     sharded ones (FSDP frees weights after a backward pass); with flash-attn it has not been tried.
     """
     return (
         not policy.loading.packing
-        and not policy.loading.compile
         and policy.model.config._attn_implementation in ("sdpa", "eager")
         and not (policy.training and drops_out(policy))
         and graphs_last(policy)
@@ -184,8 +186,26 @@ def _leaf(tensor: Tensor) -> Tensor:
     return _summing(tensor).detach().requires_grad_(tensor.requires_grad)
 
 
+class Joined:
+    """One layer's keys and values of some beginnings, as a decoder block meets them.
+
+    Args:
+        keys: ``[B, heads, kept, D / heads]``.
+        values: Likewise.
+        rows: ``[n]`` long, which row each continuation belongs to.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
+        self.keys, self.values, self.rows = keys, values, rows
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Beginning and continuation, ``[n, heads, kept + w, D / heads]`` each; autograd keeps the copy."""
+        keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
+        return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
+
+
 class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
-    """One layer's keys and values of a beginning, copied for the rows when the layer runs; autograd keeps the copy."""
+    """`Joined` as a layer of a cache."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, columns: slice) -> None:
         super().__init__()
@@ -193,8 +213,10 @@ class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no typ
         self.rows, self.is_initialized = rows, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
-        assert self.keys is not None
-        assert self.values is not None
-        keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
-        return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
+        """As `Joined`."""
+        return Joined(self.keys, self.values, self.rows).update(key_states, value_states)
+
+    @contextmanager
+    def traced(self, number: int) -> Iterator[Cached]:
+        """For a block that is compiled: what joins beginning and continuation."""
+        yield Joined, (self.keys, self.values, self.rows)
