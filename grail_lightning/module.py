@@ -169,8 +169,8 @@ class GrailModule(pl.LightningModule):
             weights = shared.weights(self.policy)
             self._seconds["credit"] += shared.seconds
             self._seconds["update"] -= shared.seconds
-        report = rollout_report(batch, verdicts) | drawn | updated
-        report |= credit_report(batch, weights, step_masks(batch, self.tokenizer), entropies)
+        steps = None if weights.scores is None else step_masks(batch, self.tokenizer)
+        report = rollout_report(batch, verdicts) | drawn | updated | credit_report(batch, weights, steps, entropies)
         report |= {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._log(report)
         self.log_dict({k: report[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)

@@ -68,7 +68,8 @@ def credit_report(
     Args:
         batch: ``B`` rows with advantages.
         weights: Their token weights.
-        steps: Masks ``[B, T]`` of labelled steps, where the task can tell; see `grail_lightning.locate.step_masks`.
+        steps: Masks ``[B, T]`` of labelled steps, where the task can tell and there are scores to judge; see
+            `grail_lightning.locate.step_masks`.
         entropies: ``[B, T]`` in nats; zero on rows that have none.
     """
     assert batch.advantages is not None

@@ -55,7 +55,8 @@ class Loading:
         chunk_tokens: Most positions whose logits exist at a time; fewer behind a large vocabulary.
         packing: Run the decoder on valid tokens alone, all rows behind each other. For flash-attn's variable lengths;
             SDPA attends as over one row of all tokens, which pays for wide models in small micro-batches only.
-        compile: Run the decoder blocks through `torch.compile` (sampling excepted). Needs a C++ compiler.
+        compile: Run the decoder blocks through `torch.compile`, in decoding (prompts excepted) and in the update. Needs
+            a C++ compiler.
         offload: Keep weights, gradients and so the optimiser's state in the host's memory. Blocks travel to the device
             when they run, all at once for sampling; the optimiser steps on the host. Needs `ModelParallelStrategy`,
             on one device, too.
