@@ -6,6 +6,7 @@
 One process a side and round: seconds, and the peak of resident memory over what was there before (states, head, ids).
 "full logits" makes ``[tokens, V]`` logits, takes log-softmax and gather, and the entropy without gradient, as the plain
 implementation of GRPO does. "autograd, chunks" is checkpointed chunks without the backward pass that is written out.
+Ours is as in training on one device: a head that is a product, whose gradient is added up in place.
 """
 
 import argparse
@@ -33,7 +34,8 @@ def chunks(states, head, ids):
 
 
 def written_out(states, head, ids):
-    return token_logprobs(states, head, ids, with_entropy=True, trained=[head.weight])
+    more = {"trained": [head.weight], "weight": head.weight, "add_up": lambda: True}
+    return token_logprobs(states, head, ids, with_entropy=True, **more)
 
 
 SIDES = {"ours": written_out, "autograd, chunks": chunks, "full logits": full_logits}

@@ -130,7 +130,7 @@ class GrailModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give it back."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
-        self._restored = checkpoint["state_dict"] if self.trainer.state.fn == "fit" else {}
+        self._restored = checkpoint.get("state_dict", {}) if self.trainer.state.fn == "fit" else {}
 
     def teardown(self, stage: str) -> None:
         """Close the verifier pool."""

@@ -193,9 +193,10 @@ class RolloutBatch:
     """Sampled responses; rows of one group are neighbours. See the module's docstring for a worked row.
 
     Attributes:
-        input_ids: ``[B, P+T]`` long; prompts padded left, responses padded right.
+        input_ids: ``[B, P+T]``; prompts padded left, responses padded right. int32 in a whole batch, long in what
+            `select` cuts out of it: torch indexes with longs.
         attention_mask: ``[B, P+T]`` bool.
-        response_ids: ``[B, T]`` long, the sampled ids themselves; nothing is re-tokenised.
+        response_ids: ``[B, T]``, the sampled ids themselves, likewise; nothing is re-tokenised.
         response_mask: ``[B, T]`` bool, True on generated tokens, the end token included.
         group: ``[B]`` long, which prompt of the batch a row answers.
         row: ``[B]`` long, a row's identity within the step over all ranks; it keys per-row random numbers.
@@ -267,7 +268,11 @@ class RolloutBatch:
 
         def cut(name: str, value: Any) -> Any:
             match value:
-                case Tensor() if name in ("input_ids", "attention_mask"):
+                case Tensor() if name == "input_ids":
+                    return value[taken, columns].long()
+                case Tensor() if name == "response_ids":
+                    return value[taken, :response].long()
+                case Tensor() if name == "attention_mask":
                     return value[taken, columns]
                 case Tensor() if value.ndim == 2:
                     return value[taken, :response]

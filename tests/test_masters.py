@@ -29,7 +29,8 @@ def test_small_steps_add_up_although_each_rounds_to_nothing():
     optimizer = torch.optim.SGD(masters.parameters, lr=1e-4)
     masters.follow(optimizer)
     for _ in range(100):
-        weight.sum().backward()
+        with masters.collecting():
+            weight.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.testing.assert_close(masters.parameters[0].detach(), torch.full((8,), 0.99))
@@ -42,10 +43,10 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     masters = _masters(weight)
     for gradient in (256.0, 1.0, 1.0):
-        (gradient * weight).sum().backward()
+        with masters.collecting():
+            (gradient * weight).sum().backward()
         assert weight.grad is None
     assert masters.parameters[0].grad.tolist() == [258.0] * 3
-    masters.close()
     weight.sum().backward()
     assert weight.grad.tolist() == [1.0] * 3
 

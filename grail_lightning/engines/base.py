@@ -54,10 +54,10 @@ def build_batch(
     lengths = torch.tensor([len(ids) for ids in responses], dtype=torch.long)
     width = int(lengths.max()) if len(lengths) else 0
     response_mask = lengths_to_mask(lengths, width)
-    response_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids in responses], dtype=torch.long)
+    response_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids in responses], dtype=torch.int32)
     response_ids = response_ids.reshape(len(responses), width)
     return RolloutBatch(
-        input_ids=torch.cat([prompt_ids, response_ids], 1),
+        input_ids=torch.cat([prompt_ids.int(), response_ids], 1),
         attention_mask=torch.cat([prompt_mask, response_mask], 1),
         response_ids=response_ids,
         response_mask=response_mask,

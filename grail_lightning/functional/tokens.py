@@ -74,7 +74,7 @@ def token_logprobs(
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
         head: hidden ``[n, D]`` to logits ``[n, V]`` as the model itself applies it, with bias, scale and soft cap.
-        token_ids: ``[...]`` long.
+        token_ids: ``[...]``.
         temperature: Divides the logits.
         chunk_tokens: Positions whose logits exist at a time.
         with_entropy: Whether to return the entropy in nats, too.
@@ -97,7 +97,7 @@ def token_logprobs(
         raise ValueError(
             f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
         )
-    states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1)
+    states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
 
     if torch.is_autocast_enabled(hidden.device.type) or (weight is not None and weight.dtype != hidden.dtype):
         weight = None  # The product is then one of copies.
@@ -185,15 +185,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, states: Tensor, ids: Tensor, *trained: Tensor) -> tuple[Tensor, Tensor]:
-        found, raw = [], states.new_zeros(0)
+        found, made = [], states.new_zeros(0)
         size = chunks.chunk_tokens
         for part, part_ids in zip(torch.split(states, size), torch.split(ids, size), strict=True):
             raw = chunks.head(part)
             found += [chunks.stats(*block) for block in _blocks(raw, part_ids)]
+            made = raw if chunks.weight is not None and len(ids) <= size else made
+            del raw  # Before the next chunk's are made.
         chosen, log_norm, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.chunks, ctx.device_type = chunks, states.device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
-        made = raw if chunks.weight is not None and len(ids) <= size else states.new_zeros(0)
         ctx.save_for_backward(states, ids, log_norm, made, *trained)
         ctx.mark_non_differentiable(entropy)
         return chosen, entropy
@@ -221,6 +222,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 state_grad[rows] = slope @ chunks.weight
                 for total in sums:
                     total.addmm_(slope.T, part)
+                del slope  # Before the next chunk's is made.
                 continue
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
@@ -230,6 +232,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             state_grad[rows] = of_states
             for total, found in zip(sums, of_trained, strict=True):
                 total += found
+            del raw, slope, of_trained
         left = iter([None] * len(sums) if add_up else sums)
         of_parameters = [next(left) if needed else None for needed in ctx.needs_input_grad[3:]]
         return None, state_grad, None, *of_parameters

@@ -30,9 +30,7 @@ def make_optimizer(
         make: Parameters to optimiser.
         restored: The policy's weights in a checkpoint, by name.
     """
-    if policy.masters is not None:  # Of a fit before this one.
-        policy.masters.close()
-        policy.masters = None
+    policy.masters = None  # Not those of a fit before this one.
     alone = isinstance(strategy, SingleDeviceStrategy)
     whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
     if whole and policy.loading.master_weights and any(p.dtype in HALF for p in policy.trained_weights):
@@ -79,8 +77,9 @@ def accumulating(policy: Policy, strategy: Any, *, last: bool) -> Iterator[None]
     if getattr(embeddings, "sparse", False) and embeddings.weight.requires_grad:
         gradient_so_far(embeddings.weight)  # Dense: optimisers and clipping take no other.
     policy.adds_up = isinstance(strategy, SingleDeviceStrategy) and masters is None
+    collected = nullcontext() if masters is None else masters.collecting()
     try:
-        with wrapped.no_sync() if replicated and (masters is not None or not last) else nullcontext():
+        with collected, wrapped.no_sync() if replicated and (masters is not None or not last) else nullcontext():
             yield
         if masters is not None and last and replicated:
             masters.exchange()

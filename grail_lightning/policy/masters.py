@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,8 +37,17 @@ class Masters:
         }
         self.parameters = list(self.by_name.values())
         self._pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
-        hooked: Any = self._pairs  # The method has no types.
-        self._hooks = [weight.register_post_accumulate_grad_hook(partial(_collect, m)) for weight, m in hooked]
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Backward passes inside hand the weights' gradients to the masters, one by one as they come."""
+        pairs: Any = self._pairs  # The method has no types.
+        hooks = [weight.register_post_accumulate_grad_hook(partial(_collect, master)) for weight, master in pairs]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def exchange(self) -> None:
         """Mean of the gradients over the ranks, each of which has its own so far.
@@ -58,11 +68,6 @@ class Masters:
     def follow(self, optimizer: Any) -> None:
         """Write back after each of the optimiser's steps."""
         optimizer.register_step_post_hook(lambda *_: self.write_back())
-
-    def close(self) -> None:
-        """Leave the gradients to the weights again."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 def _master(weight: Tensor, restored: Tensor | None) -> Tensor:
