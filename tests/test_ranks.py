@@ -24,7 +24,7 @@ def test_sharded_weights_train_as_replicated_ones_do(credit):
     replicated, sharded = _run("ddp", credit), _run("fsdp2", credit)
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["texts"] == theirs["texts"]
-        assert ours["weights"] == pytest.approx(theirs["weights"], rel=1e-7)
+        assert ours["weights"] == pytest.approx(theirs["weights"], rel=1e-6 if credit == "OARGradient" else 1e-7)
         # OAR-G differentiates the KL of a noise of 1e-3, of which float32 keeps a few digits.
         digits = 1e-3 if credit == "OARGradient" else 1e-4
         assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=digits, abs=1e-6)

@@ -185,14 +185,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, states: Tensor, ids: Tensor, *trained: Tensor) -> tuple[Tensor, Tensor]:
-        found, made = [], states.new_zeros(0)
-        size = chunks.chunk_tokens
-        for part, part_ids in zip(torch.split(states, size), torch.split(ids, size), strict=True):
+        made, size = states.new_zeros(0), chunks.chunk_tokens
+        # Made at once: small results between large temporaries would leave holes that nothing fits into.
+        found = states.new_empty(len(ids), 3, dtype=full_precision(made).dtype)
+        parts = (torch.split(tensor, size) for tensor in (states, ids, found))
+        for part, part_ids, part_found in zip(*parts, strict=True):
             raw = chunks.head(part)
-            found += [chunks.stats(*block) for block in _blocks(raw, part_ids)]
+            for *block, result in _blocks(raw, part_ids, part_found):
+                result.copy_(torch.stack(chunks.stats(*block), 1))
             made = raw if chunks.weight is not None and len(ids) <= size else made
-            del raw  # Before the next chunk's are made.
-        chosen, log_norm, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
+            del raw, block  # Before the next chunk's are made.
+        chosen, log_norm, entropy = found.T.contiguous()
         ctx.chunks, ctx.device_type = chunks, states.device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
         ctx.save_for_backward(states, ids, log_norm, made, *trained)
@@ -222,7 +225,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 state_grad[rows] = slope @ chunks.weight
                 for total in sums:
                     total.addmm_(slope.T, part)
-                del slope  # Before the next chunk's is made.
+                del slope, block  # Before the next chunk's is made.
                 continue
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
