@@ -55,7 +55,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         """Append ``[n, H, t, d]``; all keys and all values ``[n, H, L+t, d]``, as views of the room."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys, self.values = self._make_room(key_states, value_states).update(key_states, value_states)
+        room = self._make_room(key_states, value_states, key_states.shape[-2])
+        self.keys, self.values = room.update(key_states, value_states)
         return self.keys, self.values
 
     @contextmanager
@@ -64,15 +65,14 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         if not self.get_seq_length():
             yield None
             return
-        stop = self.get_seq_length() + number
         room = self._make_room(self.keys, self.values, number)
         yield Room, (room.keys, room.values, room.length)
-        self.keys, self.values = room.keys[..., :stop, :], room.values[..., :stop, :]
+        self.keys, self.values = (held[..., : room.length + number, :] for held in (room.keys, room.values))
 
-    def _make_room(self, keys: Tensor, values: Tensor, number: int | None = None) -> Room:
-        """For `number` further tokens like those given; for as many as given, if it is None."""
+    def _make_room(self, keys: Tensor, values: Tensor, number: int) -> Room:
+        """For `number` further tokens like those given."""
         start = self.get_seq_length()
-        stop = start + (keys.shape[-2] if number is None else number)
+        stop = start + number
         if self._room is None or stop > self._room[0].shape[-2]:
             self._grow(keys, values, start, max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
         assert self._room is not None

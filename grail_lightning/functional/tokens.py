@@ -103,9 +103,8 @@ def token_logprobs(
         weight = None  # The product is then one of copies.
     # One chunk needs no recomputation to bound its memory.
     recompute = torch.is_grad_enabled() and len(ids) > chunk_tokens
-    by_hand = trained is not None and not entropy_gradient and torch.is_grad_enabled()
-    if by_hand and len(ids) and (recompute or weight is not None):
-        assert trained is not None
+    spared = torch.is_grad_enabled() and len(ids) > 0 and weight is not None
+    if trained is not None and not entropy_gradient and (recompute or spared):
         chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, weight, add_up)
         trained = trained if weight is None else [weight]
         chosen, entropy = _ChunkedLogprobs.apply(chunks, states, ids, *trained)  # type: ignore[no-untyped-call]

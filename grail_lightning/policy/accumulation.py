@@ -50,10 +50,9 @@ def master_weights(policy: Policy | None, prefix: str) -> dict[str, Tensor]:
     """The masters of weights in half precision by name, for a checkpoint: it holds them in the weights' place."""
     if policy is None or policy.masters is None:
         return {}
-    masters = policy.masters.by_name
-    named = {id(p): name for name, p in policy.named_parameters()}
+    exact = {id(weight): master.detach() for weight, master in policy.masters.pairs}
     everything = policy.named_parameters(remove_duplicate=False)  # Tied weights have several names.
-    return {prefix + name: masters[named[id(p)]].detach() for name, p in everything if named[id(p)] in masters}
+    return {prefix + name: exact[id(p)] for name, p in everything if id(p) in exact}
 
 
 @contextmanager

@@ -28,20 +28,20 @@ class Masters:
         restored: What a checkpoint says of them; in full precision it is where the masters begin.
 
     Attributes:
-        parameters: What the optimiser gets, in the same order.
+        by_name: What the optimiser gets, by the weights' names.
+        parameters: The same as a list.
+        pairs: The weights in half precision, each with its master.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor]) -> None:
-        self.by_name = {
-            name: w if w.dtype not in HALF else _master(w, restored.get(name)) for name, w in weights.items()
-        }
+        self.by_name = {name: _master(weight, restored.get(name)) for name, weight in weights.items()}
         self.parameters = list(self.by_name.values())
-        self._pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
+        self.pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Backward passes inside hand the weights' gradients to the masters, one by one as they come."""
-        pairs: Any = self._pairs  # The method has no types.
+        pairs: Any = self.pairs  # The method has no types.
         hooks = [weight.register_post_accumulate_grad_hook(partial(_collect, master)) for weight, master in pairs]
         try:
             yield
@@ -62,7 +62,7 @@ class Masters:
     @torch.no_grad()
     def write_back(self) -> None:
         """Round the masters into the policy."""
-        for weight, master in self._pairs:
+        for weight, master in self.pairs:
             weight.copy_(master)
 
     def follow(self, optimizer: Any) -> None:
