@@ -32,6 +32,7 @@ from grail_lightning.objective import (
 )
 from grail_lightning.policy import Policy
 from grail_lightning.policy.prefix import SharedPrompts, can_share_prompts
+from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, reaches
 from grail_lightning.ranks import in_step, over_ranks, world_size
 from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights, micro_batches
 from grail_lightning.seeds import derive_seed
@@ -44,11 +45,19 @@ SHARE_FROM = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A micro-batch: its rows, the prompts that they have in common with others, and whether those are the last."""
+    """A micro-batch.
+
+    Attributes:
+        rows: ``[n]`` long, its rows.
+        prompts: Those that they have in common with others.
+        last: Whether no other micro-batch follows with these prompts.
+        starts: At which of the rows a prefix tree begins; None if they are run apart.
+    """
 
     rows: Tensor = NO_ROWS
     prompts: SharedPrompts | None = None
     last: bool = False
+    starts: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -197,11 +206,22 @@ class Update:
 
     def _cut(self, policy: Policy, rows: Tensor, shared: SharedCredit | None) -> list[Piece]:
         """Micro-batches; the rows whose credit is shared apart from the others, which need no saliency."""
+        trees = self.objective.share_prompts and can_branch(policy)
         if shared is not None:
+            # A token of several rows would have a saliency for each of them.
             mine = shared.rows[rows]
-            return self._cut(policy, rows[mine], None) + self._cut(policy, rows[~mine], None)
-        wanted = self.objective.share_prompts and saved_by_sharing(self.batch, rows) >= SHARE_FROM
-        if not (wanted and can_share_prompts(policy)):
+            return self._cut_rows(policy, rows[mine], trees=False) + self._cut_rows(policy, rows[~mine], trees=trees)
+        return self._cut_rows(policy, rows, trees=trees)
+
+    def _cut_rows(self, policy: Policy, rows: Tensor, *, trees: bool) -> list[Piece]:
+        """Micro-batches of whole rows, of rows behind shared prompts or of prefix trees, as saves most."""
+        saved = saved_by_sharing(self.batch, rows) if self.objective.share_prompts and can_share_prompts(policy) else 0
+        if trees and len(rows) and reaches(policy, self.batch.input_ids.shape[1]):
+            span = 6 * policy.model.config.get_text_config().hidden_size
+            groves, more = cut_into_trees(self.batch, rows, self.objective.token_budget, span)
+            if more >= max(saved, SHARE_FROM):
+                return [Piece(grove.rows, starts=grove.starts) for grove in groves]
+        if saved < SHARE_FROM:
             return [Piece(part) for part in cut(self.batch, rows, self.objective)]
         pieces = []
         for block, taken in prompt_blocks(self.batch, rows, self.objective):
@@ -228,14 +248,14 @@ class Update:
             found = token_advantages(piece.advantages, weights.values, weights.additive)
             self.advantages[part.to(found.device), : found.shape[1]] = found.to(self.advantages.dtype)
             return piece, stats
+        rows = (piece.input_ids, piece.attention_mask, piece.response_mask)
         plain: TokenStats = policy(
-            piece.input_ids,
-            piece.attention_mask,
-            piece.response_mask,
+            *rows,
             temperature=self.sampling.logprob_temperature,
             with_entropy=not frozen,
             entropy_gradient=bool(self.objective.entropy_coefficient) and not frozen,
             behind=behind,
+            trees=None if cut.starts is None else PrefixTrees(*rows, cut.starts),
         )
         return piece, plain
 

@@ -44,6 +44,7 @@ def batch():
 def _steps(policy, batch, share, reference=None, **options):
     """The gradients and metrics of each optimiser step of two passes over the batch, and how many ids were embedded."""
     policy.train()
+    policy.branches = False  # Trees are in test_trees.py.
     objective = Objective(group_size=4, updates_per_batch=2, share_prompts=share, **options)
     update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0)
     start = {name: p.detach().clone() for name, p in policy.named_parameters()}

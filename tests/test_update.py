@@ -107,7 +107,7 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
 def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, batch, token_weights):
     noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5))
     batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
-    options = {"group_size": 4, "kl_coefficient": 0.1} | more
+    options = {"group_size": 4, "kl_coefficient": 0.1, "share_prompts": False} | more
     big = Objective(token_budget=10**6, **options)
     expected, metrics = _gradients(policy, batch, big, token_weights, reference=reference)
     for budget in (1, 100, 333):
@@ -115,7 +115,7 @@ def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, b
         found, small_metrics = _gradients(policy, batch, small, token_weights, reference=reference)
         assert _gap(found, expected) <= 1e-9
         assert small_metrics == pytest.approx(metrics, rel=1e-9)
-    plain = Objective(group_size=4, kl_coefficient=0.1, token_budget=10**6)
+    plain = Objective(group_size=4, kl_coefficient=0.1, token_budget=10**6, share_prompts=False)
     without, _ = _gradients(policy, batch, plain, token_weights, reference=reference)
     differs = max((without[name] - expected[name]).abs().max().item() for name in expected)
     # At ratio 1 the sequence's ratio is 1, too, and cispo's gradient is that of the clipped surrogate.
@@ -196,7 +196,7 @@ def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, bat
         "dapo": token.sum() / mask.sum(),
     }[how]
     loss.backward()
-    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= 3e-7  # RMS norms compute in float32
+    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= 1e-6  # RMS norms compute in float32
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
 
 

@@ -49,6 +49,9 @@ class Policy(nn.Module):
     continues: bool | None = None
     """Whether the decoder can go on behind keys and values; None until `policy.prefix.can_share` has tried."""
 
+    branches: bool | None = None
+    """Whether rows can be run as trees of tokens; None until `policy.trees.can_branch` has tried."""
+
     masters: Masters | None = None
     """What the optimiser moves in place of weights in half precision."""
 
@@ -162,6 +165,7 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
         behind: Any = None,
+        trees: Any = None,
     ) -> TokenStats:
         """Log-probability of each valid response token, and on request the entropy of its distribution.
 
@@ -175,21 +179,35 @@ class Policy(nn.Module):
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether it carries a gradient.
             behind: Keys and values of all prompt tokens but the last, which then are not run.
+            trees: The rows as `PrefixTrees`, which are run in their place.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
-        # The last column predicts nothing.
-        ids, mask, length = input_ids[:, :-1], attention_mask[:, :-1], response_mask.shape[1]
-        states = self.hidden(mask, input_ids=left_to_run(ids, behind), behind=behind)
+        if trees is None:
+            # The last column predicts nothing.
+            ids, mask, length = input_ids[:, :-1], attention_mask[:, :-1], response_mask.shape[1]
+            states = self.hidden(mask, input_ids=left_to_run(ids, behind), behind=behind)[:, -length:]
+        else:
+            states = self._through_trees(trees)
         return self.score(
-            states[:, -length:],
+            states,
             input_ids,
             response_mask,
             temperature=temperature,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            trees=trees,
         )
+
+    def _through_trees(self, trees: Any) -> Tensor:
+        """The decoder's output ``[G, N, D]``."""
+        mask = trees.mask
+        if self.model.config._attn_implementation == "eager":  # It adds the mask to its scores.
+            dtype = self.model.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        out = self.decoder(input_ids=trees.ids, attention_mask=mask, position_ids=trees.positions, use_cache=False)
+        return cast(Tensor, out.last_hidden_state)
 
     def score(
         self,
@@ -200,12 +218,20 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
+        trees: Any = None,
     ) -> TokenStats:
-        """`forward` from the decoder's output ``[B, T, D]`` on, that of the token before each response token."""
+        """`forward` from the decoder's output ``[B, T, D]`` on, that of the token before each response token.
+
+        Of trees it is their tokens' ``[G, N, D]``.
+        """
+        if trees is None:
+            chosen, targets = states[response_mask], input_ids[:, -response_mask.shape[1] :][response_mask]
+        else:
+            chosen, targets = trees.predictors(states), trees.targets
         flat = token_logprobs(
-            states[response_mask],
+            chosen,
             self.head,
-            input_ids[:, -response_mask.shape[1] :][response_mask],
+            targets,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
@@ -214,9 +240,12 @@ class Policy(nn.Module):
             weight=self._head_weight(),
             add_up=lambda: self.adds_up,
         )
-        zeros = flat.logprobs.new_zeros(response_mask.shape)
-        entropy = None if flat.entropy is None else zeros.masked_scatter(response_mask, flat.entropy)
-        return TokenStats(zeros.masked_scatter(response_mask, flat.logprobs), entropy)
+
+        def padded(found: Tensor) -> Tensor:
+            values = found if trees is None else trees.spread(found)
+            return values.new_zeros(response_mask.shape).masked_scatter(response_mask, values)
+
+        return TokenStats(padded(flat.logprobs), None if flat.entropy is None else padded(flat.entropy))
 
     @contextmanager
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,276 @@
+"""Rows that begin alike, run as prefix trees."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Lfm2Config
+
+from grail_lightning.credit import GRAIL, CreditContext
+from grail_lightning.credit.shared import share_forward
+from grail_lightning.objective import Objective
+from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
+from grail_lightning.policy.prefix import can_share_prompts
+from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, reaches
+from grail_lightning.rollout import AnswerMasks, RolloutBatch, Sampling, lengths_to_mask
+from grail_lightning.update import Update
+from tests.architectures import ARCHITECTURES, SIZES, tiny
+
+FAR = 1e9  # A span at which attention costs nothing.
+
+
+def rollouts(prompts, responses):
+    """Lists of ids as a batch: a prompt for each group, and the responses of each."""
+    rows = [(prompt, answer) for prompt, group in zip(prompts, responses, strict=True) for answer in group]
+    width, length = max(len(p) for p, _ in rows), max(len(r) for _, r in rows)
+    ids = [[0] * (width - len(p)) + p + r + [0] * (length - len(r)) for p, r in rows]
+    lengths = torch.tensor([len(r) for _, r in rows])
+    mask = lengths_to_mask(lengths, length)
+    begun = torch.arange(width) >= width - torch.tensor([len(p) for p, _ in rows])[:, None]
+    return RolloutBatch(
+        input_ids=torch.tensor(ids, dtype=torch.int32),
+        attention_mask=torch.cat([begun, mask], 1),
+        response_ids=torch.tensor(ids, dtype=torch.int32)[:, width:],
+        response_mask=mask,
+        group=torch.arange(len(prompts)).repeat_interleave(torch.tensor([len(group) for group in responses])),
+        row=torch.arange(len(rows)),
+        finished=torch.ones(len(rows), dtype=torch.bool),
+        prompts=[None] * len(rows),
+        texts=[""] * len(rows),
+        advantages=torch.randn(len(rows), generator=torch.Generator().manual_seed(1)),
+    )
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Four groups of four: of one trunk, all the same, one the beginning of another, and nothing in common."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(number):
+        return torch.randint(3, 448, (number,), generator=random).tolist()
+
+    trunk, same = draw(6), draw(5)
+    return rollouts(
+        [draw(5), draw(1), draw(9), draw(4)],
+        [
+            [trunk + draw(2), trunk + draw(3), trunk[:4] + draw(5), trunk[:4]],
+            [same] * 4,
+            [trunk[:1], trunk[:2], trunk[:3], trunk[:2]],
+            [draw(8), draw(1), draw(9), draw(2)],
+        ],
+    )
+
+
+TOKENS = st.lists(st.integers(3, 5), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_every_response_token_is_predicted_behind_its_own_row(data):
+    groups = data.draw(st.integers(1, 3))
+    prompts = data.draw(st.lists(TOKENS, min_size=groups, max_size=groups))
+    made = rollouts(prompts, [data.draw(st.lists(TOKENS, min_size=1, max_size=5)) for _ in prompts])
+    budget, span = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([1.0, 20.0, FAR]))
+    groves, saved = cut_into_trees(made, torch.arange(len(made)), budget, span)
+    assert 0 <= saved < 1
+    assert sorted(torch.cat([grove.rows for grove in groves]).tolist()) == list(range(len(made)))
+    for grove in groves:
+        piece = made.select(grove.rows)
+        trees = PrefixTrees(piece.input_ids, piece.attention_mask, piece.response_mask, grove.starts)
+        assert trees.ids.numel() <= budget or len(trees.ids) == len(grove.rows) == 1
+        rows = [
+            (ids[mask].tolist(), int(mask.sum() - answer.sum()))
+            for ids, mask, answer in zip(piece.input_ids, piece.attention_mask, piece.response_mask, strict=True)
+        ]
+        expected = [(row[: k + 1], row[k + 1]) for row, prompt in rows for k in range(prompt - 1, len(row) - 1)]
+        found = []
+        for which in trees.of.tolist():
+            tree, place = divmod(int(trees.before[which]), trees.ids.shape[1])
+            seen = trees.mask[tree, 0, place]
+            assert trees.positions[tree][seen].tolist() == list(range(int(seen.sum())))
+            found.append((trees.ids[tree][seen].tolist(), int(trees.targets[which])))
+        assert found == expected
+
+
+def test_what_several_rows_begin_with_stands_once_and_what_they_end_with_not_at_all():
+    made = rollouts([[7, 8]], [[[3, 4, 5, 9], [3, 4, 6, 9], [3, 4, 6, 9], [4, 9]]])
+    ((rows, starts),), saved = cut_into_trees(made, torch.arange(4), 100, FAR)
+    trees = PrefixTrees(*(t[rows] for t in (made.input_ids, made.attention_mask, made.response_mask)), starts)
+    assert trees.ids.tolist() == [[7, 8, 3, 4, 5, 6, 4]]
+    assert trees.positions.tolist() == [[0, 1, 2, 3, 4, 4, 2]]
+    assert len(trees.targets) == 8  # Each token behind the prompt, the ends included.
+    assert saved == pytest.approx(1 - 7 / (5 + 5 + 5 + 3), abs=1e-6)
+
+
+def test_rows_that_differ_early_are_not_held_against_each_other():
+    """Two of 2 + 50 tokens: one sequence of 101 costs more than two of 51 once attention does."""
+    made = rollouts([[7, 8]], [[[3] * 50, [4] * 50]])
+    one, _ = cut_into_trees(made, torch.arange(2), 1000, FAR)
+    two, saved = cut_into_trees(made, torch.arange(2), 1000, 50.0)
+    assert [grove.starts for grove in one] == [[0]]
+    assert [grove.starts for grove in two] == [[0, 1]]
+    assert saved == 0
+
+
+def _steps(policy, batch, branches, reference=None, shared=None, **options):
+    """Gradients and metrics of each optimiser step of two passes, and how many ids were embedded in them."""
+    policy.train()
+    objective = Objective(group_size=4, updates_per_batch=2, **{"share_prompts": branches} | options)
+    update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0, shared=shared)
+    start = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    embedded, found = 0, []
+
+    def count(module, args, output):
+        nonlocal embedded
+        embedded += args[0].numel()
+
+    hook = policy.model.get_input_embeddings().register_forward_hook(count)
+    for rows in update.plan(batch.response_mask.double(), None):
+        policy.zero_grad()
+        metrics = update.accumulate(rows, lambda loss, last: loss.backward())
+        found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))
+        for p in policy.parameters():
+            if p.grad is not None:
+                p.data -= 1e-3 * p.grad
+    hook.remove()
+    for name, p in policy.named_parameters():
+        p.data.copy_(start[name])
+    return found, embedded
+
+
+def _gap(ours, theirs):
+    """The largest difference of a parameter's gradient as a share of its length."""
+    assert ours.keys() == theirs.keys()
+    assert all(gradient.norm() > 0 for gradient in theirs.values())
+    return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs)
+
+
+@pytest.mark.parametrize("budget", [1000, 40, 12])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gradients_are_those_of_whole_rows(name, budget, batch, tmp_path):
+    changes = {"sliding_window": 64} if "sliding_window" in ARCHITECTURES[name][1] else {}
+    policy = tiny(name, tmp_path, attention_dropout=0.0, **changes)
+    assert can_branch(policy)
+    apart, whole = _steps(policy, batch, False, token_budget=budget)
+    shared, fewer = _steps(policy, batch, True, token_budget=budget)
+    assert fewer < whole
+    for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
+        assert _gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mini_batches": 2},
+        {"kl_coefficient": 0.1},
+        {"entropy_coefficient": 0.1},
+        {"level": "sequence"},
+        {"aggregation": "grpo"},
+    ],
+    ids=str,
+)
+def test_every_objective_is_that_of_whole_rows(options, batch):
+    policy, reference = (load_policy("arithmetic").double() for _ in range(2))
+    for p in reference.parameters():
+        p.data *= 1.01
+    reference = reference if "kl_coefficient" in options else None
+    assert can_branch(policy)
+    apart, whole = _steps(policy, batch, False, reference, token_budget=60, **options)
+    shared, fewer = _steps(policy, batch, True, reference, token_budget=60, **options)
+    assert fewer < whole
+    for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
+        assert _gap(ours, theirs) <= 1e-5
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loading",
+    [Loading(gradient_checkpointing=True), Loading(lora=LoRA(rank=2, target_modules=["o_proj"])), Loading()],
+    ids=["checkpointed", "adapters", "plain"],
+)
+def test_each_token_of_a_tree_is_run_once(loading, batch):
+    """Where prompts alone could not be shared (checkpointed blocks), too."""
+    policy = load_policy("arithmetic", loading).double()
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.1)
+    assert can_branch(policy.train())
+    assert can_share_prompts(policy) is not loading.gradient_checkpointing
+    apart, _ = _steps(policy, batch, False, token_budget=1000)
+    shared, embedded = _steps(policy, batch, True, token_budget=1000)
+    # Two passes; trees of 5 + 6 + 1 + 2 + 4, 1 + 4, 9 + 2 and 4 + 7 + 8 + 1 tokens, padded to the longest.
+    assert embedded == 2 * 4 * 20
+    assert max(_gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
+
+
+def test_gradients_of_many_rows_add_up_in_full_precision():
+    """In bfloat16 a running sum over the rows that go on behind a token would lose what the later ones bring."""
+    many = rollouts([[5, 6, 7]], [[[token] for token in range(3, 259)]]).replace(advantages=torch.ones(256))
+    (exact, _), *_ = _steps(load_policy("arithmetic").double(), many, False, token_budget=10)[0]
+    gaps = {}
+    for branches in (False, True):
+        policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
+        assert can_branch(policy.train())
+        (found, _), *_ = _steps(policy, many, branches, token_budget=10)[0]
+        gaps[branches] = _gap({name: g.double() for name, g in found.items()}, exact)
+    assert gaps[True] <= 1.2 * gaps[False]
+
+
+def test_saliency_keeps_rows_apart(batch):
+    """A token of several rows has a saliency for each of them: rows that need one are run whole, others as trees."""
+    mask = batch.response_mask
+    empty = torch.zeros_like(mask)
+    # The first group and the last have an answer in their last token; half of the rows are right.
+    last = torch.arange(mask.shape[1]) == batch.response_lengths[:, None] - 1
+    box = last & ((batch.group == 0) | (batch.group == 3))[:, None]
+    located = batch.replace(
+        answer=AnswerMasks(whole=box, content=box, marker=empty, after=empty),
+        correct=batch.advantages > 0,
+        rewards=(batch.advantages > 0).float(),
+    )
+    policy = load_policy("arithmetic").double().train()
+    context = CreditContext(step=1, generator=torch.Generator(), token_budget=1000)
+    found = {}
+    for branches in (False, True):
+        shared = share_forward(GRAIL(), policy, located, context, torch.ones(16, dtype=torch.bool))
+        assert shared is not None
+        assert 0 < shared.rows.sum() < 16
+        steps, embedded = _steps(policy, located, branches, shared=shared, token_budget=1000)
+        found[branches] = steps, embedded, shared.weights(policy).values
+    torch.testing.assert_close(found[True][2], found[False][2], rtol=1e-4, atol=1e-6)
+    assert found[True][1] < found[False][1]
+    for (ours, metrics), (theirs, expected) in zip(found[True][0], found[False][0], strict=True):
+        assert _gap(ours, theirs) <= 1e-4
+        assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_models_that_do_not_take_a_mask_of_ours_train_on_whole_rows(batch, tmp_path):
+    """A convolution goes through the tokens of a tree as if they were a row."""
+    tokenizer = load_tokenizer("arithmetic")
+    small = SIZES | {"attention_dropout": 0.0, "layer_types": ["conv", "full_attention"] * 2}
+    Lfm2Config(**small, pad_token_id=tokenizer.pad_token_id).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), Loading(from_scratch=True))
+    assert not can_branch(policy.train())
+    (found, _), *_ = _steps(policy, batch, True, token_budget=60)[0]
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+def test_rows_beyond_a_sliding_window_are_run_whole(batch, tmp_path):
+    policy = tiny("mistral", tmp_path, attention_dropout=0.0)
+    assert can_branch(policy.train())  # A prompt of 4 tokens and 5 more are within its window of 8.
+    assert reaches(policy, 8)
+    assert not reaches(policy, 9)
+    policy.continues = False
+    apart, whole = _steps(policy, batch, False, token_budget=60)
+    shared, embedded = _steps(policy, batch, True, token_budget=60)
+    assert embedded == whole
+    assert max(_gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) == 0
+
+
+def test_packed_blocks_and_dropout_keep_rows_apart(tmp_path):
+    assert not can_branch(load_policy("arithmetic", Loading(packing=True)))
+    policy = tiny("qwen3", tmp_path, attention_dropout=0.1)
+    assert not can_branch(policy.train())
+    assert can_branch(policy.eval())
