@@ -1,4 +1,4 @@
-"""A key/value cache that grows in blocks, and whose rows can leave.
+"""A key/value cache that grows in blocks, and whose rows can leave and fork.
 
 Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width.
 """
@@ -44,12 +44,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
     Args:
         limit: Most tokens of a row; no room is made beyond it.
+        rows: Most rows; likewise.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, rows: int) -> None:
         super().__init__()
-        self.limit = limit
-        self._room: tuple[Tensor, Tensor] | None = None
+        self.limit, self.rows = limit, rows
+        self._space: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append ``[n, H, t, d]``; all keys and all values ``[n, H, L+t, d]``, as views of the room."""
@@ -73,67 +74,76 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         """For `number` further tokens like those given."""
         start = self.get_seq_length()
         stop = start + number
-        if self._room is None or stop > self._room[0].shape[-2]:
-            self._grow(keys, values, start, max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
-        assert self._room is not None
-        return Room(*self._room, start)
+        if self._space is None or stop > self._space[0].shape[-2]:
+            self._grow(keys, values, len(keys), max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
+        assert self._space is not None
+        room, values_room = (held[: len(keys)] for held in self._space)
+        return Room(room, values_room, start)
 
-    def _grow(self, keys: Tensor, values: Tensor, length: int, capacity: int) -> None:
-        room = tuple(new.new_empty(*new.shape[:2], capacity, new.shape[-1]) for new in (keys, values))
-        if length:
-            room[0][..., :length, :] = self.keys
-            room[1][..., :length, :] = self.values
-        self._room = (room[0], room[1])
+    def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> None:
+        """Make space for so many rows and columns, and move what there is into it."""
+        space, length = tuple(new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values)), 0
+        if length := self.get_seq_length():
+            space[0][: len(self.keys), :, :length] = self.keys
+            space[1][: len(self.keys), :, :length] = self.values
+        self._space = (space[0], space[1])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices` ``[m]``; an index may occur several times."""
         super().batch_select_indices(indices)
-        self._room = None
+        self._space = None
 
     def move_rows(self, source: Tensor, target: Tensor, number: int) -> None:
-        """Copy the rows `source` onto the rows `target`, and keep the first `number` rows; nothing else is copied."""
+        """Copy the rows `source` onto the rows `target`, and keep the first `number` rows; nothing else is copied.
+
+        There may be more rows afterwards than before.
+        """
         length = self.get_seq_length()
-        if self._room is None:
-            self._grow(self.keys, self.values, length, max(length, min(self.limit, length + BLOCK)))
-        assert self._room is not None
-        for held in self._room:
-            held[target, :, :length] = held[source, :, :length]
-        self._room = (self._room[0][:number], self._room[1][:number])
-        self.keys, self.values = (held[:, :, :length] for held in self._room)
+        if self._space is None or len(self._space[0]) < number:
+            columns = max(length, min(self.limit, length + BLOCK))
+            self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
+        assert self._space is not None
+        for space in self._space:
+            space[target, :, :length] = space[source, :, :length]
+        self.keys, self.values = (space[:number, :, :length] for space in self._space)
 
     def drop_columns(self, number: int) -> None:
         """Forget the first `number` tokens of every row."""
         self.keys, self.values = self.keys[..., number:, :], self.values[..., number:, :]
-        self._room = None
+        self._space = None
 
 
-def growing_cache(config: Any, limit: int) -> DynamicCache | None:
-    """An empty cache for a model's text configuration and rows of at most `limit` tokens.
+def growing_cache(config: Any, limit: int, rows: int) -> DynamicCache | None:
+    """An empty cache for a model's text configuration and at most so many rows of at most `limit` tokens.
 
     None if it has layers whose rows cannot leave.
     """
     cache = DynamicCache(config=config)
     if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
         return None
-    cache.layers = [GrowingLayer(limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def keep_rows(cache: DynamicCache, kept: Tensor) -> Tensor:
-    """Let all rows but `kept` ``[m]``, ascending, leave; the order ``[m]`` in which these stand from now on.
+    """Let all rows but `kept` ``[m]`` leave, ascending; one that occurs several times forks.
 
     Rows that stand among the first `m` stay where they are, the others take the places that are free.
+
+    Returns:
+        The order ``[m]`` in which those of `kept` stand from now on.
     """
-    number = len(kept)
-    order = torch.full((number,), -1, dtype=torch.long, device=kept.device)
-    order[kept[kept < number]] = kept[kept < number]
-    source, target = kept[kept >= number], (order < 0).nonzero().squeeze(1)
-    order[target] = source
+    number, places = len(kept), torch.arange(len(kept), device=kept.device)
+    stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))
+    order = torch.full_like(places, -1)
+    order[kept[stays]] = places[stays]
+    moved, target = places[~stays], (order < 0).nonzero().squeeze(1)
+    order[target] = moved
     for layer in cache.layers:
         if isinstance(layer, GrowingLayer):
-            layer.move_rows(source, target, number)
+            layer.move_rows(kept[moved], target, number)
         else:
-            layer.batch_select_indices(order)
+            layer.batch_select_indices(kept[order])
     return order
 
 

@@ -1,7 +1,7 @@
-"""A decoding loop in which each prompt is read once and finished rows leave the batch.
+"""A decoding loop in which what rows begin with is run once, and finished rows leave the batch.
 
-Shapes: ``N`` rows of a call, of which ``n`` are still in the batch; ``W`` prompt columns, ``T`` response columns, ``V``
-vocabulary.
+Shapes: ``N`` rows of a call, of which ``n`` are still in the batch and stand at ``m`` rows of the cache; ``W`` prompt
+columns, ``T`` response columns, ``V`` vocabulary.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ def supports(model: Any) -> bool:
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and bool(type(model)._supports_default_dynamic_cache())
         and {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
-        and growing_cache(model.config.get_text_config(decoder=True), limit=0) is not None
+        and growing_cache(model.config.get_text_config(decoder=True), limit=0, rows=0) is not None
     )
 
 
 class Decoding:
     """One call: rows are decoded together, and those that have finished leave.
 
-    A row's token at a step is a function of its logits and of one uniform number, which belongs to the row and the
-    step: who else is in the batch decides nothing.
+    Rows of one prompt stand at one row of the cache for as long as they draw the same tokens. A row's token at a step
+    is a function of its logits and of one uniform number, which belongs to the row and the step: who else is in the
+    batch decides nothing.
 
     Args:
         policy: In evaluation mode.
-        rows: ``N`` lists of prompt ids; neighbours that are equal are read once.
+        rows: ``N`` lists of prompt ids; neighbours that are equal begin at one row of the cache.
         sampling: How tokens are drawn.
         noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. Not read at temperature 0.
         in_step: Make as many forward passes as the rank that makes most.
@@ -83,6 +84,8 @@ class Decoding:
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.rows = torch.arange(len(rows), device=device)
+        # At which row of the cache each row stands; None: every one at its own.
+        self.place: Tensor | None = None
         self.alive = torch.ones(len(rows), dtype=torch.bool, device=device)
 
     def run(self) -> tuple[Tensor, Tensor]:
@@ -98,7 +101,8 @@ class Decoding:
                 tokens = self._record(logits, step)
                 if step + 1 == self.sampling.max_response_length or self._all_finished():
                     break
-                logits = self._forward(self._drop_finished(tokens))
+                kept = self._drop_finished(tokens) if self.place is None else self._fork(tokens, logits.shape[-1])
+                logits = self._forward(kept)
         if not self.logprobs.isfinite().all():
             raise ValueError(
                 "The policy's logits must be finite to sample from, but got NaN or infinity. Look for a step whose "
@@ -107,14 +111,14 @@ class Decoding:
         return self.ids, self.logprobs
 
     def _read_prompts(self) -> Tensor:
-        """Fill the cache; logits ``[N, V]`` of the first response token."""
+        """Fill the cache; logits ``[m, V]`` of the first response token."""
         from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import; `--help` is not.
 
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
         ids, mask = pad_left([self.prompts[k] for k in first], self.policy.tokenizer.pad_token_id)
         ids, mask = ids.to(self.rows.device), mask.to(self.rows.device)
         limit = ids.shape[1] + self.sampling.max_response_length
-        cache = growing_cache(self.policy.model.config.get_text_config(decoder=True), limit)
+        cache = growing_cache(self.policy.model.config.get_text_config(decoder=True), limit, len(self.prompts))
         assert cache is not None, "`supports` was not asked"
         self.cache = cache
         self.pads = (~mask).sum(1)
@@ -122,15 +126,13 @@ class Decoding:
         self.column = ids.shape[1]
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
-        logits = self._model(ids, mask, positions, **last)
         copies = torch.tensor([*first[1:], len(self.prompts)]) - torch.tensor(first)
-        source = torch.arange(len(first)).repeat_interleave(copies).to(self.rows.device)
-        self.cache.batch_select_indices(source)
-        self.pads = self.pads[source]
-        return logits[source]
+        if len(first) < len(self.prompts):
+            self.place = torch.arange(len(first)).repeat_interleave(copies).to(self.rows.device)
+        return self._model(ids, mask, positions, **last)
 
     def _forward(self, tokens: Tensor) -> Tensor:
-        """Logits ``[n, V]`` behind one further token ``[n]`` of each row."""
+        """Logits ``[m, V]`` behind one further token ``[m]`` of each row of the cache."""
         columns = torch.arange(self.column + 1, device=tokens.device)
         mask, positions = columns >= self.pads[:, None], self.column - self.pads
         self.column += 1
@@ -149,6 +151,7 @@ class Decoding:
 
     def _record(self, logits: Tensor, step: int) -> Tensor:
         """Draw a token ``[n]`` for each row and keep it for those that have not finished."""
+        logits = logits if self.place is None else logits[self.place]
         tokens, logprobs = draw(logits, self.sampling, self.warpers, self.noise[step, self.rows])
         kept, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
         self.ids[self.rows, step] = torch.where(kept, tokens, pad)
@@ -170,11 +173,39 @@ class Decoding:
 
         if len(self.rows) - self.left < self.leave * len(self.rows) or len(self.rows) == 1:
             return tokens
-        kept = self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
-        kept = keep_rows(self.cache, kept)
+        kept = self._unfinished()
+        kept = kept[keep_rows(self.cache, kept)]
         self.rows, self.alive, self.pads = self.rows[kept], self.alive[kept], self.pads[kept]
         self._trim()
         return tokens[kept]
+
+    def _unfinished(self) -> Tensor:
+        """At least one."""
+        return self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
+
+    def _fork(self, tokens: Tensor, vocabulary: int) -> Tensor:
+        """Let finished rows leave and those that drew different tokens part; the tokens ``[m]`` to go on with."""
+        from grail_lightning.engines.cache import keep_rows
+
+        assert self.place is not None
+        kept = self._unfinished() if self.leave <= 1 else torch.arange(len(self.rows), device=tokens.device)
+        branches, place = torch.unique(self.place[kept] * vocabulary + tokens[kept], return_inverse=True)
+        parents = branches // vocabulary
+        order = torch.arange(len(branches), device=parents.device)
+        if len(parents) != len(self.pads) or not torch.equal(parents, order):
+            order = keep_rows(self.cache, parents)
+        self.pads = self.pads[parents[order]]
+        place = order.argsort()[place]
+        left = len(kept) < len(self.rows)
+        if len(branches) == len(kept):
+            kept, self.place = kept[place.argsort()], None
+        else:
+            self.place = place
+        self.rows, self.alive = self.rows[kept], self.alive[kept]
+        if left:
+            self._trim()
+        following: Tensor = branches % vocabulary
+        return following[order]
 
     def _trim(self) -> None:
         """Drop columns that are padding in every row that is left."""
