@@ -49,7 +49,7 @@ class Objective:
         sampler_cap: Weights tokens by how likely the trainer finds them beside the sampler, up to this; null is off.
         kl_coefficient: Of the KL to the frozen reference; 0 loads no reference.
         kl_estimator: k1, k2 or k3.
-        kl_corrected: Weight the estimate with the importance ratio, which makes its gradient right.
+        kl_corrected: Weight the estimate with the importance ratio, which makes its gradient right; k1 alone has none.
         mask_truncated: Leave rollouts that hit the length limit out of the loss.
         token_budget: Most padded tokens of a micro-batch.
         share_prompts: Run a prompt once for all of its responses in the update, where that saves enough tokens.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -77,7 +78,7 @@ class HFEngine(RolloutEngine):
         training = policy.training
         policy.eval()
         try:
-            with seeded(policy.device, seed), torch.no_grad():
+            with seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy.device.type):
                 for part in self._calls(policy, rows, sampling):
                     call = part or [policy.encode(".")]
                     ids, lps = (
@@ -157,6 +158,19 @@ class HFEngine(RolloutEngine):
         assert out.past_key_values is not None, "`generate` ran without its KV cache"
         sampled = out.sequences[:, ids.shape[1] :]
         return sampled, recorder.finish(sampled)
+
+
+@contextmanager
+def _weights_cast_once(device_type: str) -> Iterator[None]:
+    """Under autocast keep the weights' casts for the whole call: Lightning's context would make them at every token."""
+    if not torch.is_autocast_enabled(device_type):
+        yield
+        return
+    with torch.autocast(device_type, dtype=torch.get_autocast_dtype(device_type), cache_enabled=True):
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()  # Made without gradient: an update must not find them.
 
 
 class LogprobRecorder:

@@ -98,8 +98,10 @@ def kl_estimate(
 
     .. math:: k_1 = -d, \quad k_2 = d^2 / 2, \quad k_3 = e^{d} - d - 1
 
-    Differentiating an estimate alone leaves out that the samples come from π. With `ratio` (``π / π_old``, carrying
-    its gradient) the product ``ratio · estimate`` has the right gradient in expectation.
+    Differentiating an estimate alone leaves out that the samples come from π: in expectation k1 then has no gradient,
+    and k3 that of ``KL(π_ref ‖ π)``. With `ratio` (``π / π_old``, carrying its gradient) the product
+    ``ratio · estimate`` has the right one. The gradient of k2 alone, ``−d ∇ log π``, is right on samples of π, although
+    its mean is not the KL; so it is multiplied by the ratio's value, for samples of π_old.
 
     Args:
         logprobs: ``[B, T]`` of the policy.
@@ -125,7 +127,9 @@ def kl_estimate(
             estimate = torch.expm1(d) - d
         case _:
             raise ValueError(f"`estimator` must be one of k1, k2, k3, but got {estimator!r}.")
-    return estimate if ratio is None else ratio * estimate
+    if ratio is None:
+        return estimate
+    return (ratio.detach() if estimator == "k2" else ratio) * estimate
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None, level: Level = "token") -> Tensor:

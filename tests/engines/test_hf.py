@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Policy, load_policy
@@ -135,3 +136,30 @@ def test_no_prompt_at_all_is_an_empty_batch(engine):
         assert len(batch) == 0
         assert batch.texts == []
     engine.synchronised = None
+
+
+class Casts(TorchDispatchMode):
+    """Counts the numbers that are made half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.numbers += args[0].numel() if "_to_copy" in str(func) and kwargs.get("dtype") == torch.bfloat16 else 0
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["compact", "generate"])
+def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_those(method):
+    """Lightning's autocast keeps nothing: the weights would be cast for every token."""
+    policy = load_policy("arithmetic")
+    weights = sum(p.numel() for p in policy.parameters())
+    engine = HFEngine(method=method)
+    engine.update_weights(policy)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        with Casts() as casts:
+            batch = engine.generate(PROMPTS[:1], 2, Sampling(max_response_length=24), seed=1)
+        assert 0.9 * weights < casts.numbers < 2 * weights
+        policy(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in policy.parameters())
