@@ -1,7 +1,10 @@
 """Padding-free rows give what padded rows give: forward, backward, saliency and everything built on them."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+import transformers.modeling_flash_attention_utils as flash
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import (
     AutoModelForCausalLM,
@@ -208,3 +211,44 @@ def test_a_run_on_packed_rows_trains_to_the_weights_of_padded_rows():
     moved = max((finals[0][name] - start[name]).abs().max().item() for name in start)
     error = max((finals[0][name] - finals[1][name]).abs().max().item() for name in start)
     assert error < 1e-3 * moved
+
+
+def _attend(queries, keys, values, scale):
+    """``[n, heads, width]`` each, causal."""
+    keys, values = (t.repeat_interleave(queries.shape[1] // t.shape[1], 1).float() for t in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.float(), keys) * scale
+    scores = scores.masked_fill(~torch.ones_like(scores[0]).tril().bool(), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(queries.dtype)
+
+
+def test_variable_length_kernels_are_told_once_where_rows_begin(batch, monkeypatch):
+    """flash-attn's kernels need CUDA; here another stands behind Transformers' code and looks at what it is given."""
+    calls = []
+
+    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False, **_):
+        calls.append((cu_seqlens_q, max_seqlen_q))
+        assert causal
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        assert type(max_seqlen_q) is type(max_seqlen_k) is int  # Read back from the device once, not in each layer.
+        assert max_seqlen_q == max_seqlen_k == cu_seqlens_q.diff().max()
+        bounds = cu_seqlens_q.tolist()
+        assert bounds[-1] == len(q)
+        rows = (slice(*ends) for ends in pairwise(bounds))
+        return torch.cat([_attend(q[row], k[row], v[row], softmax_scale) for row in rows])
+
+    monkeypatch.setattr(
+        flash, "_lazy_imports", lambda *_, **__: (None, varlen, None, flash._pad_input, flash._unpad_input)
+    )
+    for name in ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_process_flash_kwargs_fn"):
+        monkeypatch.setattr(flash, name, None)
+    grads = []
+    for implementation in ("sdpa", "flash_attention_2"):
+        policy = load_policy("arithmetic", Loading(packing=True, dtype="bfloat16", attention="sdpa")).train()
+        policy.model.config._attn_implementation = implementation
+        for part in (torch.arange(5), torch.arange(5, 9)):
+            piece = batch.select(part)
+            policy(piece.input_ids, piece.attention_mask, piece.response_mask).logprobs.sum().backward()
+        grads.append(torch.cat([p.grad.float().flatten() for p in policy.parameters()]))
+    assert len(calls) == 2 * len(policy.blocks)
+    assert len({id(bounds) for bounds, _ in calls}) == 2
+    assert (grads[0] - grads[1]).norm() < 0.05 * grads[0].norm()  # bfloat16

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from grail_lightning.functional.tokens import TokenStats, token_logprobs
 from grail_lightning.policy.masters import Masters
 from grail_lightning.policy.options import Loading
-from grail_lightning.policy.packing import pack, unpack
+from grail_lightning.policy.packing import boundaries, pack, unpack
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.rollout import Messages
 
@@ -144,8 +144,13 @@ class Policy(nn.Module):
             position_ids=self.pack(positions, attention_mask),
             past_key_values=behind,
             use_cache=behind is not None,
+            **(boundaries(attention_mask.bool()) if self.loading.packing and self._takes_boundaries else {}),
         )
         return self.unpack(out.last_hidden_state, attention_mask)
+
+    @property
+    def _takes_boundaries(self) -> bool:
+        return str(self.model.config._attn_implementation) == "flash_attention_2"
 
     def pack(self, padded: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded rows ``[B, P+T, ...]`` as the blocks get them: ``[1, N, ...]`` under packing, else as they are."""

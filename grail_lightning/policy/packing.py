@@ -6,7 +6,7 @@ Shapes: ``B`` rows, ``W`` columns, ``N`` valid tokens, ``D`` width.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,17 @@ def unpack(packed: Tensor, mask: Tensor) -> Tensor:
     """``[1, N, ...] -> [B, W, ...]``: back to where `pack` took them from; zero elsewhere."""
     padded = packed.new_zeros(*mask.shape, *packed.shape[2:])
     return padded.index_put((mask,), packed[0])
+
+
+def boundaries(mask: Tensor) -> dict[str, Any]:
+    """Where the rows of a mask ``[B, W]`` begin once they are packed, as flash-attn's variable-length kernels take it.
+
+    Without them Transformers looks for positions that begin again, in each layer, and waits for the device each time.
+    """
+    lengths = mask.sum(1)
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    longest = int(lengths.max())
+    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
 
 
 def check_packing(policy: Policy) -> None:

@@ -181,6 +181,15 @@ def test_top_k_and_top_p_draw_from_the_tokens_they_keep_alone():
         assert set(drawn.tolist()) == set(ranked.indices[:kept].tolist())
 
 
+@pytest.fixture(params=[False, True], ids=["", "deterministic"])
+def deterministic(request):
+    """With and without torch's deterministic mode, in which CUDA has no cumulative sum."""
+    torch.use_deterministic_algorithms(request.param)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_an_index_is_where_the_cumulative_sum_passes_the_number():
     """Short rows and rows that are summed in blocks, against a search from the left."""
     random = torch.Generator().manual_seed(0)
@@ -195,6 +204,7 @@ def test_an_index_is_where_the_cumulative_sum_passes_the_number():
             assert weights[row, found[row]] > 0
 
 
+@pytest.mark.usefixtures("deterministic")
 def test_tokens_without_weight_are_never_drawn_in_float32():
     weights = torch.zeros(20_000, 5000)
     weights[:, [3, 700, 4990]] = torch.tensor([0.1, 1.0, 1e-3])
