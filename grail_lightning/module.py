@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -31,7 +31,8 @@ from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
-from grail_lightning.update import Update, clip_gradients, configured_options, keep_options, moving
+from grail_lightning.stepping import configured_options, keep_options, take_step
+from grail_lightning.update import Update
 
 
 class GrailModule(pl.LightningModule):
@@ -270,11 +271,9 @@ class GrailModule(pl.LightningModule):
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 found = update.accumulate(rows, self._backward)
             metrics = found if "entropy" in found or not metrics else metrics  # A step without rows says nothing.
-            norm = clip_gradients(self.policy, self.objective.max_grad_norm, self.trainer.strategy.model)
-            metrics |= {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
-            with nullcontext() if self._moved else moving(self.policy, metrics):
-                # Without gradients (no live row) this changes nothing, but counts: a dead run ends, too.
-                optimizer.step()
+            # Without gradients (no live row) this changes nothing, but counts: a dead run ends, too.
+            limit, wrapped = self.objective.max_grad_norm, self.trainer.strategy.model
+            metrics |= take_step(self.policy, optimizer, limit, wrapped, watched=not self._moved)
             self._moved |= metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from grail_lightning.cli import GrailCLI, expand_configs
 from grail_lightning.cli import main as entry_point
 from grail_lightning.policy import load_policy
-from grail_lightning.update import keep_options
+from grail_lightning.stepping import keep_options
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SHORT = [

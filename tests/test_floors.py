@@ -9,7 +9,7 @@ PACKAGE = Path(grail_lightning.__file__).parent
 FLOORS = {
     0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock"},
     1: {"policy", "locate", "tasks", "objective", "outputs"},
-    2: {"grading", "engines", "credit", "data", "metrics", "update", "reports", "refill"},
+    2: {"grading", "engines", "credit", "data", "metrics", "update", "stepping", "reports", "refill"},
     3: {"module"},
     4: {"callbacks", "errors"},
     5: {"cli"},

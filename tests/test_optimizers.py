@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grail_lightning.policy import Loading, load_policy
-from grail_lightning.update import keep_options
+from grail_lightning.stepping import keep_options
 from tests.runs import Watch, batches, module, trainer, weights
 from tests.test_cli import SHORT, main
 

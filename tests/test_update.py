@@ -7,7 +7,8 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.objective import Objective, advantages, live_rows, loss_mask, split_groups
 from grail_lightning.policy import load_policy
 from grail_lightning.rollout import Sampling
-from grail_lightning.update import Update, clip_gradients
+from grail_lightning.stepping import clip_gradients
+from grail_lightning.update import Update
 from tests.runs import problems
 
 LIMIT = 36

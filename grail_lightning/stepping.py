@@ -1,0 +1,97 @@
+"""What stands around an optimiser's step: the norm of its gradients, whether it moves, its options after a resume."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from grail_lightning.policy import Policy
+
+
+def take_step(
+    policy: Policy, optimizer: Any, max_norm: float | None, wrapped: Any = None, *, watched: bool = False
+) -> dict[str, float]:
+    """Clip the gradients and let the optimiser step. Without gradients nothing changes, but it counts.
+
+    Args:
+        policy: Whose gradients.
+        optimizer: Of its trainable weights.
+        max_norm: As for `clip_gradients`.
+        wrapped: Likewise.
+        watched: Whether to warn if no parameter moves.
+
+    Returns:
+        Norm and learning rate.
+    """
+    norm = clip_gradients(policy, max_norm, wrapped)
+    figures = {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
+    with moving(policy, figures) if watched else nullcontext():
+        optimizer.step()
+    return figures
+
+
+def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) -> float:
+    """Scale the gradients down to `max_norm`; their norm before. None only measures.
+
+    Args:
+        policy: Whose trainable parameters.
+        max_norm: The limit.
+        wrapped: The strategy's wrapper: FSDP's flat parameters know their own norm.
+    """
+    limit = float("inf") if max_norm is None else max_norm
+    if hasattr(wrapped, "clip_grad_norm_"):
+        return float(wrapped.clip_grad_norm_(limit))
+    norm: Any = torch.nn.utils.clip_grad_norm_(policy.trained_weights, limit)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def configured_options(optimizer: Any) -> list[dict[str, Any]]:
+    """The options of each parameter group, for `keep_options`; copies, since schedules may fill a rate in place."""
+    return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def keep_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
+    """After a resume let the optimiser's configured options win over those in the checkpoint.
+
+    A schedule goes on where it was: a learning rate that was configured anew scales it.
+
+    Args:
+        optimizer: With its restored state.
+        scheduler: Likewise; None without one.
+        options: Of each parameter group, as configured.
+    """
+    for k, (group, configured) in enumerate(zip(optimizer.param_groups, options, strict=True)):
+        begun = group.get("initial_lr", group["lr"])
+        group.update({name: value for name, value in configured.items() if name not in ("lr", "initial_lr")})
+        if configured["lr"] == begun:
+            continue
+        group["lr"] = configured["lr"] if scheduler is None else group["lr"] * configured["lr"] / begun
+        if scheduler is not None:
+            group["initial_lr"] = scheduler.base_lrs[k] = configured["lr"]
+
+
+@contextmanager
+def moving(policy: Policy, metrics: dict[str, float]) -> Iterator[None]:
+    """Warn if the optimiser step inside moves no parameter although it should: healthy curves can hide that."""
+    watched = policy.trained_weights
+    before = [_first_entries(p) for p in watched]
+    yield
+    should_move = metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
+    if should_move and all(torch.equal(old, _first_entries(p)) for old, p in zip(before, watched, strict=True)):
+        rank_zero_warn(
+            f"No parameter moved in a step with gradient norm {metrics['grad_norm']:.3g} and learning rate "
+            f"{metrics['learning_rate']:.3g}. Weights in half precision round small steps to nothing: keep "
+            "`loading.master_weights: true`, or load them with `loading.dtype: float32`."
+        )
+
+
+def _first_entries(parameter: Any) -> Tensor:
+    """A copy of the first few entries; of this rank's shard if the parameter is sharded."""
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.detach().flatten()[:4096].clone()
