@@ -93,14 +93,14 @@ class GrailModule(pl.LightningModule):
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
 
     def configure_model(self) -> None:
-        """Load policy and, with a KL term, the frozen reference; called by the strategy, once."""
-        if self.policy is not None:
-            return
-        check_precision(self.trainer.precision)
-        self.policy = self._load(trainable=True)
-        if not any(p.requires_grad for p in self.policy.parameters()):
-            raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")
-        if self.objective.kl_coefficient and self.loading.lora is None and self.trainer.state.fn == "fit":
+        """Load policy and, with a KL term, the frozen reference; called by the strategy, whenever a run begins."""
+        if self.policy is None:
+            check_precision(self.trainer.precision)
+            self.policy = self._load(trainable=True)
+            if not any(p.requires_grad for p in self.policy.parameters()):
+                raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")
+        needed = self.objective.kl_coefficient and self.loading.lora is None and self.trainer.state.fn == "fit"
+        if needed and self.reference is None:
             # With adapters the reference is the policy without them. Not a submodule: it is no part of a checkpoint.
             self.__dict__["reference"] = self._load(trainable=False)
 

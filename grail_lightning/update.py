@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -271,6 +270,8 @@ class Update:
         return found
 
     def _reference_logprobs(self, rows: Tensor) -> Tensor:
-        adapters = self._reference is None
-        with self.policy.adapters_off() if adapters else nullcontext():
-            return self._logprobs(self._reference or self.policy, rows)
+        if self.policy.loading.lora is not None:
+            with self.policy.adapters_off():
+                return self._logprobs(self.policy, rows)
+        assert self._reference is not None, "the KL term needs a reference"
+        return self._logprobs(self._reference, rows)

@@ -151,6 +151,17 @@ def test_evaluation_loads_no_reference_and_checkpoints_hold_none(tmp_path):
     assert fresh.reference is None
 
 
+def test_a_fit_after_a_validation_on_one_module_has_its_reference():
+    ours, watch = module({"kl_coefficient": 0.1}), Watch()
+    trainer(1).validate(ours, batches(1), verbose=False)
+    assert ours.reference is None
+    trainer(2, watch).fit(ours, batches(2))
+    assert watch.outputs[-1].metrics["kl"] > 0
+    kept = ours.reference
+    trainer(1).fit(ours, batches(1))
+    assert ours.reference is kept
+
+
 def test_half_precision_weights_train():
     """The precision plugin changes torch's default dtype; nothing of ours may depend on it."""
     watch = Watch()
