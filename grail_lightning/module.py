@@ -269,9 +269,7 @@ class GrailModule(pl.LightningModule):
                     update.reweigh(fresh.values, fresh.additive)
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
-                found = update.accumulate(rows, self._backward)
-            metrics = found if "entropy" in found or not metrics else metrics  # A step without rows says nothing.
-            # Without gradients (no live row) this changes nothing, but counts: a dead run ends, too.
+                metrics = update.accumulate(rows, self._backward)
             limit, wrapped = self.objective.max_grad_norm, self.trainer.strategy.model
             metrics |= take_step(self.policy, optimizer, limit, wrapped, watched=not self._moved)
             self._moved |= metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0

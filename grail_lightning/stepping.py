@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,7 +18,9 @@ from grail_lightning.policy import Policy
 def take_step(
     policy: Policy, optimizer: Any, max_norm: float | None, wrapped: Any = None, *, watched: bool = False
 ) -> dict[str, float]:
-    """Clip the gradients and let the optimiser step. Without gradients nothing changes, but it counts.
+    """Clip the gradients and let the optimiser step.
+
+    Without gradients (no live row) that changes nothing, but counts: a dead run ends, too.
 
     Args:
         policy: Whose gradients.
@@ -28,9 +31,19 @@ def take_step(
 
     Returns:
         Norm and learning rate.
+
+    Raises:
+        ValueError: If the norm is not finite, before anything has moved; on all ranks, which have the same norm.
     """
     norm = clip_gradients(policy, max_norm, wrapped)
     figures = {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
+    if not math.isfinite(norm):
+        raise ValueError(
+            f"`grad_norm` must be finite, but got {norm} at learning rate {figures['learning_rate']:g}. This step was "
+            "not taken, and the last checkpoint is as it was: go on from there with a lower learning rate or "
+            "`objective.max_grad_norm`. If it comes back at once, look at rewards and token weights, try "
+            "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
+        )
     with moving(policy, figures) if watched else nullcontext():
         optimizer.step()
     return figures

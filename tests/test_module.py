@@ -221,6 +221,44 @@ def test_a_policy_that_does_not_move_is_told():
         trainer(1).fit(ours, batches(1))
 
 
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
+    class Infinite(TokenCredit):
+        def __call__(self, policy, batch, context):
+            values = batch.response_mask / (context.step < 1)
+            return TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool))
+
+    seen = []
+
+    class Keep(Watch):
+        def on_train_batch_end(self, trainer, pl_module, *rest):
+            seen.append(weights(pl_module))
+
+    ours = module(credit=Infinite())
+    with pytest.raises(ValueError, match=r"`grad_norm` must be finite, but got nan at learning rate 0.0001. This step"):
+        trainer(5, Keep()).fit(ours, batches(5))
+    (after_one,) = seen
+    assert all(torch.equal(p, after_one[name]) for name, p in ours.policy.named_parameters())
+    assert all(p.isfinite().all() for p in ours.policy.parameters())
+
+
+def test_a_step_without_a_row_logs_no_other_steps_figures(tmp_path):
+    """One group in three mini-batches: two of them are empty."""
+
+    class Rows(CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            logged.append(metrics)
+
+    logged = []
+    ours = module({"mini_batches": 3, "group_size": 16, "max_grad_norm": None})
+    trainer(3, logger=Rows(tmp_path)).fit(ours, batches(1, size=1))
+    full, *empty = [m for m in logged if "grad_norm" in m]
+    assert full["entropy"] > 0
+    assert full["grad_norm"] > 0
+    assert empty[0] == {"loss": 0.0, "grad_norm": 0.0, "learning_rate": 1e-4}
+    assert empty[1].items() >= empty[0].items()
+    assert not {"entropy", "clip_ratio/region_mean"} & empty[1].keys()
+
+
 def test_a_control_does_not_change_which_rollouts_are_drawn():
     texts = []
     for control in (None, Shuffled()):
