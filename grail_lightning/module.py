@@ -23,7 +23,7 @@ from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
-from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights
+from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights, plain_gradients
 from grail_lightning.policy.options import check_precision
 from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
@@ -31,7 +31,7 @@ from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
-from grail_lightning.stepping import configured_options, keep_options, take_step
+from grail_lightning.stepping import configured_options, keep_options, take_step, with_schedule
 from grail_lightning.update import Update
 
 
@@ -129,15 +129,20 @@ class GrailModule(pl.LightningModule):
         checkpoint["state_dict"] |= master_weights(self.policy, prefix="policy.")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give it back."""
+        """Give it back. Weights for an evaluation have no masters: those of a fit before it would be of others."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
-        self._restored = checkpoint.get("state_dict", {}) if self.trainer.state.fn == "fit" else {}
+        fits = self.trainer.state.fn == "fit"
+        self._restored = checkpoint.get("state_dict", {}) if fits else {}
+        if self.policy is not None and not fits:
+            self.policy.masters = None
 
     def teardown(self, stage: str) -> None:
-        """Close the verifier pool."""
+        """Close the verifier pool, and let embeddings have gradients as everybody expects them."""
         if self.verifier is not None:
             self.verifier.close()
         self.verifier = None
+        if self.policy is not None:
+            plain_gradients(self.policy)
 
     def configure_optimizers(self) -> Any:
         """Trainable parameters of the policy alone; the reference never gets here."""
@@ -145,12 +150,7 @@ class GrailModule(pl.LightningModule):
         restored = {k.removeprefix("policy."): w for k, w in vars(self).pop("_restored", {}).items()}
         optimizer = make_optimizer(self.policy, self.trainer.strategy, self.optimizer, restored)
         self._options = configured_options(optimizer)
-        if self.scheduler is None:
-            return optimizer
-        scheduler = self.scheduler(optimizer)  # It adds `initial_lr` to the groups.
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ValueError("`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.")
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return with_schedule(optimizer, self.scheduler)
 
     # --- steps --------------------------------------------------------------------------------------------------
 

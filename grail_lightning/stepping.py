@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -62,6 +62,20 @@ def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) 
         return float(wrapped.clip_grad_norm_(limit))
     norm: Any = torch.nn.utils.clip_grad_norm_(policy.trained_weights, limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
+    """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps.
+
+    Raises:
+        ValueError: If the schedule needs a metric.
+    """
+    if make is None:
+        return optimizer
+    scheduler = make(optimizer)  # It adds `initial_lr` to the groups.
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ValueError("`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.")
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def configured_options(optimizer: Any) -> list[dict[str, Any]]:

@@ -105,3 +105,10 @@ def test_half_precision_without_masters_trains_on_one_cpu(dtype):
             loss.backward()
     optimizer.step()
     assert all(p.grad.dtype == dtype and not p.grad.is_sparse for p in policy.trained_weights)
+
+
+def test_after_a_fit_gradients_are_dense_as_loops_of_others_need_them():
+    ours = module()
+    trainer(1).fit(ours, batches(1))
+    ours.policy.embed(torch.arange(6)).square().sum().backward()
+    assert torch.nn.utils.clip_grad_norm_(ours.policy.parameters(), 1.0) > 0

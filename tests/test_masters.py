@@ -6,7 +6,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.credit import GRAIL
 from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.accumulation import accumulating, make_optimizer
+from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights
 from grail_lightning.policy.masters import Masters
 from tests.runs import Watch, batches, module, trainer, weights
 
@@ -162,3 +162,34 @@ def test_a_second_fit_begins_at_the_weights_as_they_are_then():
     trainer(1).fit(ours, batches(1))
     assert ours.policy.masters is not old
     assert all(torch.equal(p, halved[name]) for name, p in weights(ours).items())
+
+
+def test_a_checkpoint_after_other_weights_were_loaded_holds_those(tmp_path):
+    first, second = module(loading=HALF), module(loading=HALF, optimizer=_adamw(1e-3))
+    for number, (ours, run) in enumerate(((first, trainer(1)), (second, trainer(1)))):
+        run.fit(ours, batches(1))
+        run.save_checkpoint(tmp_path / f"{number}.ckpt")
+
+    def saved(name):
+        state = torch.load(tmp_path / name, weights_only=True)["state_dict"]
+        return {name.removeprefix("policy."): w for name, w in state.items()}
+
+    assert any(not torch.equal(w, w.bfloat16().float()) for w in saved("0.ckpt").values())  # After a fit: all digits.
+    run = trainer(1)
+    run.validate(second, batches(1), ckpt_path=tmp_path / "0.ckpt", verbose=False, weights_only=True)
+    assert second.policy.masters is None
+    run.save_checkpoint(tmp_path / "again.ckpt")
+    again, digits = saved("again.ckpt"), saved("0.ckpt")
+    assert all(torch.equal(w.float(), digits[name].bfloat16().float()) for name, w in again.items())
+
+
+def test_masters_of_weights_that_were_overwritten_by_hand_are_not_saved():
+    policy = load_policy("arithmetic", HALF)
+    make_optimizer(policy, ALONE, torch.optim.SGD)
+    name, changed = next(iter(policy.named_parameters()))
+    assert name in master_weights(policy, "")
+    with torch.no_grad():
+        changed.mul_(0.5)
+    held = master_weights(policy, "")
+    assert name not in held
+    assert held

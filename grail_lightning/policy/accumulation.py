@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -46,11 +47,23 @@ def make_optimizer(
     return optimizer
 
 
+def plain_gradients(policy: Policy) -> None:
+    """Undo what `make_optimizer` did to the embeddings: loops other than ours, and clipping, want dense gradients."""
+    embeddings = policy.model.get_input_embeddings()
+    if isinstance(embeddings, nn.Embedding):
+        embeddings.sparse = False
+
+
 def master_weights(policy: Policy | None, prefix: str) -> dict[str, Tensor]:
-    """The masters of weights in half precision by name, for a checkpoint: it holds them in the weights' place."""
+    """The masters of weights in half precision by name, for a checkpoint: it holds them in the weights' place.
+
+    They outlive their fit, so that a checkpoint saved afterwards has all digits. A master that the weight is no longer
+    the rounding of (other weights were loaded, say) has nothing to say about it.
+    """
     if policy is None or policy.masters is None:
         return {}
-    exact = {id(weight): master.detach() for weight, master in policy.masters.pairs}
+    pairs = policy.masters.pairs
+    exact = {id(w): m.detach() for w, m in pairs if torch.equal(w.detach(), m.detach().to(w.device, w.dtype))}
     everything = policy.named_parameters(remove_duplicate=False)  # Tied weights have several names.
     return {prefix + name: exact[id(p)] for name, p in everything if id(p) in exact}
 
