@@ -106,7 +106,9 @@ def credit_report(
         report["credit/flawed_to_sound_weight"] = on_flawed.mean() / on_sound.mean()
     figures = {name: float(value) for name, value in report.items()}
     if weights.metrics:
-        means = over_ranks(torch.tensor([*weights.metrics.values()], device=mask.device).double(), "sum") / world_size()
+        # By name: under bf16-true the default would round.
+        local = torch.tensor([*weights.metrics.values()], dtype=torch.float64, device=mask.device)
+        means = over_ranks(local, "sum") / world_size()
         figures |= {f"credit/{name}": value for name, value in zip(weights.metrics, means.tolist(), strict=True)}
     # A batch without a scored or labelled row has nothing to say; a NaN would break plots.
     return {name: value for name, value in figures.items() if value == value}

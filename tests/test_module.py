@@ -172,6 +172,17 @@ def test_half_precision_weights_train():
     assert watch.outputs[0].metrics["kl"] == pytest.approx(0, abs=1e-6)
 
 
+def test_half_precision_does_not_round_what_a_credit_reports():
+    class Third(TokenCredit):
+        def __call__(self, policy, batch, context):
+            fallback = torch.zeros(len(batch), dtype=torch.bool)
+            return TokenWeights(values=batch.response_mask.float(), fallback=fallback, metrics={"third": 1 / 3})
+
+    watch = Watch()
+    trainer(1, watch, precision="bf16-true").fit(module(credit=Third()), batches(1))
+    assert watch.outputs[0].metrics["credit/third"] == 1 / 3
+
+
 def test_a_schedule_that_needs_a_metric_is_refused():
     ours = module(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
     with pytest.raises(ValueError, match="must depend on the step alone, but got ReduceLROnPlateau"):
