@@ -100,8 +100,9 @@ def _gathered(model: nn.Module | None) -> dict[str, Tensor]:
 
 
 def _unsharded(pl_module: Any, weights: dict[str, Tensor]) -> Policy:
-    """A second policy, on the CPU, with other weights."""
-    loading = dataclasses.replace(pl_module.loading, attention="sdpa", gradient_checkpointing=False)
+    """A second policy, on the CPU, with other weights. It is only written: eager attention is what all models have."""
+    plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False, "compile": False}
+    loading = dataclasses.replace(pl_module.loading, **plain)
     policy = load_policy(pl_module.policy_name, loading)
     policy.load_state_dict({k.removeprefix(PREFIX): v for k, v in weights.items() if k.startswith(PREFIX)})
     return policy

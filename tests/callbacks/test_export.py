@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grail_lightning.callbacks import Evaluation, ExportPolicy, LastCheckpoint
 from grail_lightning.callbacks.export import _gathered, _is_sharded, _unsharded
 from grail_lightning.policy import Loading, LoRA, load_policy
+from tests.architectures import tiny
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
 
@@ -100,6 +101,17 @@ def test_gathered_weights_make_the_same_policy_again():
     assert not _is_sharded(module)
     again = _unsharded(module, _gathered(module))
     assert all(torch.equal(w, again.state_dict()[n]) for n, w in module.policy.state_dict().items())
+
+
+def test_a_model_without_sdpa_can_be_exported_from_gathered_weights(tmp_path):
+    module = Scripted(_best_at_four)
+    module.policy = tiny("gemma2", tmp_path)
+    module.policy_name = str(tmp_path)
+    # What the second policy has no use for, and eager attention cannot do, stays behind.
+    module.loading = Loading(from_scratch=True, packing=True, compile=True, gradient_checkpointing=True)
+    _unsharded(module, _gathered(module)).save(tmp_path / "again")
+    again = _weights(tmp_path / "again")
+    assert all(torch.equal(again[name], w) for name, w in module.policy.model.state_dict().items())
 
 
 def test_adapters_survive_the_second_policy(tmp_path):
