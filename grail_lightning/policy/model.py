@@ -42,6 +42,11 @@ class Policy(nn.Module):
         model.generation_config = type(model.generation_config)(
             eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
+        # The balance loss of experts is not trained. Transformers would compute it at each decoding step, with the
+        # mask of all columns so far, and fail.
+        configs = {id(c): c for c in (model.config, model.config.get_text_config())}
+        self._routed = [c for c in configs.values() if getattr(c, "output_router_logits", False)]
+        self._report_routers(False)
 
     compute_device: torch.device | None = None
     """Set by `shard` where weights stay on the host."""
@@ -289,16 +294,24 @@ class Policy(nn.Module):
         finally:
             self.model.enable_adapters()
 
+    def _report_routers(self, value: bool) -> None:
+        for config in self._routed:
+            config.output_router_logits = value
+
     def save(self, folder: str | Path) -> None:
         """Write model (adapters merged), tokenizer and generation config in Hugging Face format."""
         model = self.model
-        if self.loading.lora is not None:
-            model = merge_adapters(copy.deepcopy(model))
-        ours, model.generation_config = model.generation_config, self.saved_generation_config
+        self._report_routers(True)
         try:
-            model.save_pretrained(folder)
+            if self.loading.lora is not None:
+                model = merge_adapters(copy.deepcopy(model))
+            ours, model.generation_config = model.generation_config, self.saved_generation_config
+            try:
+                model.save_pretrained(folder)
+            finally:
+                model.generation_config = ours
         finally:
-            model.generation_config = ours
+            self._report_routers(False)
         self.tokenizer.save_pretrained(folder)
 
 
