@@ -234,9 +234,10 @@ class Update:
     ) -> tuple[RolloutBatch, TokenStats]:
         """A micro-batch, trimmed, and what came of it; takes in token weights that come with it.
 
-        Frozen is without gradient. A rank that has run out of rows stays in step with the others on its first row.
+        Frozen is without gradient. A rank that has run out of rows stays in step with the others on a row of its own,
+        the first with a response.
         """
-        part = cut.rows if len(cut) else torch.zeros(1, dtype=torch.long)
+        part = cut.rows if len(cut) else self.batch.response_mask.any(1).long().argmax().reshape(1).cpu()
         piece = self.batch.select(part)
         behind = None if cut.prompts is None else cut.prompts.behind(part, piece.prompt_width, last=cut.last)
         if shared is not None and len(cut) and shared.rows[part].all():

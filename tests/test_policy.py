@@ -85,6 +85,16 @@ def test_a_head_that_we_do_not_know_is_an_error(arithmetic):
         check_head(policy)
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_rows_without_a_response_token_have_no_log_probability_and_gradients_of_zero(packing):
+    policy = load_policy("arithmetic", Loading(packing=packing))
+    ids, mask, _ = _rows(policy)
+    found = policy(ids, mask, torch.ones(3, 0, dtype=torch.bool), with_entropy=True)
+    assert found.logprobs.shape == found.entropy.shape == (3, 0)
+    found.logprobs.sum().backward()
+    assert all((p.grad == 0).all() for p in policy.blocks.parameters())
+
+
 def test_left_padding_changes_nothing(arithmetic):
     ids, mask, response = _rows(arithmetic)
     padded = torch.cat([torch.zeros(3, 5, dtype=torch.long), ids], 1)

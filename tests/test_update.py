@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from grail_lightning.functional import group_advantages
-from grail_lightning.objective import Objective, advantages, live_rows, loss_mask, split_groups
+from grail_lightning.objective import LossCounts, Objective, advantages, live_rows, loss_mask, split_groups
 from grail_lightning.policy import load_policy
 from grail_lightning.rollout import Sampling
 from grail_lightning.stepping import clip_gradients
-from grail_lightning.update import Update
+from grail_lightning.update import Piece, Update
 from tests.runs import problems
 
 LIMIT = 36
@@ -268,6 +268,19 @@ def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step
     torch.testing.assert_close(
         update.batch.old_logprobs[update.live].double(), expected[update.live], rtol=0, atol=1e-6
     )
+
+
+def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, batch):
+    """Its first row is empty; the forward pass must not fail, and its gradient is zero."""
+    mask = batch.response_mask.clone()
+    mask[0] = False
+    update = Update(
+        policy, None, batch.replace(response_mask=mask), Objective(group_size=4), Sampling(max_response_length=LIMIT), 0
+    )
+    piece, stats = update._forward(policy, Piece(), None)
+    assert piece.row.tolist() == [1]
+    assert stats.logprobs.shape == piece.response_mask.shape
+    assert update._loss(Piece(), LossCounts(num_rollouts=1, num_tokens=1), torch.zeros(mask.shape))[0] == 0
 
 
 def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(policy, batch):

@@ -196,8 +196,8 @@ class Policy(nn.Module):
         """
         if trees is None:
             # The last column predicts nothing.
-            ids, mask, length = input_ids[:, :-1], attention_mask[:, :-1], response_mask.shape[1]
-            states = self.hidden(mask, input_ids=left_to_run(ids, behind), behind=behind)[:, -length:]
+            ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
+            states = last_columns(self.hidden(mask, input_ids=left_to_run(ids, behind), behind=behind), response_mask)
         else:
             states = self._through_trees(trees)
         return self.score(
@@ -235,7 +235,7 @@ class Policy(nn.Module):
         Of trees it is their tokens' ``[G, N, D]``.
         """
         if trees is None:
-            chosen, targets = states[response_mask], input_ids[:, -response_mask.shape[1] :][response_mask]
+            chosen, targets = states[response_mask], last_columns(input_ids, response_mask)[response_mask]
         else:
             chosen, targets = trees.predictors(states), trees.targets
         flat = token_logprobs(
@@ -313,6 +313,11 @@ class Policy(nn.Module):
         finally:
             self._report_routers(False)
         self.tokenizer.save_pretrained(folder)
+
+
+def last_columns(values: Tensor, mask: Tensor) -> Tensor:
+    """``[B, W, ...] -> [B, T, ...]`` for a mask ``[B, T]``; none if ``T`` is 0, where ``-T:`` would be all."""
+    return values[:, values.shape[1] - mask.shape[1] :]
 
 
 def left_to_run(columns: Tensor, behind: Any) -> Tensor:
