@@ -184,6 +184,21 @@ def test_experts_whose_config_asks_for_a_balance_loss_sample_prompts_of_differen
     assert not policy.model.config.output_router_logits
 
 
+def test_a_pad_token_without_an_embedding_makes_way_for_one_that_has_one(tmp_path):
+    policy = load_policy("arithmetic")
+    vocabulary = policy.model.get_input_embeddings().num_embeddings
+    policy.model.save_pretrained(tmp_path)
+    padded = load_tokenizer("arithmetic")
+    padded.add_special_tokens({"pad_token": "<an added one>"})
+    padded.save_pretrained(tmp_path)
+    assert padded.pad_token_id == vocabulary
+    assert load_tokenizer(str(tmp_path)).pad_token_id == policy.tokenizer.eos_token_id
+    engine = HFEngine()
+    engine.update_weights(load_policy(str(tmp_path)))
+    prompts = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3+4")]
+    assert len(engine.generate(prompts, 2, Sampling(max_response_length=4), seed=1)) == 4
+
+
 def test_prompts_are_encoded_through_the_chat_template_where_there_is_one(arithmetic):
     tokenizer = load_tokenizer("arithmetic")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1."}]

@@ -9,13 +9,18 @@ from grail_lightning.rollout import Messages
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a policy, with a pad token (the end token where it has none of its own)."""
-    from transformers import AutoTokenizer
+    """The tokenizer of a policy, with a pad token that the model knows: where its own will not do, the end token."""
+    from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
-    if tokenizer.pad_token_id is None:
-        # Masks are made from lengths, so the pad token may be any.
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    path = resolve_policy(name)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    known = getattr(config.get_text_config(), "vocab_size", None) or len(tokenizer)
+    # Masks are made from lengths, so the pad token may be any. One that was added to the tokenizer alone has no
+    # embedding.
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known:
+        ends = tokenizer.eos_token_id is not None and tokenizer.eos_token_id < known
+        tokenizer.pad_token = tokenizer.eos_token if ends else tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
