@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
@@ -40,6 +41,7 @@ from grail_lightning.callbacks import (
 from grail_lightning.errors import explain, one_line
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_precision
+from grail_lightning.policy.sharding import check_strategy
 from grail_lightning.run_folder import RunFolder
 
 CONFIGS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs")
@@ -94,7 +96,10 @@ class GrailCLI(LightningCLI):
         wanted = config.enable_progress_bar is not False and not config.barebones
         if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        check_strategy(trainer.strategy)
+        spread(trainer)
+        return trainer
 
     def before_instantiate_classes(self) -> None:
         """Refuse what manual optimisation cannot honour, before anything is built."""
@@ -110,6 +115,7 @@ class GrailCLI(LightningCLI):
                 "The module accumulates by itself: set `--model.objective.token_budget` instead."
             )
         check_precision(trainer.get("precision"))
+        trainer.strategy = strategy_options(trainer.get("strategy", "auto"))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
@@ -127,6 +133,32 @@ class GrailCLI(LightningCLI):
         unkept = resumed or getattr(self.trainer, "fast_dev_run", False)
         with nullcontext() if unkept else folder.fresh():
             self.trainer.fit(**kwargs)
+
+
+def strategy_options(given: Any) -> Any:
+    """What was given for `trainer.strategy`, with FSDP2 under its class path: to Lightning, its name alone is none.
+
+    Raises:
+        ValueError: For FSDP1.
+    """
+    name = given if isinstance(given, str) else getattr(given, "class_path", "")
+    check_strategy(name)
+    if name.lower() == "fsdp":
+        rank_zero_info("`--trainer.strategy=fsdp` runs FSDP2 here (ModelParallelStrategy).")
+    elif not isinstance(given, str) or name.rpartition(".")[2] != ModelParallelStrategy.__name__:
+        return given
+    path = f"{ModelParallelStrategy.__module__}.{ModelParallelStrategy.__name__}"
+    return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
+
+
+def spread(trainer: Any) -> None:
+    """Shard over all devices where nothing is said: Lightning's "auto" would have each node's share the layers."""
+    strategy = trainer.strategy
+    if isinstance(strategy, ModelParallelStrategy):
+        if strategy._data_parallel_size == "auto":
+            strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
+        if strategy._tensor_parallel_size == "auto":
+            strategy._tensor_parallel_size = 1
 
 
 @rank_zero_only

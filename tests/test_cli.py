@@ -11,49 +11,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from grail_lightning.cli import GrailCLI, expand_configs
-from grail_lightning.cli import main as entry_point
 from grail_lightning.policy import load_policy
 from grail_lightning.stepping import keep_options
+from tests.shell import RUN, SHORT, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-SHORT = [
-    "--config=configs/quickstart.yaml",
-    "--trainer.max_steps=2",
-    "--trainer.val_check_interval=1",
-    "--trainer.enable_progress_bar=false",
-    "--model.sampling.max_response_length=44",
-    "--model.objective.group_size=4",
-    "--evaluation.sampling.max_response_length=44",
-    "--data.num_train=32",
-    "--data.num_val=8",
-    "--data.num_test=8",
-    "--data.prompts_per_batch=4",
-]
-RUN = Path("runs/quickstart")
-
-
-def main(args):
-    """As the shell would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["grail-lightning", *args])
-        # `main` filters one warning for the process; that must not outlive a test.
-        patch.setattr("warnings.filterwarnings", lambda *_, **__: None)
-        entry_point()
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def _fails(capsys, *args):
-    """The one line that a user sees."""
-    with pytest.raises(SystemExit) as stop:
-        main([*args])
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert len(lines) == 1
-    return lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +151,7 @@ def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path
 def test_a_run_that_does_not_begin_leaves_the_earlier_one_where_it_was(in_finished_run, capsys):
     before = (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime
     Path("empty.jsonl").write_text("")
-    _fails(capsys, "fit", *SHORT, "--data=MathData", "--data.train.path=empty.jsonl")
+    fails(capsys, "fit", *SHORT, "--data=MathData", "--data.train.path=empty.jsonl")
     assert (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime == before
 
 
@@ -266,12 +233,12 @@ def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys
     import re
 
     monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
-    assert re.search(message, _fails(capsys, "fit", *SHORT, *options))
+    assert re.search(message, fails(capsys, "fit", *SHORT, *options))
 
 
 def test_a_wrong_key_in_a_file_is_named(capsys, tmp_path):
     (tmp_path / "wrong.yaml").write_text("model:\n  polcy: arithmetic\n")
-    assert "model.polcy" in _fails(capsys, "fit", *SHORT, "--config=wrong.yaml")
+    assert "model.polcy" in fails(capsys, "fit", *SHORT, "--config=wrong.yaml")
 
 
 def test_the_traceback_is_shown_on_request(capsys, monkeypatch):

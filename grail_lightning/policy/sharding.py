@@ -7,11 +7,27 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import Loading
+
+
+def check_strategy(strategy: Any) -> None:
+    """Whether a policy can train under a strategy of Lightning's, which may also be given by its name.
+
+    Raises:
+        ValueError: For FSDP1, which runs a training step inside its root's forward pass: none of the backward passes
+            of ours may lie there.
+    """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    if isinstance(strategy, FSDPStrategy) or name.lower().rpartition(".")[2] in ("fsdpstrategy", "fsdp_cpu_offload"):
+        raise ValueError(
+            f"`trainer.strategy` must not be FSDP1, but got {name}. Take FSDP2: "
+            "`--trainer.strategy=ModelParallelStrategy`, with `--model.loading.offload=true` for weights on the host."
+        )
 
 
 def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
@@ -22,7 +38,8 @@ def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
         loading: How the policy is going to be loaded.
 
     Raises:
-        ValueError: If weights are to stay on the host and there is no mesh, or its process group takes no host tensors.
+        ValueError: If weights are to stay on the host and there is no mesh, or its process group takes no host tensors;
+            or if devices are to share layers.
     """
     if mesh is None:
         if loading.offload:
@@ -31,6 +48,11 @@ def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
                 "Set `--trainer.strategy=ModelParallelStrategy`, which one device is enough for, or leave it off."
             )
         return None
+    if (sharing := mesh["tensor_parallel"].size()) > 1:
+        raise ValueError(
+            f"`tensor_parallel_size` must be 1, since layers are never split, but got {sharing}. "
+            f"Set `ModelParallelStrategy(data_parallel_size={mesh.size()}, tensor_parallel_size=1)`."
+        )
     mesh = mesh["data_parallel"]
     backend = torch.distributed.get_backend_config(mesh.get_group())
     if loading.offload and "cpu:" not in backend:

@@ -1,0 +1,41 @@
+"""How tests run the command line: as the shell would, in this process, on a shortened quickstart."""
+
+from pathlib import Path
+
+import pytest
+
+from grail_lightning.cli import main as entry_point
+
+SHORT = [
+    "--config=configs/quickstart.yaml",
+    "--trainer.max_steps=2",
+    "--trainer.val_check_interval=1",
+    "--trainer.enable_progress_bar=false",
+    "--model.sampling.max_response_length=44",
+    "--model.objective.group_size=4",
+    "--evaluation.sampling.max_response_length=44",
+    "--data.num_train=32",
+    "--data.num_val=8",
+    "--data.num_test=8",
+    "--data.prompts_per_batch=4",
+]
+RUN = Path("runs/quickstart")
+
+
+def main(args):
+    """As the shell would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["grail-lightning", *args])
+        # `main` filters one warning for the process; that must not outlive a test.
+        patch.setattr("warnings.filterwarnings", lambda *_, **__: None)
+        entry_point()
+
+
+def fails(capsys, *args):
+    """The one line that a user sees."""
+    with pytest.raises(SystemExit) as stop:
+        main([*args])
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    return lines[0]

@@ -1,0 +1,95 @@
+"""Strategies by the names that users give them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from grail_lightning.cli import GrailCLI
+from grail_lightning.policy import Loading
+from grail_lightning.policy.sharding import check_strategy, data_parallel_mesh
+from tests.shell import RUN, SHORT, fails, main
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _built(monkeypatch, *options):
+    """The strategy that a command line ends up with; nothing is run."""
+    built = []
+
+    class Built(GrailCLI):
+        def _run_subcommand(self, subcommand):
+            built.append(self.trainer.strategy)
+
+    monkeypatch.setattr("grail_lightning.cli.GrailCLI", Built)
+    main(["fit", *SHORT, *options])
+    return built[0]
+
+
+def test_the_documented_command_for_weights_on_the_host_trains():
+    options = re.search(r"\*Optimiser on the host\.\* `([^`]+)`", README).group(1).split()
+    assert options == ["--trainer.strategy=ModelParallelStrategy", "--model.loading.offload=true"]
+    command = [sys.executable, "-m", "grail_lightning.cli", "fit", *SHORT, *options, "--trainer.max_steps=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (RUN / "export" / "model.safetensors").is_file()
+    saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
+    assert saved["class_path"].endswith(".ModelParallelStrategy")
+
+
+@pytest.mark.parametrize(
+    "name", ["ModelParallelStrategy", "lightning.pytorch.strategies.ModelParallelStrategy", "fsdp"]
+)
+def test_a_name_alone_shards_over_all_devices(name, monkeypatch, caplog):
+    strategy = _built(monkeypatch, f"--trainer.strategy={name}", "--trainer.devices=2")
+    assert isinstance(strategy, ModelParallelStrategy)
+    assert (strategy._data_parallel_size, strategy._tensor_parallel_size) == (2, 1)
+    assert ("runs FSDP2" in caplog.text) == (name == "fsdp")
+
+
+def test_what_is_said_of_a_strategy_stays(monkeypatch):
+    options = ["data_parallel_size=2", "process_group_backend=gloo"]
+    strategy = _built(
+        monkeypatch,
+        "--trainer.strategy=ModelParallelStrategy",
+        *(f"--trainer.strategy.init_args.{option}" for option in options),
+        "--trainer.devices=2",
+    )
+    assert (strategy._data_parallel_size, strategy._tensor_parallel_size) == (2, 1)
+    assert strategy.process_group_backend == "gloo"
+
+
+@pytest.mark.parametrize("option", ["=FSDPStrategy", ".class_path=FSDPStrategy", "=fsdp_cpu_offload"])
+def test_fsdp1_is_refused_on_the_command_line(option, capsys):
+    said = fails(capsys, "fit", *SHORT, f"--trainer.strategy{option}")
+    assert re.search("`trainer.strategy` must not be FSDP1, but got .*--trainer.strategy=ModelParallelStrategy", said)
+
+
+def test_fsdp1_is_refused_as_an_object():
+    with pytest.raises(ValueError, match="must not be FSDP1, but got FSDPStrategy"):
+        check_strategy(FSDPStrategy())
+    check_strategy(DDPStrategy())
+    check_strategy(ModelParallelStrategy())
+
+
+def test_devices_that_would_share_layers_are_refused():
+    """Lightning's own default for one node: each device would train a policy of its own."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
+        with pytest.raises(ValueError, match=r"`tensor_parallel_size` must be 1.* got 2\. .*data_parallel_size=2"):
+            data_parallel_mesh(mesh, Loading())
+    finally:
+        torch.distributed.destroy_process_group()
