@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Objective:
         scale_rewards: Divide advantages by nothing (none), the std of the group, or of the batch over all ranks; bnpo
             divides by the density of a Beta distribution that is fitted to the mean rewards of all groups.
         clip_low: Lower clip range of the ratio.
-        clip_high: Upper clip range of the ratio.
+        clip_high: Upper clip range of the ratio; .inf is off.
         ratio_cap: Upper bound on the unclipped ratio (two-sided or dual clip); null is off.
         level: Ratio of each token, or of the sequence (GSPO-token).
         surrogate: clip takes clipped tokens out of the gradient; cispo keeps them, with the clipped ratio as a weight.
@@ -88,11 +89,12 @@ class Objective:
             if getattr(self, name) < least:
                 raise ValueError(f"`objective.{name}` must be at least {least}, but got {getattr(self, name)}.")
         for name in ("kl_coefficient", "entropy_coefficient"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`objective.{name}` must not be negative, but got {getattr(self, name)}.")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"`objective.{name}` must be finite and ≥ 0, but got {getattr(self, name)}.")
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
             raise ValueError(
-                f"`objective.max_grad_norm` must be positive, but got {self.max_grad_norm}. Use null to switch it off."
+                f"`objective.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "
+                "Use null to switch it off."
             )
         one = torch.ones(1, 1)  # Clip ranges and cap are checked where they are used; ask there before anything runs.
         self.token_losses(one, one, one, one.bool())

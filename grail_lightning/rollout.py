@@ -20,6 +20,7 @@ Prompts are padded on the left and responses on the right, so the border between
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,8 +154,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_response_length < 1:
             raise ValueError(f"`max_response_length` must be at least 1 token, but got {self.max_response_length}.")
-        if self.temperature < 0:
-            raise ValueError(f"`temperature` must be 0 (greedy) or positive, but got {self.temperature}.")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"`temperature` must be 0 (greedy) or positive and finite, but got {self.temperature}.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"`top_p` must lie in (0, 1], but got {self.top_p}. Use 1 to switch it off.")
         if self.top_k < 0:
@@ -163,6 +164,8 @@ class Sampling:
             raise ValueError(
                 f"`stop` must be a list of strings, but got the string {self.stop!r}. Write [{self.stop!r}]."
             )
+        if "" in self.stop:
+            raise ValueError(f"`stop` must hold strings of at least one character, but got {list(self.stop)}.")
 
     @property
     def logprob_temperature(self) -> float:

@@ -1,5 +1,7 @@
 """Cutting and trimming the records."""
 
+import math
+
 import pytest
 import torch
 
@@ -54,9 +56,13 @@ def test_selecting_rows_trims_to_their_longest_prompt_and_response(golden_batch)
     [
         ({"max_response_length": 0}, "at least 1 token, but got 0"),
         ({"temperature": -1.0}, "`temperature` must be 0"),
+        ({"temperature": math.nan}, "`temperature` must be 0"),
+        ({"temperature": math.inf}, "`temperature` must be 0"),
+        ({"top_p": math.nan}, "`top_p` must lie in"),
         ({"top_p": 0.0}, "`top_p` must lie in"),
         ({"top_k": -1}, "`top_k` must be 0"),
         ({"stop": "###"}, "must be a list of strings"),
+        ({"stop": ("###", "")}, r"strings of at least one character, but got \['###', ''\]"),
     ],
 )
 def test_bad_sampling_is_named(options, message):

@@ -1,5 +1,7 @@
 """Gradients of one optimiser step, however it is cut."""
 
+import math
+
 import pytest
 import torch
 
@@ -296,14 +298,27 @@ def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(polic
     [
         ({"group_size": 1}, "`objective.group_size` must be at least 2, but got 1"),
         ({"token_budget": 0}, "`objective.token_budget` must be at least 1, but got 0"),
-        ({"kl_coefficient": -1.0}, "must not be negative, but got -1.0"),
-        ({"max_grad_norm": 0.0}, "must be positive, but got 0.0. Use null"),
+        ({"kl_coefficient": -1.0}, "must be finite and ≥ 0, but got -1.0"),
+        ({"max_grad_norm": 0.0}, "must be finite and positive, but got 0.0. Use null"),
         ({"clip_low": 2.0}, "`clip_low` must lie in"),
     ],
 )
 def test_a_bad_objective_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         Objective(**options)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "option",
+    ["kl_coefficient", "entropy_coefficient", "max_grad_norm", "clip_low", "clip_high", "ratio_cap", "sampler_cap"],
+)
+def test_options_are_finite_numbers_but_for_the_upper_clip_range(option, number):
+    if option == "clip_high" and number == math.inf:
+        Objective(clip_high=number)
+        return
+    with pytest.raises(ValueError, match=f"`(objective\\.)?{option}` .* but got .*{number}"):
+        Objective(**{option: number})
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])

@@ -16,6 +16,7 @@ GSPO-token (2507.18071) is ``level="sequence"``, CISPO (2506.13585) ``surrogate=
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -187,7 +188,7 @@ def clipped_surrogate(
         old_logprobs: ``[B, T]`` of the weights that sampled.
         advantages: ``[B, T]``, or ``[B, 1]``.
         clip_low: ``ε_low``.
-        clip_high: ``ε_high`` ("clip higher").
+        clip_high: ``ε_high`` ("clip higher"); infinity clips nothing.
         ratio_cap: Upper bound on the unclipped ratio, which matters for negative advantages (two-sided or dual clip).
         mask: ``[B, T]`` bool; only level "sequence" needs it.
         level: "token", or "sequence" for GSPO-token.
@@ -203,10 +204,13 @@ def clipped_surrogate(
     Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291; dual clip:
     arXiv 1912.09729; CISPO: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
-    if not 0 <= clip_low <= 1 or clip_high < 0:
+    if not 0 <= clip_low <= 1 or not clip_high >= 0:
         raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
-    if ratio_cap is not None and ratio_cap < 1 + clip_high:
-        raise ValueError(f"`ratio_cap` must be at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}.")
+    if ratio_cap is not None and not 1 + clip_high <= ratio_cap < math.inf:
+        raise ValueError(
+            f"`ratio_cap` must be finite and at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}. "
+            "Use null to switch it off."
+        )
     if surrogate not in ("clip", "cispo"):
         raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")
     if surrogate == "cispo" and ratio_cap is not None:
@@ -237,12 +241,14 @@ def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: 
         ``[B, T]``, without gradient.
 
     Raises:
-        ValueError: If the cap is below 1.
+        ValueError: If the cap is below 1, or infinite.
 
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025).
     """
-    if cap < 1:
-        raise ValueError(f"`sampler_cap` must be at least 1, but got {cap}. Use null to switch the correction off.")
+    if not 1 <= cap < math.inf:
+        raise ValueError(
+            f"`sampler_cap` must be finite and at least 1, but got {cap}. Use null to switch the correction off."
+        )
     return (trainer_logprobs.detach() - sampler_logprobs).exp().clamp(max=cap)
 
 

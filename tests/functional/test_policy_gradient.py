@@ -112,13 +112,22 @@ def test_the_correction_for_the_sampler_is_a_ratio_with_a_ceiling():
     found = sampler_correction(trainer, sampler, cap=2.0)
     assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])
     assert not found.requires_grad
-    with pytest.raises(ValueError, match=r"`sampler_cap` must be at least 1, but got 0.5"):
+    with pytest.raises(ValueError, match=r"`sampler_cap` must be finite and at least 1, but got 0.5"):
         sampler_correction(trainer, sampler, cap=0.5)
+
+
+def test_an_infinite_upper_clip_range_clips_nothing():
+    ratio = torch.tensor([[0.5, 1.0, 9.0]])
+    for advantage in (-1.0, 1.0):
+        losses = clipped_surrogate(
+            ratio.log(), 0 * ratio, torch.full((1, 3), advantage), clip_low=1.0, clip_high=math.inf
+        )
+        assert torch.allclose(losses, -advantage * ratio)
 
 
 def test_a_cap_inside_the_clip_range_is_an_error():
     one = torch.ones(1, 1)
-    with pytest.raises(ValueError, match=r"`ratio_cap` must be at least 1 \+ clip_high = 1.28, but got 1.1"):
+    with pytest.raises(ValueError, match=r"`ratio_cap` must be finite and at least 1 \+ clip_high = 1.28, but got 1.1"):
         clipped_surrogate(one, one, one, ratio_cap=1.1)
 
 
