@@ -40,7 +40,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.errors import explain, one_line
 from grail_lightning.module import GrailModule
-from grail_lightning.policy.options import check_precision
+from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
 from grail_lightning.run_folder import RunFolder
 
@@ -126,6 +126,7 @@ class GrailCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """Train: a new run in an empty folder, or a resumed one with what its options have become."""
+        check_dtype(self.model.policy_name, self.model.loading)
         folder = RunFolder(self.trainer)
         resumed = kwargs["ckpt_path"] is not None
         if resumed:

@@ -14,8 +14,9 @@ from transformers import (
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.load import check_head
-from grail_lightning.policy.options import choose_attention
+from grail_lightning.policy.options import check_dtype, choose_attention
 from grail_lightning.rollout import Sampling
+from tests.architectures import tiny
 from tests.runs import TASK
 
 TINY = {
@@ -247,3 +248,43 @@ def test_the_attention_that_was_asked_for_is_the_one_that_runs(attention):
 
 def test_half_precision_weights_are_loaded_on_request():
     assert load_policy("arithmetic", Loading(dtype="bfloat16")).model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float16", "auto"])
+def test_half_floats_are_not_trained_but_predict(dtype, tmp_path):
+    load_policy("arithmetic", Loading(dtype="float16")).model.save_pretrained(tmp_path)
+    loading = Loading(dtype=dtype)
+    with pytest.raises(ValueError, match=f"must not be float16 in training.* but got {dtype} for .*Use bfloat16"):
+        check_dtype(str(tmp_path), loading)
+    check_policy(str(tmp_path), loading)
+    check_dtype("arithmetic", Loading(dtype="auto"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (
+            ["q_proj", "q_prj"],
+            r"must name layers of the policy, but got \['q_proj', 'q_prj'\]. It has .*q_proj, up_proj, v_proj;",
+        ),
+        ("proj", "must name layers of the policy, but got proj"),
+        ([], r"must name layers of the policy, but got \[\]"),
+        (["q_proj", "lm_head"], "must leave out what shares its weights .* but got lm_head: "),
+        (["embed_tokens"], r"must leave out what shares its weights .* but got model.embed_tokens: .*Leave it out"),
+        (".*(embed_tokens|v_proj)", "but got model.embed_tokens: "),
+    ],
+)
+def test_adapters_on_layers_that_are_not_there_or_tied_are_refused(targets, message):
+    with pytest.raises(ValueError, match=message):
+        load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["0.self_attn.q_proj"], r".*\.q_proj", "all-linear"])
+def test_adapters_are_where_they_were_asked_for(targets):
+    policy = load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
+    assert any("q_proj.lora_A" in name for name, p in policy.named_parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("end", ["embed_tokens", "lm_head"])
+def test_untied_ends_take_adapters(end, tmp_path):
+    tiny("llama", tmp_path, LoRA(target_modules=[end]), tie_word_embeddings=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from grail_lightning.policy.compiled import compile_blocks
 from grail_lightning.policy.model import Policy
@@ -91,6 +94,7 @@ def check_head(policy: Policy) -> None:
 def _add_lora(model: Any, lora: LoRA) -> None:
     from peft import LoraConfig
 
+    _check_targets(model, lora.target_modules)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -99,3 +103,26 @@ def _add_lora(model: Any, lora: LoRA) -> None:
         task_type="CAUSAL_LM",
     )
     model.add_adapter(config)
+
+
+def _check_targets(model: Any, wanted: str | list[str]) -> None:
+    """Whether there are such layers, by peft's rules: a string is a pattern, those of a list are the ends of names."""
+    if wanted == "all-linear":
+        return
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, Conv1D))}
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    patterns = [wanted] if isinstance(wanted, str) else [rf"(.*\.)?{re.escape(name)}" for name in wanted]
+    found = [{name for name in layers if re.fullmatch(pattern, name)} for pattern in patterns]
+    if not found or not all(found):
+        known = sorted({name.rpartition(".")[2] for name, m in layers.items() if not any(m is end for end in ends)})
+        raise ValueError(
+            f"`loading.lora.target_modules` must name layers of the policy, but got {wanted}. "
+            f"It has {', '.join(known)}; or write all-linear."
+        )
+    targeted = {name for names in found for name in names if any(layers[name] is end for end in ends)}
+    if targeted and ends[0].weight is ends[1].weight:
+        raise ValueError(
+            f"`loading.lora.target_modules` must leave out what shares its weights with another layer, but got "
+            f"{', '.join(sorted(targeted))}: embedding and head of this policy are one, and an export would change "
+            "both. Leave it out, or train all weights (`loading.lora: null`)."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -29,12 +30,23 @@ class LoRA:
         alpha: Its scale is ``alpha / rank``.
         dropout: On the adapter's input.
         target_modules: Names of the linear layers, or "all-linear".
+
+    Raises:
+        ValueError: If one of the numbers is out of its range.
     """
 
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
     target_modules: str | list[str] = "all-linear"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"`loading.lora.rank` must be at least 1, but got {self.rank}.")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"`loading.lora.alpha` must be finite and positive, but got {self.alpha}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`loading.lora.dropout` must lie in [0, 1), but got {self.dropout}. 0 is off.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +55,7 @@ class Loading:
 
     Attributes:
         dtype: Of the weights. In full precision they are master weights; pair float32 with
-            `--trainer.precision=bf16-mixed` on GPUs.
+            `--trainer.precision=bf16-mixed` on GPUs. float16 evaluates and predicts, but is never trained.
         master_weights: Keep float32 copies of weights in half precision, which the optimiser moves. Not for sharded
             weights.
         attention: auto takes flash-attn on CUDA in half precision where it is installed, else SDPA.
@@ -144,6 +156,24 @@ def check_precision(precision: Any) -> None:
     """
     if str(precision) in ("16", "16-mixed", "16-true"):
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
+
+
+def check_dtype(name: str, loading: Loading) -> None:
+    """Whether weights can be trained in the type that they are going to have.
+
+    Raises:
+        ValueError: For float16, in which small gradients are zero unless losses are scaled.
+    """
+    dtype: Any = loading.dtype
+    if dtype == "auto":
+        from transformers import AutoConfig
+
+        dtype = AutoConfig.from_pretrained(resolve_policy(name), trust_remote_code=loading.trust_remote_code).dtype
+    if str(dtype).removeprefix("torch.") == "float16":
+        raise ValueError(
+            f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "
+            f"{name!r}. Use bfloat16, or float32."
+        )
 
 
 def check_compiler(loading: Loading) -> None:
