@@ -43,6 +43,7 @@ from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
 from grail_lightning.run_folder import RunFolder
+from grail_lightning.tasks.boxed import BoxedTask
 
 CONFIGS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs")
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -127,6 +128,8 @@ class GrailCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train: a new run in an empty folder, or a resumed one with what its options have become."""
         check_dtype(self.model.policy_name, self.model.loading)
+        if isinstance(task := getattr(self.datamodule, "task", None), BoxedTask):
+            task.check_length(self.model.sampling.max_response_length)
         folder = RunFolder(self.trainer)
         resumed = kwargs["ckpt_path"] is not None
         if resumed:

@@ -15,6 +15,7 @@ from grail_lightning.policy import load_policy
 from grail_lightning.stepping import keep_options
 from tests.shell import RUN, SHORT, fails, main
 
+OVERLONG = "--data.task.init_args.rewards=[{function: overlong, arguments: "
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -232,6 +233,11 @@ def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path):
         (["--trainer.accelerator=gpu"], "No supported gpu backend|cuda"),
         (["--model.objective.group_size=1"], "`objective.group_size` must be at least 2, but got 1"),
         (["--model.sampling.temperature=hot"], "model.sampling.temperature.*Got value: hot"),
+        ([f"{OVERLONG}{{limit: 100}}}}]"], "The reward `overlong` must get `arguments` .*missing 1 required"),
+        (
+            [f"{OVERLONG}{{limit: 100, buffer: 9}}}}]"],
+            "`overlong` must begin below .*longest response, .* 44, but",
+        ),
         (["--evaluation.pass_at=[8]"], "must lie between 1 and `num_samples`"),
     ],
 )

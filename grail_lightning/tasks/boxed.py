@@ -26,6 +26,20 @@ class BoxedTask(Task):
         if len(set(names)) < len(names):
             raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
 
+    def check_length(self, max_response_length: int) -> None:
+        """Whether the rewards fit responses of this length at most.
+
+        Raises:
+            ValueError: If an overlong penalty is 0 for all of them.
+        """
+        for reward in self.rewards:
+            free = reward.arguments["limit"] - reward.arguments["buffer"] if reward.path == "overlong" else 0
+            if free >= max_response_length:
+                raise ValueError(
+                    f"The reward `{reward.name}` must begin below the longest response, `sampling.max_response_length` "
+                    f"{max_response_length}, but got limit - buffer = {free}. Set `limit` to {max_response_length}."
+                )
+
     def answer(self, text: str) -> str | None:
         """What stands in the last complete box, without outer white space."""
         boxes = find_boxes(text)

@@ -94,7 +94,7 @@ class Reward:
         spec: Which function, and how much it counts.
 
     Raises:
-        ValueError: If there is no such function, or it takes no such arguments.
+        ValueError: If there is no such function, or it takes no such arguments; a built-in one is tried out.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
@@ -110,6 +110,15 @@ class Reward:
                 f"The reward `{self.path}` takes {sorted(self._taken)}, but got the `arguments` {unknown}. "
                 "Correct their names, or add the parameters to the function."
             )
+        if self._taken is not None and self.path in _BUILT_IN:
+            nothing: dict[str, Any] = {name: [] for name in self._taken & {"correct", "lengths"}}
+            try:
+                self.function([], [], **(nothing | self.arguments))
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: "
+                    f"{error}. See docs/grading.md."
+                ) from error
 
     def __call__(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]

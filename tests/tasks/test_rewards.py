@@ -127,9 +127,28 @@ def test_the_overlong_penalty_counts_tokens_and_says_so_when_nobody_counted():
     assert earned([spec], ["a", "b"], lengths=[6, 8]) == [0.0, -0.5]
     with pytest.raises(ValueError, match=r"`overlong` raised TypeError: .*'lengths'"):
         earned([spec], ["a", "b"])
-    spec["arguments"]["buffer"] = 11
-    with pytest.raises(ValueError, match=r"`buffer` must lie between 1 and `limit` \(10\) tokens, but got 11"):
-        earned([spec], ["a"], lengths=[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"limit": 10, "buffer": 11}, r"`buffer` must lie between 1 and `limit` \(10\) tokens, but got 11"),
+        ({"limit": 10, "buffer": 0}, "tokens, but got 0"),
+        ({"limit": 10}, "missing 1 required keyword-only argument: 'buffer'"),
+        ({"limit": "ten", "buffer": 4}, "not supported between instances"),
+        (None, "missing 2 required keyword-only arguments"),
+    ],
+)
+def test_arguments_of_a_built_in_reward_are_tried_out_before_anything_runs(arguments, message):
+    with pytest.raises(ValueError, match=f"`overlong` must get `arguments` that it can use, .*{message}"):
+        MathTask(rewards=[RewardSpec(function="overlong", arguments=arguments)])
+
+
+def test_an_overlong_penalty_must_be_within_reach():
+    task = MathTask(rewards=[RewardSpec(function="overlong", arguments={"limit": 100, "buffer": 20}, name="long")])
+    task.check_length(81)
+    with pytest.raises(ValueError, match=r"`long` must begin below .* 80, but got .* = 80\. Set `limit` to 80"):
+        task.check_length(80)
 
 
 @pytest.mark.parametrize(
