@@ -25,7 +25,7 @@ from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights, plain_gradients
 from grail_lightning.policy.options import check_precision
-from grail_lightning.policy.sharding import data_parallel_mesh, gathered, shard
+from grail_lightning.policy.sharding import check_strategy, data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
 from grail_lightning.refill import refill
 from grail_lightning.reports import credit_report, rollout_report
@@ -96,6 +96,7 @@ class GrailModule(pl.LightningModule):
         """Load policy and, with a KL term, the frozen reference; called by the strategy, whenever a run begins."""
         if self.policy is None:
             check_precision(self.trainer.precision)
+            check_strategy(self.trainer.strategy)
             self.policy = self._load(trainable=True)
             if not any(p.requires_grad for p in self.policy.parameters()):
                 raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")

@@ -1,9 +1,9 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [half|once]
+python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [half|once|apart]
 
 "nothing" is the learning rate 0; "half" holds the policy in bfloat16, beside float32 masters, which are reported;
-"once" reduces the gradients of sharded weights with the last micro-batch of a step.
+"once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row whole.
 """
 
 import json
@@ -77,7 +77,7 @@ def main(strategy, credit, extra=None):
     torch.set_num_threads(1)
     prompts = problems(PROMPTS * STEPS, seed=3)
     ours = module(
-        {"token_budget": 150, "kl_coefficient": 0.0},
+        {"token_budget": 150, "kl_coefficient": 0.0, "share_prompts": extra != "apart"},
         credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(),
         engine=ByPrompt(prompts),
         loading=Loading(
@@ -92,7 +92,14 @@ def main(strategy, credit, extra=None):
     chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
     # `ModelParallelStrategy` refuses float64.
     precision = "bf16-true" if extra == "half" else "32-true" if strategy == "fsdp2" else "64-true"
-    watch = Watch()
+    watch, embedded = Watch(), []
+
+    def count(layer, args, output):
+        embedded.append(args[0].numel() if torch.is_grad_enabled() else 0)
+
+    watch.on_train_start = lambda run, module: (
+        module.policy.model.get_input_embeddings().register_forward_hook(count) and None
+    )
     run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
     with Reductions() as reductions:
         run.fit(ours, loader)
@@ -103,6 +110,7 @@ def main(strategy, credit, extra=None):
             {
                 "rank": run.global_rank,
                 "reductions": reductions.number,
+                "embedded": sum(embedded),
                 "weights": [p.detach().double().flatten()[::997].tolist() for p in whole],
                 "loss": [output.metrics["loss"] for output in watch.outputs],
                 "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],

@@ -57,8 +57,8 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     assert alone["live"] == [16, 8, 16]
     assert sorted(rank["live"][1] for rank in ranks) == [0, 8]
     start = _run("one", "nothing", "same_rollouts.py")[0]["weights"]
-    # In float32 OAR-G, which differentiates the KL of a noise of 1e-3, has a few digits; the others run in float64.
-    tolerance = {"fsdp2": 0.2 if credit == "OARGradient" else 1e-3, "ddp": 1e-6}[strategy]
+    # In float32 OAR-G, which differentiates the KL of a noise of 1e-3, has a few digits; the others run in float64, but norms.
+    tolerance = {"fsdp2": 0.2 if credit == "OARGradient" else 1e-3, "ddp": 1e-5}[strategy]
     rounding = 2e-7 if strategy == "fsdp2" else 0.0  # Of weights around 1 in float32.
     for rank in ranks:
         assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-4, abs=1e-7)
@@ -75,6 +75,16 @@ def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
         assert ours["reductions"] == units * steps
         assert theirs["reductions"] > units * steps
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        np.testing.assert_allclose(
+            np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6
+        )
+
+
+def test_sharded_blocks_run_what_rows_begin_with_once():
+    together, apart = (_run("fsdp2", "Uniform", "same_rollouts.py", *more) for more in ((), ("apart",)))
+    for ours, theirs in zip(together, apart, strict=True):
+        assert 0 < ours["embedded"] < 0.9 * theirs["embedded"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-7)
         np.testing.assert_allclose(
             np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6
         )

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import Loading
+from grail_lightning.policy.trees import can_branch
 
 
 def check_strategy(strategy: Any) -> None:
@@ -71,6 +72,9 @@ def shard(policy: Policy, mesh: Any) -> Policy:
         policy: Loaded, on any device; its `loading.offload` decides whether the shards lie there or on the host.
         mesh: The data-parallel mesh that `ModelParallelStrategy` gives to `configure_model`.
     """
+    training = policy.training
+    can_branch(policy.eval())  # Tried while weights are whole: should the model refuse, no rank is left in the middle.
+    policy.train(training)
     offload = OffloadPolicy()
     if policy.loading.offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
