@@ -29,7 +29,7 @@ from grail_lightning.objective import (
 )
 from grail_lightning.policy import Policy
 from grail_lightning.policy.prefix import SharedPrompts, can_share_prompts
-from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, reaches
+from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, first_alike, look_up, reaches
 from grail_lightning.ranks import in_step, over_ranks, world_size
 from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights, micro_batches
 from grail_lightning.seeds import derive_seed
@@ -49,12 +49,14 @@ class Piece:
         prompts: Those that they have in common with others.
         last: Whether no other micro-batch follows with these prompts.
         starts: At which of the rows a prefix tree begins; None if they are run apart.
+        spoken_by: ``[n]`` long, for each row the one of them that says the same and is run for it; None if all are run.
     """
 
     rows: Tensor = NO_ROWS
     prompts: SharedPrompts | None = None
     last: bool = False
     starts: list[int] | None = None
+    spoken_by: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,6 +75,9 @@ class SharedCredit(Protocol):
 
         `behind` are keys and values of the prompts, as for `Policy.forward`.
         """
+
+    def repeat(self, source: Tensor, rows: Tensor) -> None:
+        """Take what `forward` has found of the rows `source` ``[n]`` for others that say the same."""
 
 
 class Update:
@@ -206,8 +211,13 @@ class Update:
         trees = self.objective.share_prompts and can_branch(policy)
         if shared is not None:
             # A token of several rows would have a saliency for each of them.
-            mine = shared.rows[rows]
-            return self._cut_rows(policy, rows[mine], trees=False) + self._cut_rows(policy, rows[~mine], trees=trees)
+            mine, others = rows[shared.rows[rows]], rows[~shared.rows[rows]]
+            first = first_alike(self.batch, mine) if self.objective.share_prompts else mine
+            pieces = []
+            for piece in self._cut_rows(policy, torch.unique(first), trees=False):
+                theirs = torch.isin(first, piece.rows)
+                pieces.append(dataclasses.replace(piece, rows=mine[theirs], spoken_by=first[theirs]))
+            return pieces + self._cut_rows(policy, others, trees=trees)
         return self._cut_rows(policy, rows, trees=trees)
 
     def _cut_rows(self, policy: Policy, rows: Tensor, *, trees: bool) -> list[Piece]:
@@ -238,14 +248,18 @@ class Update:
         the first with a response.
         """
         part = cut.rows if len(cut) else self.batch.response_mask.any(1).long().argmax().reshape(1).cpu()
-        piece = self.batch.select(part)
-        behind = None if cut.prompts is None else cut.prompts.behind(part, piece.prompt_width, last=cut.last)
-        if shared is not None and len(cut) and shared.rows[part].all():
-            stats, weights = shared.forward(policy, piece, part, frozen=frozen, behind=behind)
+        run, index = (part, None) if cut.spoken_by is None else torch.unique(cut.spoken_by, return_inverse=True)
+        piece = self.batch.select(run)
+        behind = None if cut.prompts is None else cut.prompts.behind(run, piece.prompt_width, last=cut.last)
+        if shared is not None and index is not None:
+            stats, weights = shared.forward(policy, piece, run, frozen=frozen, behind=behind)
             assert piece.advantages is not None
             found = token_advantages(piece.advantages, weights.values, weights.additive)
-            self.advantages[part.to(found.device), : found.shape[1]] = found.to(self.advantages.dtype)
-            return piece, stats
+            shared.repeat(run[index], part)
+            self.advantages[part.to(found.device), : found.shape[1]] = found[index].to(self.advantages.dtype)
+            index = index.to(found.device)
+            entropy = None if stats.entropy is None else stats.entropy[index]
+            return self.batch.select(part), TokenStats(look_up(stats.logprobs, index), entropy)
         rows = (piece.input_ids, piece.attention_mask, piece.response_mask)
         plain: TokenStats = policy(
             *rows,

@@ -11,7 +11,7 @@ from grail_lightning.credit.shared import share_forward
 from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
 from grail_lightning.policy.prefix import can_share_prompts
-from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, reaches
+from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, first_alike, reaches
 from grail_lightning.rollout import AnswerMasks, RolloutBatch, Sampling, lengths_to_mask
 from grail_lightning.update import Update
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -221,13 +221,15 @@ def test_saliency_keeps_rows_apart(batch):
     """A token of several rows has a saliency for each of them: rows that need one are run whole, others as trees."""
     mask = batch.response_mask
     empty = torch.zeros_like(mask)
-    # The first group and the last have an answer in their last token; half of the rows are right.
+    # All groups but the third have an answer in their last token; in the second all rows are the same.
+    advantages = torch.where(batch.group == 1, -0.5, batch.advantages)
     last = torch.arange(mask.shape[1]) == batch.response_lengths[:, None] - 1
-    box = last & ((batch.group == 0) | (batch.group == 3))[:, None]
+    box = last & (batch.group != 2)[:, None]
     located = batch.replace(
         answer=AnswerMasks(whole=box, content=box, marker=empty, after=empty),
-        correct=batch.advantages > 0,
-        rewards=(batch.advantages > 0).float(),
+        correct=advantages > 0,
+        rewards=(advantages > 0).float(),
+        advantages=advantages,
     )
     policy = load_policy("arithmetic").double().train()
     context = CreditContext(step=1, generator=torch.Generator(), token_budget=1000)
@@ -235,14 +237,23 @@ def test_saliency_keeps_rows_apart(batch):
     for branches in (False, True):
         shared = share_forward(GRAIL(), policy, located, context, torch.ones(16, dtype=torch.bool))
         assert shared is not None
-        assert 0 < shared.rows.sum() < 16
+        assert shared.rows[4:8].all()
+        assert 4 < shared.rows.sum() < 16
         steps, embedded = _steps(policy, located, branches, shared=shared, token_budget=1000)
         found[branches] = steps, embedded, shared.weights(policy).values
     torch.testing.assert_close(found[True][2], found[False][2], rtol=1e-4, atol=1e-6)
     assert found[True][1] < found[False][1]
+    assert len(found[True][2].unique(dim=0)) == len(found[False][2].unique(dim=0)) > 4
     for (ours, metrics), (theirs, expected) in zip(found[True][0], found[False][0], strict=True):
         assert _gap(ours, theirs) <= 1e-4
         assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_rows_that_say_the_same_speak_for_each_other_if_their_advantages_agree():
+    made = rollouts([[5], [5]], [[[7, 8], [7], [7, 8], [7, 8]], [[7, 8], [7, 0], [7], [7]]])
+    made = made.replace(advantages=torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0]))
+    assert first_alike(made, torch.arange(8)).tolist() == [0, 1, 0, 3, 4, 5, 6, 6]
+    assert first_alike(made, torch.tensor([2, 7])).tolist() == [2, 7]
 
 
 def test_models_that_do_not_take_a_mask_of_ours_train_on_whole_rows(batch, tmp_path):

@@ -102,6 +102,11 @@ class SharedSaliency:
         self.seconds += synchronised_clock(policy.device) - start
         return stats, weights
 
+    def repeat(self, source: Tensor, rows: Tensor) -> None:
+        """Take the scores of the rows `source` ``[n]`` for others that say the same, `rows` ``[n]``."""
+        source, rows = source.to(self._scores.device), rows.to(self._scores.device)
+        self._scores[rows] = self._scores[source]
+
     def weights(self, policy: Policy) -> TokenWeights:
         """The weights of the whole batch, as far as its scores are there: those of `rows` come with `forward`."""
         return self._weigh(policy, self.batch, self._scores)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,15 +82,15 @@ class PrefixTrees:
 
     def predictors(self, states: Tensor) -> Tensor:
         """``[G, N, D] -> [M, D]``: the decoder's output from which each response token is predicted."""
-        return _look_up(states.flatten(0, 1), self.before)
+        return look_up(states.flatten(0, 1), self.before)
 
     def spread(self, values: Tensor) -> Tensor:
         """``[M] -> [response_mask.sum()]``: what was found of each prediction, for all rows that make it."""
-        return _look_up(values[:, None], self.of).squeeze(1)
+        return look_up(values[:, None], self.of).squeeze(1)
 
 
-def _look_up(table: Tensor, index: Tensor) -> Tensor:
-    """``table[index]``; gradients of many rows add up in float32 at least, and always in the same order."""
+def look_up(table: Tensor, index: Tensor) -> Tensor:
+    """The rows ``table[index]``; gradients of many rows add up in float32 at least, and always in the same order."""
     return torch.nn.functional.embedding(index, full_precision(table)).to(table.dtype)
 
 
@@ -152,6 +152,16 @@ def _alike_beside_each_other(batch: RolloutBatch, rows: Tensor) -> list[int]:
     ids = batch.input_ids.cpu()[rows].int().numpy()
     group = batch.group.cpu()[rows].tolist()
     return sorted(range(len(rows)), key=lambda k: (group[k], ids[k].tobytes()))
+
+
+def first_alike(batch: RolloutBatch, rows: Tensor) -> Tensor:
+    """``[n]`` long: for each of `rows` the first that says the same to the same prompt with the same advantage."""
+    assert batch.advantages is not None
+    ids = (row.tobytes() for row in batch.input_ids.cpu()[rows].int().numpy())
+    others = (values.cpu()[rows].tolist() for values in (batch.group, batch.response_lengths, batch.advantages))
+    seen: dict[Any, int] = {}
+    first = [seen.setdefault(key, row) for key, row in zip(zip(ids, *others, strict=True), rows.tolist(), strict=True)]
+    return torch.tensor(first, dtype=torch.long)
 
 
 def _common(ids: Tensor, valid: Tensor) -> Tensor:
