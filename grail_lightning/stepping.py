@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.policy import Policy
+from grail_lightning.policy.masters import HALF
 
 
 def take_step(
@@ -113,9 +114,19 @@ def moving(policy: Policy, metrics: dict[str, float]) -> Iterator[None]:
     if should_move and all(torch.equal(old, _first_entries(p)) for old, p in zip(before, watched, strict=True)):
         rank_zero_warn(
             f"No parameter moved in a step with gradient norm {metrics['grad_norm']:.3g} and learning rate "
-            f"{metrics['learning_rate']:.3g}. Weights in half precision round small steps to nothing: keep "
-            "`loading.master_weights: true`, or load them with `loading.dtype: float32`."
+            f"{metrics['learning_rate']:.3g}: {finer(watched)}"
         )
+
+
+def finer(weights: list[Tensor]) -> str:
+    """Why steps of these weights come to nothing, and what to do about it."""
+    if any(w.dtype in HALF for w in weights):
+        return (
+            "they are held in half precision, which rounds it to nothing. Set `loading.master_weights: true`, for "
+            "sharded weights `loading.dtype: float32` and `--trainer.precision=bf16-mixed`, or take an optimizer that "
+            "rounds at random (torchao's, with `bf16_stochastic_round: true`)."
+        )
+    return "it is too small even for float32. Raise the learning rate, or `objective.max_grad_norm` for plain SGD."
 
 
 def _first_entries(parameter: Any) -> Tensor:

@@ -11,17 +11,18 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from grail_lightning.objective import SAMPLER_GAP
+from grail_lightning.objective import SAMPLER_GAP, Objective
 from grail_lightning.ranks import sums
-from grail_lightning.rollout import Sampling
+from grail_lightning.rollout import Sampling, TokenWeights
+from grail_lightning.stepping import finer
 
 
 class Preflight(Callback):
     """Warns once, with figures and a remedy, when training cannot or can hardly learn.
 
     Looks for groups without a difference in reward, responses that never end, verdicts that time out, a training
-    sampler that is not the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), and weights
-    too coarse for the learning rate.
+    sampler that is not the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights too
+    coarse for the learning rate, a learning rate of 0, and more mini-batches than groups.
 
     Args:
         patience: Batches in a row before it warns.
@@ -52,7 +53,7 @@ class Preflight(Callback):
         self._start()
 
     def _start(self) -> None:
-        self._dead, self._endless, self._any_end = 0, 0, False
+        self._dead, self._endless, self._any_end, self._resting = 0, 0, False, 0
         self._statuses: Counter[str] = Counter()
         self._said: set[str] = set()
         self._looked = False
@@ -64,19 +65,28 @@ class Preflight(Callback):
             rank_zero_warn(problem)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Before the first batch, when a resumed optimiser has its options: the weights' precision beside its rate."""
+        """Before the first batch, when a resumed optimiser has its options: mini-batches, and precision beside rate."""
         if self._looked:
             return
         self._looked = True
+        parts, groups = pl_module.objective.mini_batches, len(batch)
+        if parts > groups:
+            self._warn(
+                "mini_batches",
+                f"`objective.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
+                f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
+                "`max_steps`. Set it to "
+                f"{groups} at most, or take more prompts a batch.",
+            )
+        optimizer, weights = pl_module.optimizers(), list(pl_module.policy.trained_weights)
+        if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
+            weights = [w for w in weights if w.dtype != torch.bfloat16]
         # A warm-up starts at nothing; the rate that it leads to is what counts.
-        rate = max(group.get("initial_lr", group["lr"]) for group in pl_module.optimizers().param_groups)
-        stuck = stuck_share(pl_module.policy.trained_weights, rate)
-        if stuck > self.most_stuck:
+        rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+        if (stuck := stuck_share(weights, rate)) > self.most_stuck:
             self._warn(
                 "stuck",
-                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: they are held in half "
-                "precision, which rounds it to nothing. Set `model.loading.master_weights: true`, or for sharded "
-                "weights `model.loading.dtype: float32` and `--trainer.precision=bf16-mixed`.",
+                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: {finer(weights)}",
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -84,23 +94,43 @@ class Preflight(Callback):
         output = outputs["output"]
         figures: dict[str, float] = output.metrics
         verdicts = sums({kind: float(n) for kind, n in Counter(v.status for v in output.verdicts).items()})
-        self._statuses.update({kind: round(count) for kind, count in verdicts.items()})
         self._dead = self._dead + 1 if figures["frac_reward_zero_std"] >= 1 else 0
+        before = self._statuses if self._dead > 1 else Counter[str]()
+        self._statuses = before + Counter({kind: round(count) for kind, count in verdicts.items()})
         self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
         self._any_end |= not self._endless
         if self._dead >= self.patience:
-            self._warn("dead", self._dead_groups(figures["reward"]))
+            self._warn("dead", self._dead_groups(figures["reward"], what_moves(pl_module.objective, output.weights)))
         if self._endless >= self.patience:
             limit = pl_module.sampling.max_response_length
             self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, pl_module.tokenizer))
         self._check_verdicts(verdicts)
+        self._check_rate(figures, pl_module)
         gap = figures.get(SAMPLER_GAP, 0.0)
         if gap > self.most_sampler_gap:
             self._warn(
                 "sampler",
                 f"Sampler and trainer differ by {gap:.2g} nats a token in how likely they find the same tokens "
                 f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
-                "precision of training, or weigh the difference with `objective.sampler_cap: 2`.",
+                "precision of training"
+                + (
+                    "."
+                    if pl_module.objective.sampler_cap
+                    else ", or weigh the difference with `objective.sampler_cap: 2`."
+                ),
+            )
+
+    def _check_rate(self, figures: dict[str, float], pl_module: Any) -> None:
+        if figures.get("learning_rate", 1.0) > 0 or any(g["lr"] > 0 for g in pl_module.optimizers().param_groups):
+            self._resting = 0  # A warm-up from 0 has left it by the end of its first step.
+        elif figures["grad_norm"] > 0:
+            self._resting += 1
+        if self._resting >= self.patience:
+            self._warn(
+                "rate",
+                f"The learning rate was 0 in each of the last {self._resting} batches with a gradient (norm now "
+                f"{figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
+                "scheduler: its factor may be 0, or it has come to its end.",
             )
 
     def _warn(self, kind: str, text: str) -> None:
@@ -108,15 +138,21 @@ class Preflight(Callback):
             self._said.add(kind)
             rank_zero_warn(text)
 
-    def _dead_groups(self, reward: float) -> str:
+    def _dead_groups(self, reward: float, moves: str) -> str:
         total = max(self._statuses.total(), 1)
         shares = ", ".join(f"{count / total:.0%} {status}" for status, count in self._statuses.most_common(3))
+        mixed = 0.05 < self._statuses["right"] / total < 0.95
+        remedy = (
+            "Rollouts of a group are alike: raise `sampling.temperature`, or look at the reward function, which may "
+            "make no difference between them."
+            if mixed
+            else "If the answers are missing, look at the rollouts in TensorBoard: the prompt or "
+            "`sampling.max_response_length` may be at fault. If they are all wrong or all right, take easier or harder "
+            "problems, or a larger `objective.group_size`."
+        )
         return (
             f"In each of the last {self._dead} batches, all rollouts of each group earned the same reward (mean reward "
-            f"now {reward:.3g}; verdicts so far: {shares}), so every advantage is 0 and nothing is learned. If the "
-            "answers are missing, look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` "
-            "may be at fault. If they are all wrong or all right, take easier or harder problems, or a larger "
-            "`objective.group_size`."
+            f"now {reward:.3g}; verdicts of these batches: {shares}), so every advantage is 0 and {moves}. {remedy}"
         )
 
     def _no_ends(self, limit: int, tokenizer: Any) -> str:
@@ -145,15 +181,26 @@ class Preflight(Callback):
             )
 
 
+def what_moves(objective: Objective, weights: TokenWeights | None) -> str:
+    """What becomes of a policy whose advantages are all 0."""
+    others = {
+        "the KL term": objective.kl_coefficient,
+        "the entropy bonus": objective.entropy_coefficient,
+        "what the credit adds": weights is not None and weights.additive is not None,
+    }
+    left = [name for name, there in others.items() if there]
+    return f"nothing but {' and '.join(left)} moves the policy" if left else "nothing is learned"
+
+
 @torch.no_grad()
 def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
-    """Share of the trainable weights in half precision that stay what they are when the learning rate is added.
+    """Share of the trainable weights that stay what they are when the learning rate is added.
 
-    Adam's steps are about that big. Looks at some 4,096 weights of each tensor; 0 without weights in half precision.
+    Adam's steps are about that big. Looks at some 4,096 weights of each tensor.
     """
     stuck = seen = 0.0
     for parameter in parameters:
-        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16) and learning_rate > 0:
+        if parameter.requires_grad and parameter.is_floating_point() and learning_rate > 0:
             weights = (parameter.to_local() if hasattr(parameter, "to_local") else parameter).flatten()
             sample = weights[:: max(len(weights) // 4096, 1)]
             stuck += (sample + learning_rate == sample).float().mean().nan_to_num().item() * len(weights)

@@ -8,6 +8,7 @@ from grail_lightning.answers.verifier import Verdict
 from grail_lightning.engines import build_batch
 from grail_lightning.locate import align_rows, answer_masks
 from grail_lightning.module import StepOutput
+from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.rollout import Prompt, Sampling, TokenWeights
 from grail_lightning.tasks import ArithmeticTask
@@ -39,7 +40,7 @@ class Scripted(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.say, self.updates, self.group_size = say, updates, group_size
-        self.sampling = Sampling(max_response_length=LIMIT)
+        self.sampling, self.objective = Sampling(max_response_length=LIMIT), Objective()
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
         self.tokenizer = self.policy.tokenizer

@@ -7,18 +7,19 @@ import pytest
 import torch
 
 from grail_lightning.callbacks import Preflight
-from grail_lightning.callbacks.preflight import sampler_problem, stuck_share
+from grail_lightning.callbacks.preflight import sampler_problem, stuck_share, what_moves
 from grail_lightning.engines import HFEngine
+from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading
-from grail_lightning.rollout import Sampling
+from grail_lightning.rollout import Sampling, TokenWeights
 from tests import runs
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
 
 
-def _said(say, max_steps=20, num_prompts=2, sampling=None, **options):
+def _said(say, max_steps=20, num_prompts=2, sampling=None, objective=None, **options):
     """The warnings of a run with two optimiser steps a batch."""
     module = Scripted(say)
-    module.sampling = sampling or module.sampling
+    module.sampling, module.objective = sampling or module.sampling, Objective(**objective or {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(max_steps, Preflight(**options)).fit(module, loader(*[prompts(num_prompts)] * (max_steps // 2)))
@@ -40,6 +41,38 @@ def test_dead_groups_are_named_once_with_figures_and_a_remedy():
     assert "mean reward now 0;" in said
     assert "100% wrong" in said
     assert "`objective.group_size`" in said
+    assert "every advantage is 0 and nothing is learned" in said
+
+
+def test_dead_groups_of_mixed_verdicts_point_to_temperature_and_reward():
+    """As where the temperature is next to nothing: one prompt is always right, the other always wrong."""
+    (said,) = _said(lambda prompt, k, step: box("1"))
+    assert "50% right" in said
+    assert "raise `sampling.temperature`, or look at the reward function" in said
+    assert "easier" not in said
+
+
+def test_verdicts_of_dead_groups_are_those_of_the_dead_batches():
+    """Half wrong for a while, then all right: the problems have become too easy, whatever came before."""
+    (said,) = _said(lambda prompt, k, step: box(prompt.reference) if step >= 8 else _mixed(prompt, k, step))
+    assert "verdicts of these batches: 100% right" in said
+    assert "harder problems" in said
+
+
+def test_dead_groups_are_not_said_to_learn_nothing_where_something_else_moves_the_policy():
+    (said,) = _said(lambda prompt, k, step: box("0"), objective={"kl_coefficient": 0.1, "entropy_coefficient": 0.1})
+    assert "every advantage is 0 and nothing but the KL term and the entropy bonus moves the policy" in said
+    additive = TokenWeights(
+        values=torch.ones(1, 1), fallback=torch.zeros(1, dtype=torch.bool), additive=torch.ones(1, 1)
+    )
+    assert what_moves(Objective(), additive) == "nothing but what the credit adds moves the policy"
+
+
+def test_more_mini_batches_than_groups_are_told_once_with_figures():
+    (said,) = _said(_mixed, objective={"mini_batches": 8})
+    assert "`objective.mini_batches` 8 are more than the 2 groups" in said
+    assert "6 of 8 optimiser steps have no rows" in said
+    assert _said(_mixed, objective={"mini_batches": 2}) == []
 
 
 def test_dead_groups_must_come_in_a_row():
@@ -90,6 +123,7 @@ TWO_RANKS = """
 import sys, types, warnings
 import torch, torch.distributed as dist
 from grail_lightning.callbacks import Preflight
+from grail_lightning.objective import Objective
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -102,7 +136,7 @@ for batch in statuses:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outputs = {"output": types.SimpleNamespace(metrics=figures, verdicts=verdicts)}
-        watch.on_train_batch_end(None, None, outputs, [], 0)
+        watch.on_train_batch_end(None, types.SimpleNamespace(objective=Objective()), outputs, [], 0)
     print([str(w.message)[:75] for w in caught], flush=True)
 dist.destroy_process_group()
 """
@@ -148,6 +182,9 @@ def test_stuck_weights_are_counted_as_bfloat16_rounds():
     half = torch.nn.Parameter(torch.tensor([1.0, 2.0, -4.0, 0.01], dtype=torch.bfloat16))
     assert stuck_share([half], 1e-3) == 0.75
     assert stuck_share([half.float()], 1e-3) == 0
+    assert (
+        stuck_share([half.float()], 1e-8) == 0.75
+    )  # Half a step of float32 beside 1 is 6e-8, beside 0.01 it is 5e-10.
     frozen = torch.nn.Parameter(half.detach().clone(), requires_grad=False)
     assert stuck_share([frozen, half], 1e-3) == 0.75
     assert stuck_share([], 1e-3) == 0
@@ -165,6 +202,54 @@ def test_weights_too_coarse_for_the_learning_rate_are_told_before_the_first_step
     if warns:
         assert "the learning rate 1e-07" in said[0]
         assert "`--trainer.precision=bf16-mixed`" in said[0]
+
+
+def _told(about, objective, changes, steps=1, **options):
+    """The warnings of a short run of the real module that have `about` in them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs.trainer(steps, Preflight(**options)).fit(runs.module(objective, **changes), runs.batches(steps))
+    return [str(w.message) for w in caught if about in str(w.message)]
+
+
+def test_weights_that_round_at_random_are_not_stuck():
+    class Random(torch.optim.SGD):
+        """Like torchao's, as far as one can see from outside."""
+
+        bf16_stochastic_round = True
+
+    loading = Loading(dtype="bfloat16", master_weights=False)
+    plain, random = ({"loading": loading, "optimizer": lambda p, k=k: k(p, lr=1e-7)} for k in (torch.optim.SGD, Random))
+    (said,) = _told("cannot take a step", {}, plain)
+    assert "`bf16_stochastic_round: true`" in said
+    assert _told("cannot take a step", {}, random) == []
+
+
+def test_float32_weights_are_told_to_take_a_larger_rate():
+    options = {"optimizer": lambda p: torch.optim.SGD(p, lr=1e-12)}
+    (said,) = _told("cannot take a step", {}, options)
+    assert "too small even for float32. Raise the learning rate" in said
+    assert "half precision" not in said
+
+
+@pytest.mark.parametrize(
+    ("rate", "factor", "warns"),
+    [(0.0, None, 1), (1e-4, lambda step: 0.0, 1), (1e-4, lambda step: min(step / 3, 1), 0)],
+    ids=["no rate", "factor 0", "warm-up from 0"],
+)
+def test_a_learning_rate_that_stays_at_0_is_told(rate, factor, warns):
+    options = {"optimizer": lambda p: torch.optim.SGD(p, lr=rate)}
+    if factor is not None:
+        options["scheduler"] = lambda o: torch.optim.lr_scheduler.LambdaLR(o, factor)
+    said = _told("The learning rate was 0", {}, options, steps=4, patience=2)
+    assert len(said) == warns
+    assert all("in each of the last 2 batches with a gradient (norm now" in text for text in said)
+
+
+def test_a_gap_that_is_weighed_already_is_not_told_to_be():
+    (said,) = _told("Sampler and trainer differ", {"sampler_cap": 2.0}, {"engine": Elsewhere()}, most_sampler_gap=0.001)
+    assert "precision of training." in said
+    assert "sampler_cap" not in said
 
 
 class Elsewhere(HFEngine):
