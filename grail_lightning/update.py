@@ -28,7 +28,7 @@ from grail_lightning.objective import (
     token_advantages,
 )
 from grail_lightning.policy import Policy
-from grail_lightning.policy.prefix import SharedPrompts, can_share_prompts
+from grail_lightning.policy.prefix import SharedPrompts, can_share_prompts, drops_out
 from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, first_alike, look_up, reaches
 from grail_lightning.ranks import in_step, over_ranks, world_size
 from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights, micro_batches
@@ -118,7 +118,7 @@ class Update:
         self._reference = reference
         self._seed = seed
         self._shared = shared
-        self._taken = 0
+        self._taken, self._apart = 0, False
         self._old: Tensor | None = None
         self.steps: list[Tensor] = []
 
@@ -137,7 +137,11 @@ class Update:
         everything = self.live.nonzero().flatten()
         if self.objective.kl_coefficient:
             self.batch = self.batch.replace(ref_logprobs=self._reference_logprobs(everything))
-        if self.objective.mini_batches > 1:
+        self._apart = len(self.steps) > 1 and self.policy.training and drops_out(self.policy)
+        if self._apart:
+            # The policy that sampled had no dropout: what the first step has, with it, would be another one's.
+            self.batch = self.batch.replace(old_logprobs=self._logprobs(self.policy, everything))
+        elif self.objective.mini_batches > 1:
             # The rows of the first step come by before anything has moved; the others have to be asked in advance.
             later = everything[~torch.isin(everything, self.steps[0])]
             self._old = self._logprobs(self.policy, later, self._shared)
@@ -173,8 +177,9 @@ class Update:
             backward(loss, number == len(parts))
             sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in found.items()} or sums
         if self._taken == 0:
-            self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
             self._shared = None  # All of its rows have come by.
+        if self._taken == 0 and not self._apart:
+            self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
         self._taken += 1
         return self._means(sums) if parts else {"loss": 0.0}
 

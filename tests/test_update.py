@@ -7,7 +7,7 @@ import torch
 
 from grail_lightning.functional import group_advantages
 from grail_lightning.objective import LossCounts, Objective, advantages, live_rows, loss_mask, split_groups
-from grail_lightning.policy import load_policy
+from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.rollout import Sampling
 from grail_lightning.stepping import clip_gradients
 from grail_lightning.update import Piece, Update
@@ -283,6 +283,23 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     assert piece.row.tolist() == [1]
     assert stats.logprobs.shape == piece.response_mask.shape
     assert update._loss(Piece(), LossCounts(num_rollouts=1, num_tokens=1), torch.zeros(mask.shape))[0] == 0
+
+
+@pytest.mark.parametrize("cuts", [{"updates_per_batch": 2}, {"mini_batches": 2}], ids=str)
+def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(cuts, batch):
+    dropping = load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double()
+    for name, parameter in dropping.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    with torch.no_grad():
+        expected = dropping.eval()(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+    objective = Objective(group_size=4, **cuts)
+    update = Update(dropping.train(), None, batch, objective, Sampling(max_response_length=LIMIT), seed=0)
+    for rows in update.plan(batch.response_mask.double(), None):
+        update.accumulate(rows, lambda loss, last: loss.backward())
+        found = update.batch.old_logprobs[update.live].double()
+        torch.testing.assert_close(found, expected[update.live], rtol=0, atol=1e-5)
+    assert dropping.training
 
 
 def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(policy, batch):

@@ -12,6 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.objective import SAMPLER_GAP, Objective
+from grail_lightning.policy import Policy
+from grail_lightning.policy.prefix import drops_out
 from grail_lightning.ranks import sums
 from grail_lightning.rollout import Sampling, TokenWeights
 from grail_lightning.stepping import finer
@@ -22,7 +24,8 @@ class Preflight(Callback):
 
     Looks for groups without a difference in reward, responses that never end, verdicts that time out, a training
     sampler that is not the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights too
-    coarse for the learning rate, a learning rate of 0, and more mini-batches than groups.
+    coarse for the learning rate, a learning rate of 0, more mini-batches than groups, and dropout where policies are
+    compared.
 
     Args:
         patience: Batches in a row before it warns.
@@ -59,10 +62,11 @@ class Preflight(Callback):
         self._looked = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Look at the sampler."""
+        """Look at the sampler, and at dropout."""
         self._start()
-        if problem := sampler_problem(pl_module.sampling):
-            rank_zero_warn(problem)
+        for problem in (sampler_problem(pl_module.sampling), dropout_problem(pl_module.policy, pl_module.objective)):
+            if problem:
+                rank_zero_warn(problem)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Before the first batch, when a resumed optimiser has its options: mini-batches, and precision beside rate."""
@@ -75,8 +79,7 @@ class Preflight(Callback):
                 "mini_batches",
                 f"`objective.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
                 f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
-                "`max_steps`. Set it to "
-                f"{groups} at most, or take more prompts a batch.",
+                f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
             )
         optimizer, weights = pl_module.optimizers(), list(pl_module.policy.trained_weights)
         if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
@@ -223,4 +226,18 @@ def sampler_problem(sampling: Sampling) -> str | None:
         f"Training samples with {' and '.join(cuts)}, but log-probabilities are those of the whole distribution: the "
         "rollouts do not come from the policy that the loss differentiates. Set `sampling.top_p` to 1 and "
         "`sampling.top_k` to 0, unless you reproduce a published run that had them."
+    )
+
+
+def dropout_problem(policy: Policy, objective: Objective) -> str | None:
+    """What is wrong with dropout where a step compares the policy with another one; None if nothing is."""
+    steps = objective.updates_per_batch * objective.mini_batches
+    compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
+    compared += ["the reference of the KL term"] if objective.kl_coefficient else []
+    if not compared or not drops_out(policy):
+        return None
+    return (
+        f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are clipped and "
+        "the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the dropout rates in the "
+        "model's config (`attention_dropout`, say)."
     )

@@ -10,7 +10,7 @@ from grail_lightning.callbacks import Preflight
 from grail_lightning.callbacks.preflight import sampler_problem, stuck_share, what_moves
 from grail_lightning.engines import HFEngine
 from grail_lightning.objective import Objective
-from grail_lightning.policy import Loading
+from grail_lightning.policy import Loading, LoRA
 from grail_lightning.rollout import Sampling, TokenWeights
 from tests import runs
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
@@ -244,6 +244,21 @@ def test_a_learning_rate_that_stays_at_0_is_told(rate, factor, warns):
     said = _told("The learning rate was 0", {}, options, steps=4, patience=2)
     assert len(said) == warns
     assert all("in each of the last 2 batches with a gradient (norm now" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("objective", "dropout", "compared"),
+    [
+        ({"updates_per_batch": 2}, 0.3, "the policy before the 2 optimiser steps of a batch and the sampler have none"),
+        ({"kl_coefficient": 0.1}, 0.3, "the reference of the KL term and the sampler have none"),
+        ({}, 0.3, None),
+        ({"updates_per_batch": 2}, 0.0, None),
+    ],
+)
+def test_dropout_is_told_where_the_update_compares_policies(objective, dropout, compared):
+    said = _told("Dropout is on", objective, {"loading": Loading(lora=LoRA(rank=2, dropout=dropout))})
+    assert len(said) == (compared is not None)
+    assert all(f"Dropout is on in the update, but {compared}" in text for text in said)
 
 
 def test_a_gap_that_is_weighed_already_is_not_told_to_be():
