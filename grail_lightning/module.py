@@ -27,7 +27,7 @@ from grail_lightning.policy.accumulation import accumulating, make_optimizer, ma
 from grail_lightning.policy.options import check_precision
 from grail_lightning.policy.sharding import check_strategy, data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
-from grail_lightning.refill import refill
+from grail_lightning.refill import check_loader, refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
@@ -119,6 +119,7 @@ class GrailModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Options win over the optimiser's restored state; and the reference goes where the policy is."""
+        check_loader(self.trainer.train_dataloader, self.objective.refill_rounds)
         if self.trainer.ckpt_path is not None:
             keep_options(self.optimizers(), self.lr_schedulers(), self._options)
         if self.reference is not None and self.policy is not None and self.device_mesh is None:

@@ -48,11 +48,7 @@ def refill(
     """
     if not rounds:
         return batch, verdicts, {}
-    if not hasattr(loader, "take"):
-        raise ValueError(
-            "`objective.refill_rounds` needs a training loader that can `take` further prompts, but got "
-            f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to 0."
-        )
+    check_loader(loader, rounds)
     kept = verdicts
     drawn, right, made = float(len(uniform_groups(batch))), float(_correct(batch).sum()), 0
     for made in range(1, rounds + 1):
@@ -76,6 +72,19 @@ def refill(
             "refill/accuracy_drawn": total["right"] / max(total["drawn"] * size, 1),
         },
     )
+
+
+def check_loader(loader: Any, rounds: int) -> None:
+    """Whether the loader can give what further samplings need; asked before the first one, too.
+
+    Raises:
+        ValueError: If not.
+    """
+    if rounds and not hasattr(loader, "take"):
+        raise ValueError(
+            "`objective.refill_rounds` needs a training loader that can `take` further prompts, but got "
+            f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to 0."
+        )
 
 
 def uniform_groups(batch: RolloutBatch) -> Tensor:

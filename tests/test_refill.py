@@ -124,6 +124,10 @@ def test_a_run_takes_further_prompts_from_its_loader_and_logs_what_it_dropped():
     assert max(o.metrics["refill/rounds"] for o in watch.outputs) >= 1
 
 
-def test_a_loader_without_further_prompts_is_an_error():
-    with pytest.raises(ValueError, match=r"`objective.refill_rounds` needs a training loader that can `take`"):
-        trainer(1).fit(module({"refill_rounds": 1}), batches(1))
+def test_a_loader_that_gives_no_further_prompts_is_told_before_anything_is_sampled():
+    class Silent(HFEngine):
+        def generate(self, *arguments):
+            raise AssertionError("a sampling for nothing")
+
+    with pytest.raises(ValueError, match=r"`objective.refill_rounds` needs a training loader .* but got DataLoader"):
+        trainer(1).fit(module({"refill_rounds": 1}, engine=Silent()), batches(1))

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from grail_lightning.functional.bnpo import ROUNDING
 from grail_lightning.objective import SAMPLER_GAP, Objective
 from grail_lightning.policy import Policy
 from grail_lightning.policy.prefix import drops_out
@@ -24,8 +25,8 @@ class Preflight(Callback):
 
     Looks for groups without a difference in reward, responses that never end, verdicts that time out, a training
     sampler that is not the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights too
-    coarse for the learning rate, a learning rate of 0, more mini-batches than groups, and dropout where policies are
-    compared.
+    coarse for the learning rate, a learning rate of 0, more mini-batches than groups, rewards that BNPO cannot
+    take, and dropout where policies are compared.
 
     Args:
         patience: Batches in a row before it warns.
@@ -109,6 +110,8 @@ class Preflight(Callback):
             self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, pl_module.tokenizer))
         self._check_verdicts(verdicts)
         self._check_rate(figures, pl_module)
+        if pl_module.objective.scale_rewards == "bnpo":
+            self._check_range(output.batch.rewards)
         gap = figures.get(SAMPLER_GAP, 0.0)
         if gap > self.most_sampler_gap:
             self._warn(
@@ -140,6 +143,15 @@ class Preflight(Callback):
         if kind not in self._said:
             self._said.add(kind)
             rank_zero_warn(text)
+
+    def _check_range(self, rewards: Tensor) -> None:
+        outside = rewards[(rewards < -ROUNDING) | (rewards > 1 + ROUNDING)]
+        if len(outside):
+            self._warn(
+                "bnpo",
+                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
+                "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
+            )
 
     def _dead_groups(self, reward: float, moves: str) -> str:
         total = max(self._statuses.total(), 1)

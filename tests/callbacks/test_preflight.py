@@ -68,6 +68,25 @@ def test_dead_groups_are_not_said_to_learn_nothing_where_something_else_moves_th
     assert what_moves(Objective(), additive) == "nothing but what the credit adds moves the policy"
 
 
+def test_rewards_that_bnpo_cannot_take_are_told_before_a_group_of_them_stops_the_run():
+    class Penalised(Scripted):
+        def rollouts(self, *arguments):
+            batch, verdicts = super().rollouts(*arguments)
+            return batch.replace(rewards=batch.rewards - 0.25 * batch.correct.logical_not()), verdicts
+
+    def said(**options):
+        module = Penalised(_mixed)
+        module.objective = Objective(**options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(4, Preflight()).fit(module, loader(*[prompts(2)] * 2))
+        return [str(w.message) for w in caught if "bnpo" in str(w.message)]
+
+    (text,) = said(scale_rewards="bnpo")
+    assert text.startswith("A reward of -0.25 lies outside [0, 1], and `objective.scale_rewards: bnpo` stops the run")
+    assert said(scale_rewards="group") == []
+
+
 def test_more_mini_batches_than_groups_are_told_once_with_figures():
     (said,) = _said(_mixed, objective={"mini_batches": 8})
     assert "`objective.mini_batches` 8 are more than the 2 groups" in said
