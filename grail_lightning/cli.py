@@ -60,12 +60,23 @@ ALWAYS_ON = {
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Saves the resolved config with the run; each subcommand has a file of its own, so none loses another's."""
+    """Saves the resolved config with the run; each subcommand has a file of its own, so none loses another's.
+
+    A resumed run keeps the one that it was begun with until its checkpoint is there.
+    """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Called by Lightning for every stage."""
         self.config_filename = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
-        super().setup(trainer, pl_module, stage)
+        if stage != "fit" or self.config.get("ckpt_path") is None:
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Of a resumed run."""
+        if not self.already_saved:
+            options = yaml.safe_load(self.parser.dump(self.config))
+            tell_changes(RunFolder(trainer).path / "config.yaml", options)
+            super().setup(trainer, pl_module, "fit")
 
 
 class GrailCLI(LightningCLI):
@@ -132,8 +143,6 @@ class GrailCLI(LightningCLI):
             task.check_length(self.model.sampling.max_response_length)
         folder = RunFolder(self.trainer)
         resumed = kwargs["ckpt_path"] is not None
-        if resumed:
-            tell_changes(folder.path / "config.yaml", yaml.safe_load(self.parser.dump(self.config))["fit"])
         unkept = resumed or getattr(self.trainer, "fast_dev_run", False)
         with nullcontext() if unkept else folder.fresh():
             self.trainer.fit(**kwargs)
@@ -211,7 +220,7 @@ def main(args: ArgsType = None) -> None:
             save_config_kwargs={"overwrite": True},
             parser_kwargs={"version": __version__, **quiet, **dict.fromkeys(SUBCOMMANDS, quiet)},
         )
-    except (ArgumentError, ValueError, OSError, MisconfigurationException) as error:
+    except (ArgumentError, ValueError, OSError, RuntimeError, MisconfigurationException) as error:
         if not explain(error):
             raise
         if os.environ.get("GRAIL_DEBUG"):

@@ -12,16 +12,19 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 PACKAGE = str(Path(__file__).parent)
 CONFIG_LIBRARIES = ("jsonargparse", "lightning/pytorch/cli", "configuration_validator")
+MISMATCH = "Error(s) in loading state_dict"
 DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"
 
 
 def explain(error: BaseException) -> bool:
-    """Whether an error is the user's to mend: raised by this package's own checks or while options were read.
+    """Whether an error is the user's to mend: of this package's own checks, of options, of another policy's checkpoint.
 
     A `ValueError` from deep inside another library is not: it keeps its traceback.
     """
     if isinstance(error, (ArgumentError, MisconfigurationException)):
         return True
+    if isinstance(error, RuntimeError):
+        return str(error).startswith(MISMATCH)
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
     return raised_in.startswith(PACKAGE) or any(name in raised_in for name in CONFIG_LIBRARIES)
@@ -32,7 +35,14 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     option = match.group(1) if (match := re.search(r'Parser key "([\w.]+)"', text)) else ""
     unknown = re.search(r"Expected a dot import path string: (\S+)", text)
-    if unknown and option in _choices():
+    if text.startswith(MISMATCH):
+        differing = re.findall(r'"([\w.]+)"|size mismatch for ([\w.]+)', text)
+        said = (
+            f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
+            f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
+            "trained with; they stand in the config.yaml of its run."
+        )
+    elif unknown and option in _choices():
         known = ", ".join(sorted(_names(_choices()[option])))
         said = f"`{option}` must be one of {known}, or the import path of a class, but got {unknown.group(1)!r}."
     else:

@@ -1,5 +1,6 @@
 """The command line as users meet it, in this process and on the packaged policy."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,10 @@ import pytest
 import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grail_lightning.cli import GrailCLI, expand_configs
-from grail_lightning.policy import load_policy
+from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.stepping import keep_options
 from tests.shell import RUN, SHORT, fails, main
 
@@ -176,6 +177,20 @@ def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path,
     assert yaml.safe_load((RUN / "config.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 3e-4
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.parametrize("option", ["--model.loading.lora.rank=4", "--model.policy=narrower"])
+def test_a_checkpoint_of_another_policy_is_one_line_and_leaves_the_run_as_it_was(option, in_finished_run, capsys):
+    config = AutoConfig.from_pretrained(in_finished_run / "export", intermediate_size=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained("narrower")
+    load_tokenizer("arithmetic").save_pretrained("narrower")
+    before = {file: file.read_bytes() for file in in_finished_run.glob("config*.yaml")}
+    said = fails(capsys, "fit", *SHORT, "--trainer.max_steps=9", "--ckpt_path=last", option)
+    assert re.search(
+        r"`ckpt_path` must be a checkpoint of this policy, but \d+ of its weights .* such as policy\.", said
+    )
+    assert {file: file.read_bytes() for file in in_finished_run.glob("config*.yaml")} == before
+
+
 def test_a_schedule_goes_on_where_it_was_when_the_learning_rate_is_set_anew():
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -242,8 +257,6 @@ def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys, monkeypatch):
-    import re
-
     monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
     assert re.search(message, fails(capsys, "fit", *SHORT, *options))
 
