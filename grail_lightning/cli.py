@@ -57,6 +57,30 @@ ALWAYS_ON = {
     "checkpoint": ModelCheckpoint,
     "last_checkpoint": LastCheckpoint,
 }
+LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gradient_clip_val": (
+        (None, 0),
+        "The module clips by itself: set `--model.objective.max_grad_norm` instead.",
+    ),
+    "gradient_clip_algorithm": (
+        (None, "norm"),
+        "The module clips the norm, of all gradients: set `--model.objective.max_grad_norm`.",
+    ),
+    "accumulate_grad_batches": (
+        (None, 1),
+        "The module accumulates by itself: set `--model.objective.token_budget` instead.",
+    ),
+    "enable_checkpointing": (
+        (None, True),
+        "For less on disk set `--checkpoint.save_top_k=0` (no best checkpoint) and "
+        "`--last_checkpoint.on_validation=false` (the last one at the end alone).",
+    ),
+    "barebones": (
+        (None, False),
+        "It forbids the logger and the checkpoints of every run. Set `--trainer.enable_progress_bar=false` and "
+        "`--trainer.enable_model_summary=false` for less.",
+    ),
+}
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -105,7 +129,7 @@ class GrailCLI(LightningCLI):
         """The Trainer, with the progress bar unless it is switched off."""
         config = self.config_init[self.subcommand].trainer
         callbacks = _as_list(config.callbacks)
-        wanted = config.enable_progress_bar is not False and not config.barebones
+        wanted = config.enable_progress_bar is not False
         if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         trainer = super().instantiate_trainer(**kwargs)
@@ -114,18 +138,11 @@ class GrailCLI(LightningCLI):
         return trainer
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what manual optimisation cannot honour, before anything is built."""
+        """Refuse what a run cannot honour, before anything is built."""
         trainer = self.config[self.subcommand].trainer
-        if trainer.get("gradient_clip_val"):
-            raise ValueError(
-                f"`trainer.gradient_clip_val` must be left out, but got {trainer.gradient_clip_val}. "
-                "The module clips by itself: set `--model.objective.max_grad_norm` instead."
-            )
-        if trainer.get("accumulate_grad_batches", 1) != 1:
-            raise ValueError(
-                f"`trainer.accumulate_grad_batches` must be left out, but got {trainer.accumulate_grad_batches}. "
-                "The module accumulates by itself: set `--model.objective.token_budget` instead."
-            )
+        for name, (honoured, instead) in LEFT_OUT.items():
+            if (given := trainer.get(name)) not in honoured:
+                raise ValueError(f"`trainer.{name}` must be left out, but got {given}. {instead}")
         check_precision(trainer.get("precision"))
         trainer.strategy = strategy_options(trainer.get("strategy", "auto"))
 

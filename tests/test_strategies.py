@@ -93,3 +93,8 @@ def test_devices_that_would_share_layers_are_refused():
             data_parallel_mesh(mesh, Loading())
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_gradients_that_are_not_sharded_are_not_reduced_once():
+    with pytest.warns(UserWarning, match="`loading.reduce_once` changes nothing .*ModelParallelStrategy"):
+        assert data_parallel_mesh(None, Loading(reduce_once=True)) is None

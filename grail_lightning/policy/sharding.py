@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
@@ -47,6 +48,11 @@ def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
             raise ValueError(
                 "`loading.offload` must be off where weights are not sharded, but got true without a device mesh. "
                 "Set `--trainer.strategy=ModelParallelStrategy`, which one device is enough for, or leave it off."
+            )
+        if loading.reduce_once:
+            rank_zero_warn(
+                "`loading.reduce_once` changes nothing where gradients are not sharded. Set "
+                "`--trainer.strategy=ModelParallelStrategy`, or leave it off."
             )
         return None
     if (sharing := mesh["tensor_parallel"].size()) > 1:
