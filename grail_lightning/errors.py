@@ -13,6 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 PACKAGE = str(Path(__file__).parent)
 CONFIG_LIBRARIES = ("jsonargparse", "lightning/pytorch/cli", "configuration_validator")
 MISMATCH = "Error(s) in loading state_dict"
+EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
 DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"
 
 
@@ -41,6 +42,10 @@ def one_line(error: BaseException) -> str:
             f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
             f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
             "trained with; they stand in the config.yaml of its run."
+        )
+    elif option and (missing := re.search(r"No module named '(\w+)", text)):
+        said = f"`{option}` needs {(module := missing.group(1))}, which is not installed. " + (
+            f"Run: pip install 'grail-lightning[{EXTRAS[module]}]'." if module in EXTRAS else "Is it spelled right?"
         )
     elif unknown and option in _choices():
         known = ", ".join(sorted(_names(_choices()[option])))

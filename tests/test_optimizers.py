@@ -10,7 +10,7 @@ import torch
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.stepping import keep_options
 from tests.runs import Watch, batches, module, trainer, weights
-from tests.test_cli import SHORT, main
+from tests.shell import SHORT, main
 
 pytest.importorskip("torchao")
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.test_cli import _fails, _in_an_empty_folder, main  # noqa: F401  (an autouse fixture)
+from tests.shell import fails, main
+from tests.test_cli import _in_an_empty_folder  # noqa: F401  (an autouse fixture)
 
 ROWS = [
     {"problem": r"Find $\frac{1}{2}+\frac{1}{3}$.", "answer": r"\frac{5}{6}", "level": 1},
@@ -91,5 +92,5 @@ def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(
 
     _write("a.jsonl", rows)
     monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
-    line = _fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl", *options), "--trainer.max_steps=1")
+    line = fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl", *options), "--trainer.max_steps=1")
     assert re.search(message, line), line
