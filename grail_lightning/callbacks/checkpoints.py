@@ -8,6 +8,7 @@ from typing import Any
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning.policy.checkpoint_io import HostCheckpointIO
 from grail_lightning.run_folder import RunFolder
@@ -34,11 +35,17 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"`every_n_batches` must be 0 (off) or positive, but got {every_n_batches}.")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at = 0
+        self._file: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Have quantised optimiser state read back, too; a plugin of the user's stays."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = HostCheckpointIO()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Find out where to save: a broadcast that every rank takes part in, as in an interruption it may not."""
+        folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
+        self._file = folder / "last.ckpt"
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """What a run was resumed from is saved already."""
@@ -59,9 +66,20 @@ class LastCheckpoint(Checkpoint):
         """Save what came after the last validation."""
         self._save(trainer)
 
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Say after an interruption what there is to go on from."""
+        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "fit":
+            there = self._saved_at and self._file is not None and self._file.exists()
+            rank_zero_info(
+                f"Interrupted at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Go on with the "
+                f"same command and `--ckpt_path={self._file if self.folder else 'last'}`."
+                if there
+                else f"Interrupted at step {trainer.global_step}, before its first checkpoint."
+            )
+
     def _save(self, trainer: Any) -> None:
         if trainer.fast_dev_run or trainer.global_step in (0, self._saved_at):
             return
-        folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
-        trainer.save_checkpoint(folder / "last.ckpt")
+        assert self._file is not None
+        trainer.save_checkpoint(self._file)
         self._saved_at = trainer.global_step

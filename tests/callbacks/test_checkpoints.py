@@ -1,6 +1,8 @@
+import signal
+
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data import ArithmeticData
@@ -103,3 +105,23 @@ def test_a_rehearsal_leaves_no_checkpoint(tmp_path):
 def test_a_negative_interval_is_refused():
     with pytest.raises(ValueError, match="`every_n_batches` must be 0"):
         LastCheckpoint(every_n_batches=-1)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(2, "at step 2, before its first checkpoint"), (6, "last.ckpt is of step 4")]
+)
+def test_an_interrupted_run_says_what_to_go_on_from(step, said, tmp_path, caplog):
+    class Interrupt(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == step:
+                raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    last = LastCheckpoint(folder=str(tmp_path))
+    try:
+        with pytest.raises(SystemExit):
+            _every_two_batches(8, Evaluation(), last, Interrupt()).fit(Scripted(_never_better), datamodule=_data())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert said in caplog.text
+    assert (f"`--ckpt_path={tmp_path / 'last.ckpt'}`" in caplog.text) == (step == 6)
