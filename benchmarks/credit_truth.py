@@ -1,5 +1,7 @@
 """What is true about arithmetic rollouts: which lines are wrong, what each one costs, and who agrees with that.
 
+A part of credit_quality.py, and nothing to run by itself.
+
 Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines with a result, ``G`` prompts, ``N`` samples.
 """
 

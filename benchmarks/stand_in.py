@@ -1,7 +1,7 @@
 """Fixed work for benchmarks: seeded responses of uneven length with given answers, and random-weight models.
 
 The engine draws nothing from the policy, so that two sides of a comparison get the same rollouts; everything behind it
-(decoding, boxes, grading, rewards) is the package's own.
+(decoding, boxes, grading, rewards) is the package's own. A part of other benchmarks, and nothing to run by itself.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 python scripts/plot_quickstart.py runs/outcome docs/quickstart.png
 """
 
-import sys
+import argparse
 from collections import defaultdict
 from pathlib import Path
 
@@ -48,4 +48,8 @@ def main(folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the runs")
+    parser.add_argument("out", type=Path, help="the picture")
+    options = parser.parse_args()
+    main(options.folder, options.out)

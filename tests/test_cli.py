@@ -11,6 +11,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from grail_lightning._version import __version__
 from grail_lightning.cli import GrailCLI, expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.stepping import keep_options
@@ -326,3 +327,10 @@ def test_help_loads_nothing_heavy_that_lightning_and_transformers_do_not_load_th
 def test_importing_the_package_or_its_verifier_loads_no_torch():
     for name in ("grail_lightning", "grail_lightning.answers"):
         assert "torch" not in _modules_loaded_by(f"import sys, {name}; print(*sys.modules)")
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "grail_lightning", "--version"], capture_output=True, text=True, check=True
+    )
+    assert __version__ in done.stdout

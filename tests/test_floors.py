@@ -13,6 +13,7 @@ FLOORS = {
     3: {"module"},
     4: {"callbacks", "errors"},
     5: {"cli"},
+    6: {"__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
