@@ -123,6 +123,7 @@ def test_a_second_run_moves_the_first_one_aside(in_finished_run, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
+@pytest.mark.filterwarnings("ignore:Dropout is on in the update")  # on purpose
 @pytest.mark.parametrize(
     "more", [[], ["--model.loading.lora={rank: 2, dropout: 0.2}", "--model.objective.kl_coefficient=0.1"]]
 )
