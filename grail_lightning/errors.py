@@ -11,7 +11,7 @@ from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 PACKAGE = str(Path(__file__).parent)
-CONFIG_LIBRARIES = ("jsonargparse", "lightning/pytorch/cli", "configuration_validator")
+CONFIG_LIBRARIES = ("jsonargparse", "lightning/pytorch/cli", "configuration_validator", "accelerator_connector")
 MISMATCH = "Error(s) in loading state_dict"
 EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
 DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"

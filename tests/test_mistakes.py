@@ -29,6 +29,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--model.credit.w_min=9"], r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),
         (["--trainer.gradient_clip_val=1"], "set `--model.objective.max_grad_norm` instead"),
         (["--trainer.accumulate_grad_batches=2"], "set `--model.objective.token_budget` instead"),
+        (["--trainer.strategy=fdsp"], "invalid strategy name: `strategy='fdsp'`"),
         (["--trainer.gradient_clip_algorithm=value"], "set `--model.objective.max_grad_norm`"),
         (["--trainer.enable_checkpointing=false"], "but got False. .* `--checkpoint.save_top_k=0`"),
         (["--trainer.barebones=true"], "`trainer.barebones` must be left out"),
