@@ -1,13 +1,15 @@
-"""Forward and backward passes of one optimiser step with each prompt run once, beside once for each of its responses.
+"""Forward and backward passes of one optimiser step: every row apart, behind prompts run once, and as prefix trees.
 
     OMP_NUM_THREADS=1 python benchmarks/shared_prompts.py --prompts 4 --group 8 --prompt 16 64 128 --response 64 256
-    OMP_NUM_THREADS=1 python benchmarks/shared_prompts.py --packaged --prompts 16 --prompt 11 --response 26 44
+    OMP_NUM_THREADS=1 python benchmarks/shared_prompts.py --packaged --prompts 16 --prompt 11 --response 44 --common 9
 
-Random rows in groups; responses of uneven length up to `--response` tokens, at least half of it with one number. By
-default a trunk of 30 million parameters with random weights. CPU seconds of the process, medians; the sides alternate.
+Random rows in groups; responses of uneven length up to `--response` tokens, at least half of it with one number, and
+`--common` tokens with which all of a group begin. By default a trunk of 30 million parameters with random weights. CPU
+seconds of the process, medians; the sides alternate. "chosen" is what `objective.share_prompts` makes of it.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 
@@ -16,11 +18,12 @@ from stand_in import random_qwen3
 
 from grail_lightning.objective import Objective, saved_by_sharing
 from grail_lightning.policy import Policy, load_policy
+from grail_lightning.policy.trees import cut_into_trees
 from grail_lightning.rollout import RolloutBatch, Sampling, lengths_to_mask
 from grail_lightning.update import Update
 
 
-def rollouts(prompts: int, group: int, prompt: int, response: tuple[int, int]) -> RolloutBatch:
+def rollouts(prompts: int, group: int, prompt: int, response: tuple[int, int], common: int) -> RolloutBatch:
     """Random tokens; prompts are up to a quarter shorter than `prompt`."""
     random = torch.Generator().manual_seed(0)
     rows = prompts * group
@@ -29,6 +32,7 @@ def rollouts(prompts: int, group: int, prompt: int, response: tuple[int, int]) -
     left, right = int(begun.max()), int(lengths.max())
     ids = torch.randint(3, 400, (prompts, left), generator=random).repeat_interleave(group, 0)
     response_ids = torch.randint(3, 400, (rows, right), generator=random)
+    response_ids[:, :common] = response_ids[::group, :common].repeat_interleave(group, 0)
     mask = lengths_to_mask(lengths, right)
     return RolloutBatch(
         input_ids=torch.cat([ids, response_ids], 1),
@@ -44,9 +48,13 @@ def rollouts(prompts: int, group: int, prompt: int, response: tuple[int, int]) -
     )
 
 
-def step(policy: Policy, batch: RolloutBatch, share: bool, budget: int) -> float:
+SIDES = ("apart", "prompts", "trees", "chosen")
+
+
+def step(policy: Policy, batch: RolloutBatch, side: str, budget: int) -> float:
     """CPU seconds; no optimiser."""
-    objective = Objective(token_budget=budget, share_prompts=share)
+    objective = Objective(token_budget=budget, share_prompts=side != "apart")
+    policy.continues, policy.branches = side in ("prompts", "chosen"), side in ("trees", "chosen")
     update = Update(policy, None, batch, objective, Sampling(max_response_length=batch.response_mask.shape[1]), 0)
     (rows,) = update.plan(torch.ones(batch.response_mask.shape), None)
     start = time.process_time()
@@ -62,28 +70,31 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt", type=int, nargs="+", default=[16, 64, 128], help="tokens, most")
     parser.add_argument("--response", type=int, nargs="+", default=[64, 128], help="tokens, least and most")
+    parser.add_argument("--common", type=int, nargs="+", default=[0], help="tokens that a group's responses begin with")
     parser.add_argument("--budget", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     small = {"hidden": 512, "layers": 10, "vocabulary": 512, "tie_word_embeddings": True}
     policy = (load_policy("arithmetic") if options.packaged else random_qwen3(**small)).train()
-    print("| prompt | response | tokens saved | apart, s | shared, s | ratio |\n|--:|--:|--:|--:|--:|--:|")
+    span = 6 * policy.model.config.hidden_size
+    print("| prompt | common | response | saved by prompts | by trees | apart, s | prompts | trees | chosen |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     low, high = (
         (options.response * 2)[:2] if len(options.response) > 1 else (options.response[0] // 2, *options.response)
     )
-    for prompt in options.prompt:
-        batch = rollouts(options.prompts, options.group, prompt, (low, high))
-        saved = saved_by_sharing(batch, torch.arange(len(batch)))
-        seconds: dict[bool, list[float]] = {False: [], True: []}
+    for prompt, common in itertools.product(options.prompt, options.common):
+        batch = rollouts(options.prompts, options.group, prompt, (low, high), common)
+        rows = torch.arange(len(batch))
+        saved = saved_by_sharing(batch, rows), cut_into_trees(batch, rows, options.budget, span)[1]
+        seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         for turn in range(options.rounds + 1):
-            for share in (True, False) if turn % 2 else (False, True):
-                took = step(policy, batch, share, options.budget)
-                seconds[share] += [took] if turn else []  # The first is to warm up.
-        apart, shared = statistics.median(seconds[False]), statistics.median(seconds[True])
-        print(
-            f"| {prompt} | {low}-{high} | {saved:.0%} | {apart:.2f} | {shared:.2f} | {shared / apart:.2f} |", flush=True
-        )
+            for side in SIDES if turn % 2 else SIDES[::-1]:
+                took = step(policy, batch, side, options.budget)
+                seconds[side] += [took] if turn else []  # The first is to warm up.
+        apart, *others = (statistics.median(seconds[side]) for side in SIDES)
+        cells = [f"{share:.0%}" for share in saved] + [f"{apart:.2f}"] + [f"{other / apart:.2f}" for other in others]
+        print(f"| {prompt} | {common} | {low}-{high} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

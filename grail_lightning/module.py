@@ -24,7 +24,7 @@ from grail_lightning.objective import Objective, advantages, loss_mask
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights, plain_gradients
-from grail_lightning.policy.options import check_precision
+from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy, data_parallel_mesh, gathered, shard
 from grail_lightning.ranks import world_size
 from grail_lightning.refill import check_loader, refill
@@ -46,7 +46,7 @@ class GrailModule(pl.LightningModule):
         objective: Group size, passes, clips, aggregation, KL, token budget.
         credit: Who gets the credit: Uniform (GRPO), GRAIL, or a class of your own by its import path.
         control: A control experiment around the credit: Shuffled, Random or AnswerOnly.
-        optimizer: Gets the trainable parameters of the policy.
+        optimizer: Gets the trainable parameters of the policy. `torchao.optim.AdamW8bit` keeps its state in 8 bits.
         scheduler: Counts optimiser steps.
 
     Raises:
@@ -97,9 +97,9 @@ class GrailModule(pl.LightningModule):
         if self.policy is None:
             check_precision(self.trainer.precision)
             check_strategy(self.trainer.strategy)
+            if self.trainer.state.fn == "fit":
+                check_dtype(self.policy_name, self.loading)
             self.policy = self._load(trainable=True)
-            if not any(p.requires_grad for p in self.policy.parameters()):
-                raise ValueError("No parameter of the policy is trainable. Check `loading.lora.target_modules`.")
         needed = self.objective.kl_coefficient and self.loading.lora is None and self.trainer.state.fn == "fit"
         if needed and self.reference is None:
             # With adapters the reference is the policy without them. Not a submodule: it is no part of a checkpoint.
