@@ -261,14 +261,15 @@ class Policy(nn.Module):
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Token ids and their mask, ``[rows, columns]``, to try the model on: in evaluation mode and without gradients.
 
-        Afterwards every module is in the mode that it was in.
+        Afterwards every module is in the mode that it was in, and random numbers go on where they were.
         """
         modes = {module: module.training for module in self.modules()}
         vocabulary = self.model.config.get_text_config().vocab_size
         ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns) % vocabulary
         self.eval()
+        devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices):
                 yield ids, torch.ones_like(ids, dtype=torch.bool)
         finally:
             for module, mode in modes.items():
