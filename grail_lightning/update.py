@@ -37,7 +37,10 @@ from grail_lightning.seeds import derive_seed
 NO_ROWS = torch.zeros(0, dtype=torch.long)
 
 SHARE_FROM = 0.1
-"""Share of the tokens that reading prompts once must save (docs/performance.md)."""
+"""Share of the tokens that reading prompts once, or of the cost that trees must save (docs/performance.md)."""
+
+BESIDE_PROMPTS = 0.8
+"""What trees must save beside what shared prompts do: they copy no keys and values (docs/performance.md)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +234,7 @@ class Update:
         if trees and len(rows) and reaches(policy, self.batch.input_ids.shape[1]):
             span = 6 * policy.model.config.get_text_config().hidden_size
             groves, more = cut_into_trees(self.batch, rows, self.objective.token_budget, span)
-            if more >= max(saved, SHARE_FROM):
+            if more >= max(BESIDE_PROMPTS * saved, SHARE_FROM):
                 return [Piece(grove.rows, starts=grove.starts) for grove in groves]
         if saved < SHARE_FROM:
             return [Piece(part) for part in cut(self.batch, rows, self.objective)]
