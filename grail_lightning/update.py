@@ -53,6 +53,7 @@ class Piece:
         last: Whether no other micro-batch follows with these prompts.
         starts: At which of the rows a prefix tree begins; None if they are run apart.
         spoken_by: ``[n]`` long, for each row the one of them that says the same and is run for it; None if all are run.
+        tokens: How many are run, prompts that are run for several micro-batches with the last of these.
     """
 
     rows: Tensor = NO_ROWS
@@ -60,6 +61,7 @@ class Piece:
     last: bool = False
     starts: list[int] | None = None
     spoken_by: Tensor | None = None
+    tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -184,6 +186,8 @@ class Update:
         if self._taken == 0 and not self._apart:
             self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
         self._taken += 1
+        sums["run"] = counted.new_tensor(sum(part.tokens for part in parts), dtype=torch.long)
+        sums["asked"] = counted.new_tensor(sum(self._tokens(part.rows) for part in parts), dtype=torch.long)
         return self._means(sums) if parts else {"loss": 0.0}
 
     def _loss(self, cut: Piece, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -210,9 +214,10 @@ class Update:
         names += ["kl"] if self.objective.kl_coefficient else []
         names += [SAMPLER_GAP] if self.batch.sampling_logprobs is not None else []
         zero = torch.zeros((), device=self.mask.device)
-        local = torch.stack([sums.get(name, zero).double() for name in names])
-        tokens, loss, *others = over_ranks(local, "sum").tolist()
-        return {"loss": loss} | {name: value / max(tokens, 1) for name, value in zip(names[2:], others, strict=True)}
+        local = torch.stack([sums.get(name, zero).double() for name in ("run", "asked", *names)])
+        run, asked, tokens, loss, *others = over_ranks(local, "sum").tolist()
+        means = {name: value / max(tokens, 1) for name, value in zip(names[2:], others, strict=True)}
+        return {"loss": loss, "shared_tokens": 1 - run / max(asked, 1)} | means
 
     def _cut(self, policy: Policy, rows: Tensor, shared: SharedCredit | None) -> list[Piece]:
         """Micro-batches; the rows whose credit is shared apart from the others, which need no saliency."""
@@ -235,17 +240,24 @@ class Update:
             span = 6 * policy.model.config.get_text_config().hidden_size
             groves, more = cut_into_trees(self.batch, rows, self.objective.token_budget, span)
             if more >= max(BESIDE_PROMPTS * saved, SHARE_FROM):
-                return [Piece(grove.rows, starts=grove.starts) for grove in groves]
+                return [Piece(rows, starts=starts, tokens=tokens) for rows, starts, tokens in groves]
         if saved < SHARE_FROM:
-            return [Piece(part) for part in cut(self.batch, rows, self.objective)]
+            return [Piece(part, tokens=self._tokens(part)) for part in cut(self.batch, rows, self.objective)]
         pieces = []
         for block, taken in prompt_blocks(self.batch, rows, self.objective):
             # Of prompts of one token there is nothing to run in advance.
             prompts = SharedPrompts(policy, self.batch, block) if taken else None
             room = max(1, self.objective.token_budget - taken)
             parts = micro_batches(costs_behind_prompts(self.batch), room, block)
-            pieces += [Piece(part, prompts, last=part is parts[-1]) for part in parts]
+            for part in parts:
+                tokens = int(self.batch.response_lengths[part.to(self.mask.device)].sum())
+                tokens += prompts.tokens if part is parts[-1] and prompts is not None else 0
+                pieces.append(Piece(part, prompts, last=part is parts[-1], tokens=tokens))
         return pieces
+
+    def _tokens(self, rows: Tensor) -> int:
+        """Of some rows, without what they end with, which predicts nothing."""
+        return int(self.batch.lengths[rows.to(self.mask.device)].sum()) - len(rows)
 
     def _forward(
         self, policy: Policy, cut: Piece, shared: SharedCredit | None, *, frozen: bool = False

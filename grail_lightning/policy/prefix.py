@@ -140,6 +140,11 @@ class SharedPrompts:
         self._read: list[tuple[Tensor, Tensor]] = []
         self._leaves: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def tokens(self) -> int:
+        """How many are run in advance."""
+        return int((self.batch.prompt_lengths.cpu()[self._first] - 1).sum())
+
     def behind(self, rows: Tensor, width: int, *, last: bool) -> Cache:
         """What some rows' last prompt tokens and responses continue from.
 

@@ -95,10 +95,11 @@ def look_up(table: Tensor, index: Tensor) -> Tensor:
 
 
 class Grove(NamedTuple):
-    """A micro-batch of trees: the rows ``[b]`` long of `PrefixTrees`, and at which of them a tree begins."""
+    """A micro-batch of trees: the rows ``[b]`` long of `PrefixTrees`, where a tree begins, and how many tokens run."""
 
     rows: Tensor
     starts: list[int]
+    tokens: int
 
 
 def cut_into_trees(batch: RolloutBatch, rows: Tensor, token_budget: int, span: float) -> tuple[list[Grove], float]:
@@ -143,7 +144,7 @@ def cut_into_trees(batch: RolloutBatch, rows: Tensor, token_budget: int, span: f
     for part in micro_batches(torch.tensor(sizes, dtype=torch.long), token_budget):
         members = [trees[k] for k in part.tolist()]
         starts = list(itertools.accumulate(map(len, members[:-1]), initial=0))
-        groves.append(Grove(order[list(itertools.chain(*members))], starts))
+        groves.append(Grove(order[list(itertools.chain(*members))], starts, sum(sizes[k] for k in part.tolist())))
     return groves, 1 - sum(map(cost, sizes)) / sum(map(cost, lengths))
 
 
