@@ -87,7 +87,7 @@ def test_every_response_token_is_predicted_behind_its_own_row(data):
         found = []
         for which in trees.of.tolist():
             tree, place = divmod(int(trees.before[which]), trees.ids.shape[1])
-            seen = trees.mask[tree, 0, place]
+            seen = trees.mask(torch.float32)[tree, 0, place] == 0
             assert trees.positions[tree][seen].tolist() == list(range(int(seen.sum())))
             found.append((trees.ids[tree][seen].tolist(), int(trees.targets[which])))
         assert found == expected
@@ -220,6 +220,24 @@ def test_gradients_of_many_rows_add_up_in_full_precision():
         (found, _), *_ = _steps(policy, many, branches, token_budget=10)[0]
         gaps[branches] = _gap({name: g.double() for name, g in found.items()}, exact)
     assert gaps[True] <= 1.2 * gaps[False]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, None], ids=["float32", "bfloat16", "autocast"])
+def test_one_mask_is_kept_for_all_layers(precision, batch):
+    policy = load_policy("arithmetic").to(precision or torch.float32).train()
+    rows = batch.input_ids[:4].long(), batch.attention_mask[:4], batch.response_mask[:4]
+    trees = PrefixTrees(*rows, [0])
+    square, kept = (trees.ids.shape[1],) * 2, set()
+
+    def keep(tensor):
+        kept.update({tensor.untyped_storage().data_ptr()} if tensor.shape[-2:] == square else ())
+        return tensor
+
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision is None)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        found = policy(*rows, trees=trees).logprobs
+    found.sum().backward()
+    assert len(kept) == 1
 
 
 def test_saliency_keeps_rows_apart(batch):

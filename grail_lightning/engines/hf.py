@@ -78,7 +78,7 @@ class HFEngine(RolloutEngine):
         training = policy.training
         policy.eval()
         try:
-            with seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy.device.type):
+            with seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
                 for part in self._calls(policy, rows, sampling):
                     call = part or [policy.encode(".")]
                     ids, lps = (
@@ -161,15 +161,22 @@ class HFEngine(RolloutEngine):
 
 
 @contextmanager
-def _weights_cast_once(device_type: str) -> Iterator[None]:
+def _weights_cast_once(policy: Policy) -> Iterator[None]:
     """Under autocast keep the weights' casts for the whole call: Lightning's context would make them at every token."""
-    if not torch.is_autocast_enabled(device_type):
+    kind = policy.device.type
+    if not torch.is_autocast_enabled(kind):
         yield
         return
-    with torch.autocast(device_type, dtype=torch.get_autocast_dtype(device_type), cache_enabled=True):
+    # Of frozen weights (those below adapters) autocast keeps nothing.
+    frozen = [p for p in policy.parameters() if not p.requires_grad and p.is_floating_point()]
+    with torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=True):
         try:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
             yield
         finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
             torch.clear_autocast_cache()  # Made without gradient: an update must not find them.
 
 

@@ -70,6 +70,12 @@ class Policy(nn.Module):
         return device
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """In which blocks compute: autocast's, or that of the weights."""
+        kind, own = self.device.type, cast(torch.dtype, self.model.dtype)
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
+
+    @property
     def trained_weights(self) -> list[Tensor]:
         """What the optimiser moves: the weights that need a gradient, or their masters."""
         return [p for p in self.parameters() if p.requires_grad] if self.masters is None else self.masters.parameters
@@ -212,11 +218,12 @@ class Policy(nn.Module):
 
     def _through_trees(self, trees: Any) -> Tensor:
         """The decoder's output ``[G, N, D]``."""
-        mask = trees.mask
-        if self.model.config._attn_implementation == "eager":  # It adds the mask to its scores.
-            dtype = self.model.dtype
-            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-        out = self.decoder(input_ids=trees.ids, attention_mask=mask, position_ids=trees.positions, use_cache=False)
+        out = self.decoder(
+            input_ids=trees.ids,
+            attention_mask=trees.mask(self.compute_dtype),
+            position_ids=trees.positions,
+            use_cache=False,
+        )
         return cast(Tensor, out.last_hidden_state)
 
     def score(

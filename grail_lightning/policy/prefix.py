@@ -44,7 +44,7 @@ def _continues(policy: Policy) -> bool:
             found = trunk.branch(rows, slice(0, 5), ids[:, 5:], mask).float()
     except Exception:  # Whatever a model says that wants another cache.
         return False
-    return bool((found - whole).norm() < torch.finfo(policy.model.dtype).eps ** 0.5 * whole.norm())
+    return bool((found - whole).norm() < torch.finfo(policy.compute_dtype).eps ** 0.5 * whole.norm())
 
 
 def can_share_prompts(policy: Policy) -> bool:

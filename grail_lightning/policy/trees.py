@@ -17,13 +17,17 @@ from grail_lightning.policy.model import Policy
 from grail_lightning.policy.prefix import drops_out
 from grail_lightning.rollout import RolloutBatch, micro_batches
 
+MOST = 8192
+"""Tokens of a tree of several rows: its mask has the square of that many numbers."""
+
 
 class PrefixTrees:
     r"""Rows as trees of tokens, each tree one sequence in which a token attends to what stands before it in its rows.
 
     Rows come in an order in which those that begin alike are neighbours. A token is new where its row differs from the
     one before, so that new tokens, row by row, are each tree in preorder: what follows token `j` in any row stands at
-    ``j … end_j - 1``, and ``mask[i, j] = j ≤ i < end_j``. What a row ends with predicts nothing and is left out.
+    ``j … end_j - 1``, and token `i` attends to `j` where ``j ≤ i < end_j``. What a row ends with predicts nothing and
+    is left out.
 
     Args:
         input_ids: ``[B, W]``; prompts padded left, and responses right.
@@ -34,7 +38,7 @@ class PrefixTrees:
     Attributes:
         ids: ``[G, N]`` long, padded right.
         positions: ``[G, N]`` long, how many tokens stand before each in its rows.
-        mask: ``[G, 1, N, N]`` bool, which tokens (last) each token attends to; padding to itself.
+        ends: ``[G, N]`` long, ``end_j``; padding is followed by nothing.
         before: ``[M]`` long, the place in ``[G * N]`` of the token that predicts each response token.
         targets: ``[M]`` long, the response tokens.
         of: ``[response_mask.sum()]`` long, which of the `M` each response token of the rows is.
@@ -67,18 +71,31 @@ class PrefixTrees:
 
         places = (number + shift)[run]
         slots = torch.arange(len(starts) * longest)
-        ends = (slots + 1).index_copy(0, places, end[run]).view(-1, 1, longest)
+        ends = (slots + 1).index_copy(0, places, end[run]).view(-1, longest)
         slots = slots.view(-1, longest)
+        self.ends = (ends - slots[:, :1]).to(device)
         self.ids = torch.zeros_like(slots).view(-1).index_copy(0, places, ids[run].long()).view_as(slots).to(device)
         depth = valid.cumsum(1) - 1
         self.positions = torch.zeros_like(slots).view(-1).index_copy(0, places, depth[run]).view_as(slots).to(device)
-        self.mask = ((slots[:, None] <= slots[..., None]) & (slots[..., None] < ends))[:, None].to(device)
 
         scored = new[:, width:] & responses
         self.before = (number.view(-1)[cells] + shift)[:, width - 1 : -1][scored].to(device)
         self.targets = ids[:, width:][scored].long().to(device)
         index = (scored.flatten().cumsum(0) - 1).view_as(scored)
         self.of = index[owner[:, width:], columns[: scored.shape[1]]][responses].to(device)
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """``[G, 1, N, N]``, to be added to the scores of attention: 0 where a token (last but one) attends to another.
+
+        SDPA would convert another kind of mask, and keep that, in each layer.
+        """
+        (trees, number), device = self.ends.shape, self.ends.device
+        # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
+        shape = (trees, 1, number, number + -number % 16)
+        found = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=device)[..., :number]
+        place = torch.arange(number, device=device)
+        attends = (place <= place[:, None]) & (place[:, None] < self.ends[:, None, None])
+        return found.masked_fill_(attends, 0)
 
     def predictors(self, states: Tensor) -> Tensor:
         """``[G, N, D] -> [M, D]``: the decoder's output from which each response token is predicted."""
@@ -133,7 +150,7 @@ def cut_into_trees(batch: RolloutBatch, rows: Tensor, token_budget: int, span: f
         if k and group[k] == group[k - 1]:
             there = min(shared[k], reach)
             grown = sizes[-1] + max(0, length - there)
-            if grown <= token_budget and cost(grown) < cost(sizes[-1]) + cost(length):
+            if grown <= min(token_budget, MOST) and cost(grown) < cost(sizes[-1]) + cost(length):
                 trees[-1].append(k)
                 sizes[-1], reach = grown, max(length, there)
                 continue
@@ -205,4 +222,4 @@ def _branches(policy: Policy) -> bool:
             )
     except Exception:  # Whatever a model says that wants another mask.
         return False
-    return bool((found - whole).norm() < torch.finfo(policy.model.dtype).eps ** 0.5 * (whole - whole.mean()).norm())
+    return bool((found - whole).norm() < torch.finfo(policy.compute_dtype).eps ** 0.5 * (whole - whole.mean()).norm())

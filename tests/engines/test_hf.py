@@ -3,7 +3,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grail_lightning.engines import HFEngine
-from grail_lightning.policy import Policy, load_policy
+from grail_lightning.policy import Loading, LoRA, Policy, load_policy
 from grail_lightning.rollout import Prompt, Sampling
 from grail_lightning.tasks import ArithmeticTask
 
@@ -150,16 +150,21 @@ class Casts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["", "adapters"])
 @pytest.mark.parametrize("method", ["compact", "generate"])
-def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_those(method):
-    """Lightning's autocast keeps nothing: the weights would be cast for every token."""
-    policy = load_policy("arithmetic")
+def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_those(method, lora):
+    """Lightning's autocast keeps nothing: the weights would be cast for every token, frozen ones, too."""
+    policy = load_policy("arithmetic", Loading(lora=lora))
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
     weights = sum(p.numel() for p in policy.parameters())
     engine = HFEngine(method=method)
     engine.update_weights(policy)
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
         with Casts() as casts:
             batch = engine.generate(PROMPTS[:1], 2, Sampling(max_response_length=24), seed=1)
-        assert 0.9 * weights < casts.numbers < 2 * weights
+        assert 0.9 * weights < casts.numbers < 4 * weights  # 24 tokens, and activations.
         policy(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs.sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in policy.parameters())
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == trained
+    # Adapters begin with a matrix of zeros, behind which the other one has no gradient yet.
+    named = dict(policy.named_parameters())
+    assert all(named[name].grad.any() for name in trained if "lora_A" not in name)
