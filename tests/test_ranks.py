@@ -57,9 +57,9 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     assert alone["live"] == [16, 8, 16]
     assert sorted(rank["live"][1] for rank in ranks) == [0, 8]
     start = _run("one", "nothing", "same_rollouts.py")[0]["weights"]
-    # In float32 OAR-G, which differentiates the KL of a noise of 1e-3, has a few digits; the others run in float64, but
-    # for their norms.
-    tolerance = {"fsdp2": 0.2 if credit == "OARGradient" else 1e-3, "ddp": 1e-5}[strategy]
+    # In float32 OAR-G, which differentiates the KL of a noise of 1e-3, has a few digits. Under DDP only norms run in it.
+    few = credit == "OARGradient"
+    tolerance = {"fsdp2": 0.2 if few else 1e-3, "ddp": 5e-3 if few else 1e-5}[strategy]
     rounding = 2e-7 if strategy == "fsdp2" else 0.0  # Of weights around 1 in float32.
     for rank in ranks:
         assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-4, abs=1e-7)
