@@ -52,14 +52,15 @@ def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
 )
 def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, credit):
     """Plain SGD, so that a wrong scale shows; uneven lengths, a rank with dead groups only, a rank without a box."""
-    (alone,) = _run("one", credit, "same_rollouts.py")
-    ranks = _run(strategy, credit, "same_rollouts.py")
+    # OAR-G differentiates the KL of a noise of 1e-3: where trees are cut differently the rounding of norms, which run in
+    # float32, comes up to half a percent. Row by row all digits are the same.
+    few = credit == "OARGradient"
+    how = ["apart"] if few and strategy == "ddp" else []
+    (alone,), ranks = (_run(kind, credit, "same_rollouts.py", *how) for kind in ("one", strategy))
     assert alone["live"] == [16, 8, 16]
     assert sorted(rank["live"][1] for rank in ranks) == [0, 8]
     start = _run("one", "nothing", "same_rollouts.py")[0]["weights"]
-    # In float32 OAR-G, which differentiates the KL of a noise of 1e-3, has a few digits. Under DDP only norms run in it.
-    few = credit == "OARGradient"
-    tolerance = {"fsdp2": 0.2 if few else 1e-3, "ddp": 5e-3 if few else 1e-5}[strategy]
+    tolerance = {"fsdp2": 0.2 if few else 1e-3, "ddp": 1e-6 if few else 1e-5}[strategy]
     rounding = 2e-7 if strategy == "fsdp2" else 0.0  # Of weights around 1 in float32.
     for rank in ranks:
         assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-4, abs=1e-7)
