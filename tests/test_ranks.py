@@ -52,8 +52,8 @@ def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
 )
 def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, credit):
     """Plain SGD, so that a wrong scale shows; uneven lengths, a rank with dead groups only, a rank without a box."""
-    # OAR-G differentiates the KL of a noise of 1e-3: where trees are cut differently the rounding of norms, which run in
-    # float32, comes up to half a percent. Row by row all digits are the same.
+    # OAR-G differentiates the KL of a noise of 1e-3: where trees are cut differently the rounding of norms, which run
+    # in float32, comes up to half a percent. Row by row all digits are the same.
     few = credit == "OARGradient"
     how = ["apart"] if few and strategy == "ddp" else []
     (alone,), ranks = (_run(kind, credit, "same_rollouts.py", *how) for kind in ("one", strategy))
