@@ -17,6 +17,7 @@ warnings.filterwarnings("ignore")
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import grail_lightning.credit
@@ -97,9 +98,18 @@ def main(strategy, credit, extra=None):
     def count(layer, args, output):
         embedded.append(args[0].numel() if torch.is_grad_enabled() else 0)
 
-    watch.on_train_start = lambda run, module: (
-        module.policy.model.get_input_embeddings().register_forward_hook(count) and None
-    )
+    synchronised = []
+
+    def average(state, bucket):
+        synchronised.extend([bucket.is_last()] if bucket.is_last() else [])
+        return allreduce_hook(state, bucket)
+
+    def begin(run, module):
+        module.policy.model.get_input_embeddings().register_forward_hook(count)
+        if strategy == "ddp":
+            run.strategy.model.register_comm_hook(None, average)
+
+    watch.on_train_start = begin
     run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
     with Reductions() as reductions:
         run.fit(ours, loader)
@@ -111,6 +121,8 @@ def main(strategy, credit, extra=None):
                 "rank": run.global_rank,
                 "reductions": reductions.number,
                 "embedded": sum(embedded),
+                "micro_batches": sum(number > 0 for number in embedded),
+                "synchronised": len(synchronised),
                 "weights": [p.detach().double().flatten()[::997].tolist() for p in whole],
                 "loss": [output.metrics["loss"] for output in watch.outputs],
                 "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],

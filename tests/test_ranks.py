@@ -19,6 +19,22 @@ def _run(strategy, credit, script="two_ranks.py", *more):
     return sorted(reports, key=lambda report: report["rank"])
 
 
+def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
+    """Every aggregation, scaling and KL; uneven shares, so that the ranks have different numbers of micro-batches."""
+    script = Path(__file__).with_name("grid_on_ranks.py")
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), tmp_path / "store"], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    reports = [json.loads(rank.communicate(timeout=300)[0].strip().splitlines()[-1]) for rank in ranks]
+    assert len(reports[0]) == 3 * 4 * 7
+    for first, second in zip(*reports, strict=True):
+        assert first["options"] == second["options"]
+        assert max(first["gap"], second["gap"]) <= 1e-9, first["options"]
+        assert first["loss"][0] == pytest.approx(first["loss"][1], rel=1e-9)
+        assert first["backward"] == second["backward"], "ranks must stay in step"
+
+
 @pytest.mark.parametrize("credit", ["GRAIL", pytest.param("OARGradient", marks=pytest.mark.slow)])
 def test_sharded_weights_train_as_replicated_ones_do(credit):
     replicated, sharded = _run("ddp", credit), _run("fsdp2", credit)
@@ -63,6 +79,8 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     tolerance = {"fsdp2": 0.2 if few else 1e-3, "ddp": 1e-6 if few else 1e-5}[strategy]
     rounding = 2e-7 if strategy == "fsdp2" else 0.0  # Of weights around 1 in float32.
     for rank in ranks:
+        assert rank["synchronised"] == (3 if strategy == "ddp" else 0)  # Once an optimiser step.
+        assert rank["micro_batches"] > 3
         assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-4, abs=1e-7)
         for ours, theirs, begun in zip(rank["weights"], alone["weights"], start, strict=True):
             moved = max(abs(a - b) for a, b in zip(theirs, begun, strict=True))

@@ -1,0 +1,86 @@
+"""The gradient of one optimiser step on two processes, for every objective; printed as JSON by each.
+
+python tests/grid_on_ranks.py RANK FILE
+
+`FILE` is where the two meet. One has a group of rollouts, the other two, of which one is dead.
+"""
+
+import itertools
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.filterwarnings("ignore")
+
+import torch
+import torch.distributed as dist
+
+from grail_lightning.engines import HFEngine
+from grail_lightning.objective import Objective, advantages
+from grail_lightning.policy import load_policy
+from grail_lightning.rollout import Sampling
+from grail_lightning.update import Update
+from tests.runs import problems
+
+SAMPLING = Sampling(max_response_length=36)
+KL = [{}] + [
+    {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
+    for name in ("k1", "k2", "k3")
+    for corrected in (True, False)
+]
+GRID = [
+    {"aggregation": how, "scale_rewards": scale, **kl}
+    for how, scale, kl in itertools.product(("grpo", "dr_grpo", "dapo"), ("none", "group", "batch", "bnpo"), KL)
+]
+
+
+def gradient(policy, reference, batch, weights, options):
+    """Of all weights, end to end, as DDP has it: the mean over the ranks; and how many micro-batches there were."""
+    objective = Objective(group_size=4, token_budget=200, share_prompts=False, **options)
+    batch = batch.replace(advantages=advantages(batch, objective))
+    policy.zero_grad()
+    update, number = Update(policy, reference, batch, objective, SAMPLING, seed=0), 0
+
+    def backward(loss, last):
+        nonlocal number
+        number += 1
+        loss.backward()
+
+    metrics = update.accumulate(update.plan(weights, None)[0], backward)
+    found = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    if dist.is_initialized():
+        dist.all_reduce(found)
+        found /= dist.get_world_size()
+    return found, metrics, number
+
+
+def main(rank, file):
+    torch.set_num_threads(1)
+    policy, reference = load_policy("arithmetic").double().train(), load_policy("arithmetic", trainable=False).double()
+    for p in reference.parameters():
+        p.data *= 1.01
+    engine = HFEngine()
+    engine.update_weights(policy)
+    batch = engine.generate(problems(3), 4, SAMPLING, seed=1)
+    batch = batch.replace(rewards=torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 0], dtype=torch.float64))
+    weights = (
+        torch.rand(batch.response_mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 0.5
+    )
+    expected = [gradient(policy, reference, batch, weights, options) for options in GRID]
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    rows = torch.arange(4, 12) if rank else torch.arange(4)
+    mine = batch.select(rows)
+    weights = weights[rows, : mine.response_mask.shape[1]]
+    report = []
+    for options, (alone, metrics, _) in zip(GRID, expected, strict=True):
+        found, ours, number = gradient(policy, reference, mine, weights, options)
+        gap = ((found - alone).abs().max() / alone.abs().max()).item()
+        report.append({"options": options, "gap": gap, "loss": [ours["loss"], metrics["loss"]], "backward": number})
+    dist.destroy_process_group()
+    print("\n" + json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
