@@ -22,10 +22,11 @@ from grail_lightning.seeds import seeded
 class HFEngine(RolloutEngine):
     """Left-padded prompts, KV cache on, evaluation mode.
 
-    With the method "compact" a prompt is read once for its whole group, rows that have finished leave the batch, and a
-    row's random numbers are its own: they depend on the seed and on the row's place among the prompts, not on the other
-    rows, on `cache_tokens`, or on the device. Transformers' `generate` reads each prompt once a response and computes
-    finished rows until the last one ends. Both draw from the same distributions; for one seed the texts differ.
+    With the method "compact" a prompt is read once for its whole group, rows are decoded as one until they draw
+    different tokens, those that have finished leave the batch, and a row's random numbers are its own: they depend on
+    the seed and on the row's place among the prompts, not on the other rows, on `cache_tokens`, or on the device.
+    Transformers' `generate` reads each prompt once a response and computes finished rows until the last one ends. Both
+    draw from the same distributions; for one seed the texts differ.
 
     Args:
         cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); rows that do not fit are
