@@ -10,11 +10,10 @@ from transformers import Lfm2Config, MiniMaxConfig, Qwen3NextConfig
 from grail_lightning.objective import Objective, costs_behind_prompts, prompt_blocks, saved_by_sharing
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
 from grail_lightning.policy.prefix import can_share, can_share_prompts
-from grail_lightning.rollout import RolloutBatch, Sampling, lengths_to_mask
-from grail_lightning.update import Update
+from grail_lightning.rollout import RolloutBatch, lengths_to_mask
 from tests.architectures import ARCHITECTURES, SIZES, tiny
+from tests.steps import FEWER, gap, steps
 
-FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
 PROMPTS = (9, 1, 5, 6)
 LENGTHS = (7, 2, 9, 4, 1, 8, 0, 5, 6, 3, 8, 2, 7, 7, 1, 9)  # Four responses to each; one of them is empty.
 
@@ -43,37 +42,9 @@ def batch():
 
 
 def _steps(policy, batch, share, reference=None, **options):
-    """The gradients and metrics of each optimiser step of two passes over the batch, and how many ids were embedded."""
-    policy.train()
-    policy.branches = False  # Trees are in test_trees.py.
-    objective = Objective(group_size=4, updates_per_batch=2, share_prompts=share, **options)
-    update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0)
-    start = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    embedded, found = 0, []
-
-    def count(module, args, output):
-        nonlocal embedded
-        embedded += args[0].numel()
-
-    hook = policy.model.get_input_embeddings().register_forward_hook(count)
-    for rows in update.plan(batch.response_mask.double(), None):
-        policy.zero_grad()
-        metrics = update.accumulate(rows, lambda loss, last: loss.backward())
-        found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))
-        for p in policy.parameters():
-            if p.grad is not None:
-                p.data -= 1e-3 * p.grad
-    hook.remove()
-    for name, p in policy.named_parameters():
-        p.data.copy_(start[name])
-    return found, embedded
-
-
-def _gap(ours, theirs):
-    """The largest difference of a parameter's gradient as a share of its length."""
-    assert ours.keys() == theirs.keys()
-    assert all(gradient.norm() > 0 for gradient in theirs.values())
-    return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs)
+    """`steps` without trees, which are in test_trees.py."""
+    policy.branches = False
+    return steps(policy, batch, share, reference, **options)
 
 
 @pytest.mark.parametrize("budget", [1000, 60, 12])
@@ -84,7 +55,7 @@ def test_gradients_are_those_of_whole_rows(name, budget, batch, tmp_path):
     shared, fewer = _steps(policy, batch, True, token_budget=budget)
     assert fewer < whole
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert _gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
+        assert gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-3, abs=1e-6)
 
 
@@ -102,7 +73,7 @@ def test_old_and_reference_logprobs_can_share_as_well(options, batch):
     shared, _ = _steps(policy, batch, True, reference, token_budget=60, **options)
     assert len(shared) == 2 * options.get("mini_batches", 1)
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert _gap(ours, theirs) <= 1e-5
+        assert gap(ours, theirs) <= 1e-5
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-4, abs=1e-6)
 
 
@@ -125,7 +96,7 @@ def test_adapters_above_a_frozen_block_can_share(batch):
             torch.nn.init.normal_(p, std=0.1)
     (apart, whole), (shared, fewer) = (_steps(policy, batch, share, token_budget=60) for share in (False, True))
     assert fewer < whole
-    assert max(_gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
+    assert max(gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
 
 
 def test_gradients_of_many_rows_add_up_in_full_precision(batch):
@@ -138,7 +109,7 @@ def test_gradients_of_many_rows_add_up_in_full_precision(batch):
         for share in (False, True):
             policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
             (found, _), *_ = _steps(policy, many, share, token_budget=budget)[0]
-            gaps[share] = _gap({name: g.double() for name, g in found.items()}, exact)
+            gaps[share] = gap({name: g.double() for name, g in found.items()}, exact)
         assert gaps[True] <= 1.2 * gaps[False]
 
 
@@ -199,7 +170,7 @@ def test_compiled_blocks_share_with_the_same_graphs_for_all_of_them(batch, monke
     apart, whole = _steps(plain, batch, False, token_budget=60)
     assert embedded < whole
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert _gap(ours, theirs) <= 1e-5
+        assert gap(ours, theirs) <= 1e-5
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-4, abs=1e-6)
 
 

@@ -8,15 +8,13 @@ from transformers import Lfm2Config
 
 from grail_lightning.credit import GRAIL, CreditContext
 from grail_lightning.credit.shared import share_forward
-from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
 from grail_lightning.policy.prefix import can_share_prompts
 from grail_lightning.policy.trees import PrefixTrees, can_branch, cut_into_trees, first_alike, reaches
-from grail_lightning.rollout import AnswerMasks, RolloutBatch, Sampling, lengths_to_mask
-from grail_lightning.update import Update
+from grail_lightning.rollout import AnswerMasks, RolloutBatch, lengths_to_mask
 from tests.architectures import ARCHITECTURES, SIZES, tiny
+from tests.steps import FEWER, gap, steps
 
-FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
 FAR = 1e9  # A span at which attention costs nothing.
 
 
@@ -114,50 +112,17 @@ def test_rows_that_differ_early_are_not_held_against_each_other():
     assert saved == 0
 
 
-def _steps(policy, batch, branches, reference=None, shared=None, **options):
-    """Gradients and metrics of each optimiser step of two passes, and how many ids were embedded in them."""
-    policy.train()
-    objective = Objective(group_size=4, updates_per_batch=2, **{"share_prompts": branches} | options)
-    update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0, shared=shared)
-    start = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    embedded, found = 0, []
-
-    def count(module, args, output):
-        nonlocal embedded
-        embedded += args[0].numel()
-
-    hook = policy.model.get_input_embeddings().register_forward_hook(count)
-    for rows in update.plan(batch.response_mask.double(), None):
-        policy.zero_grad()
-        metrics = update.accumulate(rows, lambda loss, last: loss.backward())
-        found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))
-        for p in policy.parameters():
-            if p.grad is not None:
-                p.data -= 1e-3 * p.grad
-    hook.remove()
-    for name, p in policy.named_parameters():
-        p.data.copy_(start[name])
-    return found, embedded
-
-
-def _gap(ours, theirs):
-    """The largest difference of a parameter's gradient as a share of its length."""
-    assert ours.keys() == theirs.keys()
-    assert all(gradient.norm() > 0 for gradient in theirs.values())
-    return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs)
-
-
 @pytest.mark.parametrize("budget", [1000, 40, 12])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_gradients_are_those_of_whole_rows(name, budget, batch, tmp_path):
     changes = {"sliding_window": 64} if "sliding_window" in ARCHITECTURES[name][1] else {}
     policy = tiny(name, tmp_path, attention_dropout=0.0, **changes)
     assert can_branch(policy)
-    apart, whole = _steps(policy, batch, False, token_budget=budget)
-    shared, fewer = _steps(policy, batch, True, token_budget=budget)
+    apart, whole = steps(policy, batch, False, token_budget=budget)
+    shared, fewer = steps(policy, batch, True, token_budget=budget)
     assert fewer < whole
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert _gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
+        assert gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-3, abs=1e-6)
 
 
@@ -178,11 +143,11 @@ def test_every_objective_is_that_of_whole_rows(options, batch):
         p.data *= 1.01
     reference = reference if "kl_coefficient" in options else None
     assert can_branch(policy)
-    apart, whole = _steps(policy, batch, False, reference, token_budget=60, **options)
-    shared, fewer = _steps(policy, batch, True, reference, token_budget=60, **options)
+    apart, whole = steps(policy, batch, False, reference, token_budget=60, **options)
+    shared, fewer = steps(policy, batch, True, reference, token_budget=60, **options)
     assert fewer < whole
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert _gap(ours, theirs) <= 1e-5
+        assert gap(ours, theirs) <= 1e-5
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-4, abs=1e-6)
 
 
@@ -199,26 +164,26 @@ def test_each_token_of_a_tree_is_run_once(loading, batch):
             torch.nn.init.normal_(p, std=0.1)
     assert can_branch(policy.train())
     assert can_share_prompts(policy) is not loading.gradient_checkpointing
-    apart, _ = _steps(policy, batch, False, token_budget=1000)
-    shared, embedded = _steps(policy, batch, True, token_budget=1000)
+    apart, _ = steps(policy, batch, False, token_budget=1000)
+    shared, embedded = steps(policy, batch, True, token_budget=1000)
     # Two passes; trees of 5 + 6 + 1 + 2 + 4, 1 + 4, 9 + 2 and 4 + 7 + 8 + 1 tokens, padded to the longest.
     assert embedded == 2 * 4 * 20
     asked = 4 * (5 + 1 + 9 + 4) + (8 + 9 + 9 + 4) + 4 * 5 + (1 + 2 + 3 + 2) + (8 + 1 + 9 + 2) - 16
     assert shared[0][1]["shared_tokens"] == pytest.approx(1 - (18 + 5 + 11 + 20) / asked)
     assert apart[0][1]["shared_tokens"] == 0
-    assert max(_gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
+    assert max(gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
 
 
 def test_gradients_of_many_rows_add_up_in_full_precision():
     """In bfloat16 a running sum over the rows that go on behind a token would lose what the later ones bring."""
     many = rollouts([[5, 6, 7]], [[[token] for token in range(3, 259)]]).replace(advantages=torch.ones(256))
-    (exact, _), *_ = _steps(load_policy("arithmetic").double(), many, False, token_budget=10)[0]
+    (exact, _), *_ = steps(load_policy("arithmetic").double(), many, False, token_budget=10)[0]
     gaps = {}
     for branches in (False, True):
         policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
         assert can_branch(policy.train())
-        (found, _), *_ = _steps(policy, many, branches, token_budget=10)[0]
-        gaps[branches] = _gap({name: g.double() for name, g in found.items()}, exact)
+        (found, _), *_ = steps(policy, many, branches, token_budget=10)[0]
+        gaps[branches] = gap({name: g.double() for name, g in found.items()}, exact)
     assert gaps[True] <= 1.2 * gaps[False]
 
 
@@ -262,13 +227,13 @@ def test_saliency_keeps_rows_apart(batch):
         assert shared is not None
         assert shared.rows[4:8].all()
         assert 4 < shared.rows.sum() < 16
-        steps, embedded = _steps(policy, located, branches, shared=shared, token_budget=1000)
-        found[branches] = steps, embedded, shared.weights(policy).values
+        made, embedded = steps(policy, located, branches, shared=shared, token_budget=1000)
+        found[branches] = made, embedded, shared.weights(policy).values
     torch.testing.assert_close(found[True][2], found[False][2], rtol=1e-4, atol=1e-6)
     assert found[True][1] < found[False][1]
     assert len(found[True][2].unique(dim=0)) == len(found[False][2].unique(dim=0)) > 4
     for (ours, metrics), (theirs, expected) in zip(found[True][0], found[False][0], strict=True):
-        assert _gap(ours, theirs) <= 1e-4
+        assert gap(ours, theirs) <= 1e-4
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-3, abs=1e-6)
 
 
@@ -287,7 +252,7 @@ def test_models_that_do_not_take_a_mask_of_ours_train_on_whole_rows(batch, tmp_p
     tokenizer.save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), Loading(from_scratch=True))
     assert not can_branch(policy.train())
-    (found, _), *_ = _steps(policy, batch, True, token_budget=60)[0]
+    (found, _), *_ = steps(policy, batch, True, token_budget=60)[0]
     assert all(gradient.isfinite().all() for gradient in found.values())
 
 
@@ -297,10 +262,10 @@ def test_rows_beyond_a_sliding_window_are_run_whole(batch, tmp_path):
     assert reaches(policy, 8)
     assert not reaches(policy, 9)
     policy.continues = False
-    apart, whole = _steps(policy, batch, False, token_budget=60)
-    shared, embedded = _steps(policy, batch, True, token_budget=60)
+    apart, whole = steps(policy, batch, False, token_budget=60)
+    shared, embedded = steps(policy, batch, True, token_budget=60)
     assert embedded == whole
-    assert max(_gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) == 0
+    assert max(gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) == 0
 
 
 def test_packed_blocks_and_dropout_keep_rows_apart(tmp_path):
