@@ -26,8 +26,15 @@ def derive_seed(*keys: int | str) -> int:
 
 
 @contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Torch's random numbers on the CPU and `device` start from `seed` inside, and go on as if nothing had been."""
+def preserved(device: torch.device) -> Iterator[None]:
+    """Torch's random numbers on the CPU and `device` go on afterwards as if nothing had been."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """`preserved`, and inside they start from `seed`."""
+    with preserved(device):
         torch.manual_seed(seed)
         yield

@@ -295,14 +295,12 @@ class Update:
     @torch.no_grad()
     def _logprobs(self, policy: Policy, rows: Tensor, shared: SharedCredit | None = None) -> Tensor:
         """``[B, T]`` log-probabilities of some rows, zero on the others."""
-        training = policy.training
-        policy.eval()  # Without dropout.
         found = torch.zeros_like(self.advantages)
-        for part in in_step(self._cut(policy, rows, shared), Piece(), self.mask.device):
-            logprobs = self._forward(policy, part, shared, frozen=True)[1].logprobs
-            if len(part):
-                found[part.rows.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
-        policy.train(training)
+        with policy.evaluating():  # Without dropout.
+            for part in in_step(self._cut(policy, rows, shared), Piece(), self.mask.device):
+                logprobs = self._forward(policy, part, shared, frozen=True)[1].logprobs
+                if len(part):
+                    found[part.rows.to(found.device), : logprobs.shape[1]] = logprobs.to(found.dtype)
         return found
 
     def _reference_logprobs(self, rows: Tensor) -> Tensor:

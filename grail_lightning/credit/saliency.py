@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from grail_lightning.credit.base import Alignment, Explained, Leaf
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
-from grail_lightning.policy.model import left_to_run
+from grail_lightning.policy.model import left_to_run, requiring_grad
 from grail_lightning.rollout import RolloutBatch, lengths_to_mask, micro_batches
+from grail_lightning.seeds import preserved
 
 
 def input_saliency(
@@ -225,23 +226,13 @@ def _explain(
 @contextmanager
 def explaining(policy: Policy) -> Iterator[None]:
     """Evaluation mode (checkpointed blocks stay checkpointed) and frozen parameters, then all as it was."""
-    modes = {module: module.training for module in policy.modules()}
+    checkpointed = [m for m in policy.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
     trainable = [p for p in policy.parameters() if p.requires_grad]
-    devices = [policy.device] if policy.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        try:
-            policy.eval()
-            for module in modes:
-                # Transformers recomputes a block only in training mode; its children, and so its dropout, stay in eval.
-                module.training = bool(getattr(module, "gradient_checkpointing", False)) and modes[module]
-            for parameter in trainable:
-                parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter in trainable:
-                parameter.requires_grad_(True)
-            for module, mode in modes.items():
-                module.training = mode
+    with preserved(policy.device), policy.evaluating(), requiring_grad(trainable, False):
+        for module in checkpointed:
+            # Transformers recomputes a block only in training mode; its children, and so its dropout, stay in eval.
+            module.training = True
+        yield
 
 
 def last_marked(mask: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from grail_lightning.answers.spans import align
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.decoding import Decoding, supports, warpers
 from grail_lightning.policy import Policy
+from grail_lightning.policy.model import requiring_grad
 from grail_lightning.ranks import in_step, world_size
 from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, pad_left
 from grail_lightning.seeds import seeded
@@ -76,21 +77,16 @@ class HFEngine(RolloutEngine):
         logprobs: list[list[float]] = []
         generator = torch.Generator().manual_seed(seed)
         compact = self._leaving(policy)
-        training = policy.training
-        policy.eval()
-        try:
-            with seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
-                for part in self._calls(policy, rows, sampling):
-                    call = part or [policy.encode(".")]
-                    ids, lps = (
-                        self._compact(policy, call, sampling, generator)
-                        if compact
-                        else self._generate(policy, call, sampling)
-                    )
-                    responses += ids.tolist()[: len(part)]
-                    logprobs += lps.tolist()[: len(part)]
-        finally:
-            policy.train(training)
+        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
+            for part in self._calls(policy, rows, sampling):
+                call = part or [policy.encode(".")]
+                ids, lps = (
+                    self._compact(policy, call, sampling, generator)
+                    if compact
+                    else self._generate(policy, call, sampling)
+                )
+                responses += ids.tolist()[: len(part)]
+                logprobs += lps.tolist()[: len(part)]
         ends = [response_end(policy, ids, sampling) for ids in responses]
         return build_batch(
             policy,
@@ -170,14 +166,10 @@ def _weights_cast_once(policy: Policy) -> Iterator[None]:
         return
     # Of frozen weights (those below adapters) autocast keeps nothing.
     frozen = [p for p in policy.parameters() if not p.requires_grad and p.is_floating_point()]
-    with torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=True):
+    with torch.autocast(kind, dtype=policy.compute_dtype, cache_enabled=True), requiring_grad(frozen, True):
         try:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
             yield
         finally:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
             torch.clear_autocast_cache()  # Made without gradient: an update must not find them.
 
 

@@ -20,6 +20,7 @@ from grail_lightning.policy.options import Loading
 from grail_lightning.policy.packing import boundaries, pack, unpack
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.rollout import Messages
+from grail_lightning.seeds import preserved
 
 
 class Policy(nn.Module):
@@ -74,6 +75,11 @@ class Policy(nn.Module):
         """In which blocks compute: autocast's, or that of the weights."""
         kind, own = self.device.type, cast(torch.dtype, self.model.dtype)
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
+
+    @property
+    def flash(self) -> bool:
+        """Whether flash-attn attends."""
+        return str(self.model.config._attn_implementation) == "flash_attention_2"
 
     @property
     def trained_weights(self) -> list[Tensor]:
@@ -155,13 +161,9 @@ class Policy(nn.Module):
             position_ids=self.pack(positions, attention_mask),
             past_key_values=behind,
             use_cache=behind is not None,
-            **(boundaries(attention_mask.bool()) if self.loading.packing and self._takes_boundaries else {}),
+            **(boundaries(attention_mask.bool()) if self.loading.packing and self.flash else {}),
         )
         return self.unpack(out.last_hidden_state, attention_mask)
-
-    @property
-    def _takes_boundaries(self) -> bool:
-        return str(self.model.config._attn_implementation) == "flash_attention_2"
 
     def pack(self, padded: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded rows ``[B, P+T, ...]`` as the blocks get them: ``[1, N, ...]`` under packing, else as they are."""
@@ -265,22 +267,26 @@ class Policy(nn.Module):
         return TokenStats(padded(flat.logprobs), None if flat.entropy is None else padded(flat.entropy))
 
     @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode for a while; afterwards every module is in the mode that it was in."""
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    @contextmanager
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Token ids and their mask, ``[rows, columns]``, to try the model on: in evaluation mode and without gradients.
 
         Afterwards every module is in the mode that it was in, and random numbers go on where they were.
         """
-        modes = {module: module.training for module in self.modules()}
         vocabulary = self.model.config.get_text_config().vocab_size
         ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns) % vocabulary
-        self.eval()
-        devices = [self.device] if self.device.type == "cuda" else []
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices):
-                yield ids, torch.ones_like(ids, dtype=torch.bool)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        with self.evaluating(), torch.no_grad(), preserved(self.device):
+            yield ids, torch.ones_like(ids, dtype=torch.bool)
 
     @contextmanager
     def eager_attention(self) -> Iterator[None]:
@@ -308,19 +314,29 @@ class Policy(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write model (adapters merged), tokenizer and generation config in Hugging Face format."""
-        model = self.model
+        model, ours = self.model, self.model.generation_config
         self._report_routers(True)
         try:
             if self.loading.lora is not None:
                 model = merge_adapters(copy.deepcopy(model))
-            ours, model.generation_config = model.generation_config, self.saved_generation_config
-            try:
-                model.save_pretrained(folder)
-            finally:
-                model.generation_config = ours
+            model.generation_config = self.saved_generation_config
+            model.save_pretrained(folder)
         finally:
+            self.model.generation_config = ours
             self._report_routers(False)
         self.tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None]:
+    """Parameters that need a gradient, or need none, for a while; none of them may be that way before."""
+    for parameter in parameters:
+        parameter.requires_grad_(value)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(not value)
 
 
 def last_columns(values: Tensor, mask: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ def check_packing(policy: Policy) -> None:
     Raises:
         ValueError: If they differ: something in the architecture reaches from a row into the next one.
     """
-    flash = policy.model.config._attn_implementation == "flash_attention_2"
-    with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if flash else nullcontext():
+    with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.flash else nullcontext():
         mask[0, :2] = mask[1, 4:] = False
         packed = policy.hidden(mask, input_ids=ids).float()
         for row, kept, found in zip(ids, mask, packed, strict=True):

@@ -78,9 +78,8 @@ def shard(policy: Policy, mesh: Any) -> Policy:
         policy: Loaded, on any device; its `loading.offload` decides whether the shards lie there or on the host.
         mesh: The data-parallel mesh that `ModelParallelStrategy` gives to `configure_model`.
     """
-    training = policy.training
-    can_branch(policy.eval())  # Tried while weights are whole: should the model refuse, no rank is left in the middle.
-    policy.train(training)
+    with policy.evaluating():
+        can_branch(policy)  # Tried while weights are whole: should the model refuse, no rank is left in the middle.
     offload = OffloadPolicy()
     if policy.loading.offload:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
