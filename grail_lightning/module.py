@@ -272,8 +272,7 @@ class GrailModule(pl.LightningModule):
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 metrics = update.accumulate(rows, self._backward)
-            limit, wrapped = self.objective.max_grad_norm, self.trainer.strategy.model
-            metrics |= take_step(self.policy, optimizer, limit, wrapped, watched=not self._moved)
+            metrics |= take_step(self.policy, optimizer, self.objective.max_grad_norm, watched=not self._moved)
             self._moved |= metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()

@@ -16,9 +16,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.masters import HALF
 
 
-def take_step(
-    policy: Policy, optimizer: Any, max_norm: float | None, wrapped: Any = None, *, watched: bool = False
-) -> dict[str, float]:
+def take_step(policy: Policy, optimizer: Any, max_norm: float | None, *, watched: bool = False) -> dict[str, float]:
     """Clip the gradients and let the optimiser step.
 
     Without gradients (no live row) that changes nothing, but counts: a dead run ends, too.
@@ -27,7 +25,6 @@ def take_step(
         policy: Whose gradients.
         optimizer: Of its trainable weights.
         max_norm: As for `clip_gradients`.
-        wrapped: Likewise.
         watched: Whether to warn if no parameter moves.
 
     Returns:
@@ -36,7 +33,7 @@ def take_step(
     Raises:
         ValueError: If the norm is not finite, before anything has moved; on all ranks, which have the same norm.
     """
-    norm = clip_gradients(policy, max_norm, wrapped)
+    norm = clip_gradients(policy, max_norm)
     figures = {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
     if not math.isfinite(norm):
         raise ValueError(
@@ -50,17 +47,14 @@ def take_step(
     return figures
 
 
-def clip_gradients(policy: Policy, max_norm: float | None, wrapped: Any = None) -> float:
+def clip_gradients(policy: Policy, max_norm: float | None) -> float:
     """Scale the gradients down to `max_norm`; their norm before. None only measures.
 
     Args:
         policy: Whose trainable parameters.
         max_norm: The limit.
-        wrapped: The strategy's wrapper: FSDP's flat parameters know their own norm.
     """
     limit = float("inf") if max_norm is None else max_norm
-    if hasattr(wrapped, "clip_grad_norm_"):
-        return float(wrapped.clip_grad_norm_(limit))
     norm: Any = torch.nn.utils.clip_grad_norm_(policy.trained_weights, limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 

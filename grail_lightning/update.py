@@ -124,6 +124,7 @@ class Update:
         self._seed = seed
         self._shared = shared
         self._taken, self._apart = 0, False
+        self._lengths = batch.lengths.cpu()
         self._old: Tensor | None = None
         self.steps: list[Tensor] = []
 
@@ -170,7 +171,8 @@ class Update:
         """
         counted = self.mask[rows.to(self.mask.device)]
         counts = over_ranks(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
-        parts = in_step(self._cut(self.policy, rows[self.live[rows]], self._shared), Piece(), self.mask.device)
+        live = rows[self.live[rows]]
+        parts = in_step(self._cut(self.policy, live, self._shared), Piece(), self.mask.device)
         sums: dict[str, Tensor] = {}
         recorded = torch.zeros_like(self.advantages)
         for number, part in enumerate(parts, start=1):
@@ -187,7 +189,7 @@ class Update:
             self.batch = self.batch.replace(old_logprobs=recorded if self._old is None else recorded + self._old)
         self._taken += 1
         sums["run"] = counted.new_tensor(sum(part.tokens for part in parts), dtype=torch.long)
-        sums["asked"] = counted.new_tensor(sum(self._tokens(part.rows) for part in parts), dtype=torch.long)
+        sums["asked"] = counted.new_tensor(self._tokens(live), dtype=torch.long)
         return self._means(sums) if parts else {"loss": 0.0}
 
     def _loss(self, cut: Piece, counts: LossCounts, recorded: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -250,15 +252,16 @@ class Update:
             prompts = SharedPrompts(policy, self.batch, block) if taken else None
             room = max(1, self.objective.token_budget - taken)
             parts = micro_batches(costs_behind_prompts(self.batch), room, block)
-            for part in parts:
-                tokens = int(self.batch.response_lengths[part.to(self.mask.device)].sum())
-                tokens += prompts.tokens if part is parts[-1] and prompts is not None else 0
-                pieces.append(Piece(part, prompts, last=part is parts[-1], tokens=tokens))
+            pieces += [
+                Piece(part, prompts, last=part is parts[-1], tokens=int(self._lengths[part, 1].sum())) for part in parts
+            ]
+            if prompts is not None:
+                pieces[-1] = dataclasses.replace(pieces[-1], tokens=pieces[-1].tokens + prompts.tokens)
         return pieces
 
     def _tokens(self, rows: Tensor) -> int:
         """Of some rows, without what they end with, which predicts nothing."""
-        return int(self.batch.lengths[rows.to(self.mask.device)].sum()) - len(rows)
+        return int(self._lengths[rows].sum()) - len(rows)
 
     def _forward(
         self, policy: Policy, cut: Piece, shared: SharedCredit | None, *, frozen: bool = False
@@ -268,19 +271,11 @@ class Update:
         Frozen is without gradient. A rank that has run out of rows stays in step with the others on a row of its own,
         the first with a response.
         """
+        if shared is not None and cut.spoken_by is not None:
+            return self._forward_with_credit(policy, cut, cut.spoken_by, shared, frozen=frozen)
         part = cut.rows if len(cut) else self.batch.response_mask.any(1).long().argmax().reshape(1).cpu()
-        run, index = (part, None) if cut.spoken_by is None else torch.unique(cut.spoken_by, return_inverse=True)
-        piece = self.batch.select(run)
-        behind = None if cut.prompts is None else cut.prompts.behind(run, piece.prompt_width, last=cut.last)
-        if shared is not None and index is not None:
-            stats, weights = shared.forward(policy, piece, run, frozen=frozen, behind=behind)
-            assert piece.advantages is not None
-            found = token_advantages(piece.advantages, weights.values, weights.additive)
-            shared.repeat(run[index], part)
-            self.advantages[part.to(found.device), : found.shape[1]] = found[index].to(self.advantages.dtype)
-            index = index.to(found.device)
-            entropy = None if stats.entropy is None else stats.entropy[index]
-            return self.batch.select(part), TokenStats(look_up(stats.logprobs, index), entropy)
+        piece = self.batch.select(part)
+        behind = None if cut.prompts is None else cut.prompts.behind(part, piece.prompt_width, last=cut.last)
         rows = (piece.input_ids, piece.attention_mask, piece.response_mask)
         plain: TokenStats = policy(
             *rows,
@@ -291,6 +286,22 @@ class Update:
             trees=None if cut.starts is None else PrefixTrees(*rows, cut.starts),
         )
         return piece, plain
+
+    def _forward_with_credit(
+        self, policy: Policy, cut: Piece, spoken_by: Tensor, shared: SharedCredit, *, frozen: bool
+    ) -> tuple[RolloutBatch, TokenStats]:
+        """`_forward` of rows whose token weights come with it: one of those that say the same is run for all."""
+        run, index = torch.unique(spoken_by, return_inverse=True)
+        piece = self.batch.select(run)
+        behind = None if cut.prompts is None else cut.prompts.behind(run, piece.prompt_width, last=cut.last)
+        stats, weights = shared.forward(policy, piece, run, frozen=frozen, behind=behind)
+        shared.repeat(spoken_by, cut.rows)
+        assert piece.advantages is not None
+        found = token_advantages(piece.advantages, weights.values, weights.additive)
+        index = index.to(found.device)
+        self.advantages[cut.rows.to(found.device), : found.shape[1]] = found[index].to(self.advantages.dtype)
+        entropy = None if stats.entropy is None else stats.entropy[index]
+        return self.batch.select(cut.rows), TokenStats(look_up(stats.logprobs, index), entropy)
 
     @torch.no_grad()
     def _logprobs(self, policy: Policy, rows: Tensor, shared: SharedCredit | None = None) -> Tensor:

@@ -23,13 +23,9 @@ from grail_lightning.policy import load_policy
 from grail_lightning.rollout import Sampling
 from grail_lightning.update import Update
 from tests.runs import problems
+from tests.steps import KL
 
 SAMPLING = Sampling(max_response_length=36)
-KL = [{}] + [
-    {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
-    for name in ("k1", "k2", "k3")
-    for corrected in (True, False)
-]
 GRID = [
     {"aggregation": how, "scale_rewards": scale, **kl}
     for how, scale, kl in itertools.product(("grpo", "dr_grpo", "dapo"), ("none", "group", "batch", "bnpo"), KL)

@@ -101,7 +101,7 @@ def main(strategy, credit, extra=None):
     synchronised = []
 
     def average(state, bucket):
-        synchronised.extend([bucket.is_last()] if bucket.is_last() else [])
+        synchronised.append(bucket.is_last())
         return allreduce_hook(state, bucket)
 
     def begin(run, module):
@@ -122,7 +122,7 @@ def main(strategy, credit, extra=None):
                 "reductions": reductions.number,
                 "embedded": sum(embedded),
                 "micro_batches": sum(number > 0 for number in embedded),
-                "synchronised": len(synchronised),
+                "synchronised": sum(synchronised),
                 "weights": [p.detach().double().flatten()[::997].tolist() for p in whole],
                 "loss": [output.metrics["loss"] for output in watch.outputs],
                 "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],

@@ -1,9 +1,14 @@
-"""Optimiser steps whose rows share what they begin with, or do not."""
+"""Optimiser steps whose rows share what they begin with, or do not; and the KL terms to try."""
 
 from grail_lightning.objective import Objective
 from grail_lightning.rollout import Sampling
 from grail_lightning.update import Update
 
+KL = [{}] + [
+    {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
+    for name in ("k1", "k2", "k3")
+    for corrected in (True, False)
+]
 FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
 
 

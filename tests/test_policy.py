@@ -287,4 +287,7 @@ def test_adapters_are_where_they_were_asked_for(targets):
 
 @pytest.mark.parametrize("end", ["embed_tokens", "lm_head"])
 def test_untied_ends_take_adapters(end, tmp_path):
-    tiny("llama", tmp_path, LoRA(target_modules=[end]), tie_word_embeddings=False)
+    policy = tiny("llama", tmp_path, LoRA(target_modules=[end]), tie_word_embeddings=False)
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(f"{end}.lora_" in name for name in trained)

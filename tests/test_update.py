@@ -12,6 +12,7 @@ from grail_lightning.rollout import Sampling
 from grail_lightning.stepping import clip_gradients
 from grail_lightning.update import Piece, Update
 from tests.runs import problems
+from tests.steps import KL
 
 LIMIT = 36
 
@@ -68,13 +69,6 @@ def reference():
     for p in made.parameters():
         p.data *= 1.01
     return made
-
-
-KL = [{}] + [
-    {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
-    for name in ("k1", "k2", "k3")
-    for corrected in (True, False)
-]
 
 
 @pytest.mark.parametrize("kl", KL, ids=lambda kl: "-".join(str(v) for v in kl.values()) or "no kl")

@@ -81,12 +81,10 @@ class ExportPolicy(Callback):
 
 
 def _is_sharded(model: nn.Module | None) -> bool:
-    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
 
     assert model is not None
-    wrapped = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-    return wrapped or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def _gathered(model: nn.Module | None) -> dict[str, Tensor]:

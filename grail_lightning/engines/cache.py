@@ -77,12 +77,11 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         if self._space is None or stop > self._space[0].shape[-2]:
             self._grow(keys, values, len(keys), max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
         assert self._space is not None
-        room, values_room = (held[: len(keys)] for held in self._space)
-        return Room(room, values_room, start)
+        return Room(self._space[0][: len(keys)], self._space[1][: len(keys)], start)
 
     def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> None:
         """Make space for so many rows and columns, and move what there is into it."""
-        space, length = tuple(new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values)), 0
+        space = tuple(new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
         if length := self.get_seq_length():
             space[0][: len(self.keys), :, :length] = self.keys
             space[1][: len(self.keys), :, :length] = self.values

@@ -261,7 +261,7 @@ def pick(weights: Tensor, noise: Tensor) -> Tensor:
 
 def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """The index that `noise` falls on, and where within its weight, as a share of it: uniform again."""
-    sums = _running_sum(weights.to(noise.dtype))
+    sums = _running_sum(weights, noise.dtype)
     point = (noise * sums[:, -1])[:, None]
     index = torch.searchsorted(sums, point, right=True).clamp(max=weights.shape[1] - 1)
     above = sums.gather(1, index)
@@ -270,11 +270,11 @@ def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return index.squeeze(1), rest.squeeze(1).clamp(0, 1 - torch.finfo(rest.dtype).eps / 2)
 
 
-def _running_sum(weights: Tensor) -> Tensor:
+def _running_sum(weights: Tensor, dtype: torch.dtype) -> Tensor:
     """``[n, V]``; on CUDA torch refuses `cumsum` in its deterministic mode, but not a product with ones."""
     if not torch.are_deterministic_algorithms_enabled():
-        return weights.cumsum(-1)
-    return weights @ weights.new_ones(weights.shape[1], weights.shape[1]).triu()
+        return weights.cumsum(-1, dtype=dtype)
+    return weights.to(dtype) @ weights.new_ones(weights.shape[1], weights.shape[1], dtype=dtype).triu()
 
 
 def warpers(sampling: Sampling) -> list[Any]:

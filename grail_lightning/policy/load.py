@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from grail_lightning.policy.compiled import compile_blocks
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, LoRA, check_compiler, choose_attention, resolve_policy
+from grail_lightning.policy.options import Loading, LoRA, check_compiler, choose_attention, read_config, resolve_policy
 from grail_lightning.policy.packing import check_packing
 from grail_lightning.policy.tokenizer import load_tokenizer
 
@@ -35,13 +34,12 @@ def load_policy(
             `Policy.head` does not know; if packing is wanted and its rows would see each other, or `torch.compile`
             and there is no C++ compiler.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if not torch.accelerator.is_available():
         # On CPUs SDPA takes grouped heads beside a mask, too; Transformers would copy keys and values for each head.
         os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
     loading = loading or Loading()
-    path = resolve_policy(name)
     dtype = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
     half_precision = half_precision or dtype in (torch.bfloat16, torch.float16)
     common = {
@@ -50,11 +48,11 @@ def load_policy(
         "trust_remote_code": loading.trust_remote_code,
     }
     if loading.from_scratch:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
+        config = read_config(name, loading.trust_remote_code)
         common["dtype"] = config.dtype if dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_config(config, **common)
     else:
-        model = AutoModelForCausalLM.from_pretrained(path, **common)
+        model = AutoModelForCausalLM.from_pretrained(resolve_policy(name), **common)
     if not hasattr(model.get_decoder(), "layers"):
         raise ValueError(
             f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}."
@@ -107,6 +105,8 @@ def _add_lora(model: Any, lora: LoRA) -> None:
 
 def _check_targets(model: Any, wanted: str | list[str]) -> None:
     """Whether there are such layers, by peft's rules: a string is a pattern, those of a list are the ends of names."""
+    from transformers.pytorch_utils import Conv1D
+
     if wanted == "all-linear":
         return
     layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, Conv1D))}

@@ -117,6 +117,13 @@ def resolve_policy(name: str) -> str:
     return name
 
 
+def read_config(name: str, trust_remote_code: bool = False) -> Any:
+    """What a policy's folder, or the hub, says of the model."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
+
+
 def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
     """Find out cheaply whether a policy can be loaded: its config is there, and so are its weights if it is local.
 
@@ -124,10 +131,8 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
         ValueError: If not, with what to do about it.
     """
     path = resolve_policy(name)
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
+        config = read_config(name, loading.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"`policy` {name!r} cannot be loaded: {str(error).splitlines()[0]} "
@@ -164,11 +169,8 @@ def check_dtype(name: str, loading: Loading) -> None:
     Raises:
         ValueError: For float16, in which small gradients are zero unless losses are scaled.
     """
-    dtype: Any = loading.dtype
-    if dtype == "auto":
-        from transformers import AutoConfig
-
-        dtype = AutoConfig.from_pretrained(resolve_policy(name), trust_remote_code=loading.trust_remote_code).dtype
+    auto = loading.dtype == "auto"
+    dtype: Any = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
     if str(dtype).removeprefix("torch.") == "float16":
         raise ValueError(
             f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "

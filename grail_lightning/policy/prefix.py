@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from grail_lightning.functional.tokens import full_precision
@@ -53,19 +53,18 @@ def can_share_prompts(policy: Policy) -> bool:
     Not with dropout (every row has its own), packed blocks, checkpointed blocks (they refuse a cache) and
     sharded ones (FSDP frees weights after a backward pass); with flash-attn it has not been tried.
     """
-    return (
-        not policy.loading.packing
-        and policy.model.config._attn_implementation in ("sdpa", "eager")
-        and not (policy.training and drops_out(policy))
-        and graphs_last(policy)
-        and can_share(policy)
-    )
+    return may_share(policy) and graphs_last(policy) and can_share(policy)
+
+
+def may_share(policy: Policy) -> bool:
+    """Whether rows are padded, attention takes a mask, and nothing is random: what any way of sharing needs."""
+    masked = not policy.loading.packing and policy.model.config._attn_implementation in ("sdpa", "eager")
+    return masked and not (policy.training and drops_out(policy))
 
 
 def graphs_last(policy: Policy) -> bool:
     """Whether a graph is whole until its last backward pass: no checkpointed blocks (run again in it), none sharded."""
-    sharded = (FSDPModule, FullyShardedDataParallel)
-    return not any(isinstance(m, sharded) or getattr(m, "gradient_checkpointing", False) for m in policy.modules())
+    return not any(isinstance(m, FSDPModule) or getattr(m, "gradient_checkpointing", False) for m in policy.modules())
 
 
 def drops_out(policy: Policy) -> bool:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from grail_lightning.policy.options import resolve_policy
+from grail_lightning.policy.options import read_config, resolve_policy
 from grail_lightning.rollout import Messages
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a policy, with a pad token that the model knows: where its own will not do, the end token."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    path = resolve_policy(name)
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
+    config = read_config(name, trust_remote_code)
     known = getattr(config.get_text_config(), "vocab_size", None) or len(tokenizer)
     # Masks are made from lengths, so the pad token may be any. One that was added to the tokenizer alone has no
     # embedding.

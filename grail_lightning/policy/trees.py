@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.prefix import drops_out
+from grail_lightning.policy.prefix import may_share
 from grail_lightning.rollout import RolloutBatch, micro_batches
 
 MOST = 8192
@@ -167,18 +167,22 @@ def cut_into_trees(batch: RolloutBatch, rows: Tensor, token_budget: int, span: f
 
 def _alike_beside_each_other(batch: RolloutBatch, rows: Tensor) -> list[int]:
     """An order of `rows`, group by group, in which those with a common beginning are neighbours."""
-    ids = batch.input_ids.cpu()[rows].int().numpy()
-    group = batch.group.cpu()[rows].tolist()
-    return sorted(range(len(rows)), key=lambda k: (group[k], ids[k].tobytes()))
+    keys = list(zip(batch.group.cpu()[rows].tolist(), _as_bytes(batch, rows), strict=True))
+    return sorted(range(len(rows)), key=keys.__getitem__)
+
+
+def _as_bytes(batch: RolloutBatch, rows: Tensor) -> list[bytes]:
+    """The tokens of some rows, padding included: to be compared and ordered."""
+    return [row.tobytes() for row in batch.input_ids.cpu()[rows].int().numpy()]
 
 
 def first_alike(batch: RolloutBatch, rows: Tensor) -> Tensor:
     """``[n]`` long: for each of `rows` the first that says the same to the same prompt with the same advantage."""
     assert batch.advantages is not None
-    ids = (row.tobytes() for row in batch.input_ids.cpu()[rows].int().numpy())
     others = (values.cpu()[rows].tolist() for values in (batch.group, batch.response_lengths, batch.advantages))
+    keys = zip(_as_bytes(batch, rows), *others, strict=True)
     seen: dict[Any, int] = {}
-    first = [seen.setdefault(key, row) for key, row in zip(zip(ids, *others, strict=True), rows.tolist(), strict=True)]
+    first = [seen.setdefault(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
     return torch.tensor(first, dtype=torch.long)
 
 
@@ -193,9 +197,7 @@ def can_branch(policy: Policy) -> bool:
 
     Not with dropout (every row has its own), packed blocks, and attention that takes no mask of our own.
     """
-    if policy.loading.packing or policy.model.config._attn_implementation not in ("sdpa", "eager"):
-        return False
-    if policy.training and drops_out(policy):
+    if not may_share(policy):
         return False
     if policy.branches is None:
         policy.branches = _branches(policy)
