@@ -142,7 +142,7 @@ class Sampling:
         temperature: Divides the logits. 0 is greedy; log-probabilities are then reported at temperature 1.
         top_p: Smallest set of tokens with at least this probability; 1 is off.
         top_k: Most likely tokens kept; 0 is off.
-        stop: Strings that end a response; the string itself stays in it.
+        stop: Strings that end a response, special tokens (``<|im_end|>``) among them; the string itself stays in it.
     """
 
     max_response_length: int

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.ranks import over_ranks
@@ -77,19 +78,20 @@ class Decoding:
         self.prompts = rows
         self.noise = noise.to(device, _wide(device)).T
         self.warpers = warpers(sampling)
-        self.ends = torch.tensor(policy.end_token_ids, dtype=torch.long, device=device)
-        self.stops = _stop_criterion(policy, sampling)
+        self.ending = Ending(policy, sampling)
         self.cache: Any = None
         shape = (len(rows), sampling.max_response_length)
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
+        self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self.rows = torch.arange(len(rows), device=device)
         # At which row of the cache each row stands; None: every one at its own.
         self.place: Tensor | None = None
         self.alive = torch.ones(len(rows), dtype=torch.bool, device=device)
 
-    def run(self) -> tuple[Tensor, Tensor]:
-        """Sampled ids, padded behind each row's end, and their log-probabilities, ``[N, T]`` each.
+    def run(self) -> Sampled:
+        """Sampled ids of all ``N`` rows, padded behind each row's end.
 
         Raises:
             ValueError: If the policy's logits are not finite.
@@ -108,7 +110,7 @@ class Decoding:
                 "The policy's logits must be finite to sample from, but got NaN or infinity. Look for a step whose "
                 "loss or gradient norm exploded, lower the learning rate, or sample in float32."
             )
-        return self.ids, self.logprobs
+        return Sampled(self.ids, self.logprobs, self.lengths, self.finished)
 
     def _read_prompts(self) -> Tensor:
         """Fill the cache; logits ``[m, V]`` of the first response token."""
@@ -156,10 +158,10 @@ class Decoding:
         kept, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
         self.ids[self.rows, step] = torch.where(kept, tokens, pad)
         self.logprobs[self.rows, step] = torch.where(kept, logprobs.float(), 0.0)
-        self.alive = kept & ~(tokens[:, None] == self.ends).any(1)
-        if self.stops is not None:
-            seen = slice(max(0, step + 1 - self.stops.maximum_token_len), step + 1)
-            self.alive = self.alive & ~self.stops(self.ids[self.rows, seen], None)
+        newest = slice(max(0, step + 1 - self.ending.reach), step + 1)
+        self.alive = kept & ~self.ending(self.ids[self.rows, newest])
+        self.lengths[self.rows] += kept
+        self.finished[self.rows] = ~self.alive
         return tokens
 
     def _all_finished(self) -> bool:
@@ -285,12 +287,6 @@ def warpers(sampling: Sampling) -> list[Any]:
         return []
     top_k = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
     return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
-
-
-def _stop_criterion(policy: Policy, sampling: Sampling) -> Any:
-    from transformers import StopStringCriteria
-
-    return StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
 
 
 def _wide(device: torch.device) -> torch.dtype:

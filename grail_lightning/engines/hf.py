@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from grail_lightning.answers.spans import align
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.decoding import Decoding, supports, warpers
+from grail_lightning.engines.ending import Ending, EndRecorder, Sampled
 from grail_lightning.policy import Policy
 from grail_lightning.policy.model import requiring_grad
 from grail_lightning.ranks import in_step, world_size
@@ -75,27 +75,22 @@ class HFEngine(RolloutEngine):
         rows = [ids for ids in encoded for _ in range(group_size)]
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
+        finished: list[bool] = []
         generator = torch.Generator().manual_seed(seed)
         compact = self._leaving(policy)
         with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
                 call = part or [policy.encode(".")]
-                ids, lps = (
+                drawn = (
                     self._compact(policy, call, sampling, generator)
                     if compact
                     else self._generate(policy, call, sampling)
                 )
-                responses += ids.tolist()[: len(part)]
-                logprobs += lps.tolist()[: len(part)]
-        ends = [response_end(policy, ids, sampling) for ids in responses]
-        return build_batch(
-            policy,
-            prompts,
-            group_size,
-            [ids[:end] for ids, (end, _) in zip(responses, ends, strict=True)],
-            [finished for _, finished in ends],
-            [lps[:end] for lps, (end, _) in zip(logprobs, ends, strict=True)],
-        )
+                lengths = drawn.lengths.tolist()[: len(part)]
+                responses += [ids[:length] for ids, length in zip(drawn.ids.tolist(), lengths, strict=False)]
+                logprobs += [row[:length] for row, length in zip(drawn.logprobs.tolist(), lengths, strict=False)]
+                finished += drawn.finished.tolist()[: len(part)]
+        return build_batch(policy, prompts, group_size, responses, finished, logprobs)
 
     def _calls(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:
         """Rows cut into calls; ranks in step all make as many, the added ones with a prompt that is thrown away."""
@@ -122,18 +117,19 @@ class HFEngine(RolloutEngine):
 
     def _compact(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Sampled ids and their log-probabilities, ``[n, T]`` each, with padding behind each row's end."""
+    ) -> Sampled:
+        """By our own loop, from which finished rows leave."""
         # Row by row from one stream, so that it makes no difference where rows are cut into calls.
         noise = torch.rand(len(rows), sampling.max_response_length, dtype=torch.float64, generator=generator)
         return Decoding(policy, rows, sampling, noise, in_step=self._in_step).run()
 
-    def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """The same by Transformers' own loop."""
-        from transformers import GenerationConfig, LogitsProcessorList
+    def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> Sampled:
+        """By Transformers' own loop."""
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
         recorder = LogprobRecorder(sampling.logprob_temperature)
+        ends = EndRecorder(Ending(policy, sampling), ids.shape)
         out = policy.model.generate(
             input_ids=ids.to(policy.device),
             attention_mask=mask.long().to(policy.device),
@@ -146,15 +142,14 @@ class HFEngine(RolloutEngine):
                 pad_token_id=policy.tokenizer.pad_token_id,
                 use_cache=True,
                 return_dict_in_generate=True,
-                stop_strings=list(sampling.stop) or None,
             ),
             logits_processor=LogitsProcessorList([recorder, *warpers(sampling)]),
-            tokenizer=policy.tokenizer if sampling.stop else None,
+            stopping_criteria=StoppingCriteriaList([ends]),
             synced_gpus=self._in_step,
         )
         assert out.past_key_values is not None, "`generate` ran without its KV cache"
         sampled = out.sequences[:, ids.shape[1] :]
-        return sampled, recorder.finish(sampled)
+        return Sampled(sampled, recorder.finish(sampled), ends.lengths, ends.finished)
 
 
 @contextmanager
@@ -200,22 +195,6 @@ class LogprobRecorder:
     def _gather(self, last_ids: Tensor) -> None:
         if self._pending is not None:
             self._chosen.append(self._pending.gather(1, last_ids[:, None]).squeeze(1))
-
-
-def response_end(policy: Policy, ids: list[int], sampling: Sampling) -> tuple[int, bool]:
-    """How many of the sampled ids belong to the response, and whether it ended by itself.
-
-    Decoding stops a row at its first end token or stop string; what stands behind is padding, whatever its id is.
-    """
-    end = next((k + 1 for k, token in enumerate(ids) if token in policy.end_token_ids), None)
-    length = len(ids) if end is None else end
-    if not sampling.stop:
-        return length, end is not None
-    aligned = align(ids[:length], policy.tokenizer)
-    found = [place + len(stop) for stop in sampling.stop if (place := aligned.text.find(stop)) >= 0]
-    if not found:
-        return length, end is not None
-    return aligned.overlapping(min(found) - 1, min(found))[-1] + 1, True
 
 
 def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:

@@ -73,7 +73,8 @@ def decode(policy, rows, sampling, seed=0, **options):
     )
     with torch.no_grad():
         decoding = Decoding(policy, rows, sampling, noise, **options)
-        return *decoding.run(), decoding
+        drawn = decoding.run()
+        return drawn.ids, drawn.logprobs, decoding
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -213,14 +214,16 @@ def test_tokens_without_weight_are_never_drawn_in_float32():
     assert set(pick(weights, noise).tolist()) == {3, 700, 4990}
 
 
-def test_a_stop_string_that_begins_in_the_prompt_ends_nothing():
+@pytest.mark.parametrize("method", ["compact", "generate"])
+def test_a_stop_string_that_begins_in_the_prompt_ends_nothing(method):
     """``2.`` + ``\n``: the prompt's last character and the response's first would be a stop string together."""
     policy = policy_of(MODELS["qwen3"]())
     newline = policy.tokenizer("\n", add_special_tokens=False)["input_ids"][0]
     head = policy.model.get_output_embeddings()
     head.bias = torch.nn.Parameter(torch.zeros(448, dtype=torch.float64))
     head.bias.data[newline] = 1e4
-    batch = engine_of(policy).generate(PROMPTS[:1], 2, Sampling(max_response_length=4, stop=(".\n",)), seed=0)
+    sampling = Sampling(max_response_length=4, stop=(".\n",))
+    batch = engine_of(policy, method=method).generate(PROMPTS[:1], 2, sampling, seed=0)
     assert batch.texts == ["\n\n\n\n"] * 2
     assert not batch.finished.any()
 
@@ -270,12 +273,12 @@ def test_rows_that_draw_the_same_tokens_are_run_once_and_as_if_they_were_alone(n
     run = []
     hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, args, out: run.append(len(args[0])))
     with torch.no_grad():
-        ids, logprobs = Decoding(policy, [prompts[0]] * 6 + [prompts[1]] * 6, sampling, noise).run()
+        drawn = Decoding(policy, [prompts[0]] * 6 + [prompts[1]] * 6, sampling, noise).run()
         together, run = run, []
-        apart, expected = Decoding(policy, [prompts[k // 6] for k in mixed], sampling, noise[mixed], leave=0).run()
+        apart = Decoding(policy, [prompts[k // 6] for k in mixed], sampling, noise[mixed], leave=0).run()
     hook.remove()
-    assert torch.equal(ids[mixed], apart)
-    torch.testing.assert_close(logprobs[mixed].double(), expected.double(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(drawn.ids[mixed], apart.ids)
+    torch.testing.assert_close(drawn.logprobs[mixed].double(), apart.logprobs.double(), rtol=1e-4, atol=1e-5)
     assert together[0] == 2
     assert max(together) == 2 if temperature == 0 else max(together) > 2
 

@@ -102,6 +102,37 @@ def test_a_stop_string_ends_a_response_and_stays_in_it(engine):
     assert all(text.count("\n") == 1 and text.endswith("\n") for text in batch.texts)
 
 
+@pytest.mark.parametrize("pad_is_end", [False, True], ids=["", "the pad token is the end token"])
+@pytest.mark.parametrize("method", ["compact", "generate"])
+def test_a_stop_string_that_is_a_special_token_ends_a_response_as_an_end_token_does(method, pad_is_end, arithmetic):
+    """As for a base model whose end token is `<|endoftext|>` and which ends its turns with `<|im_end|>`."""
+    expected = _generated(arithmetic, method, Sampling(max_response_length=33))
+    end = arithmetic.tokenizer.eos_token
+    base = load_policy("arithmetic")
+    tokenizer = base.tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(2)
+    if pad_is_end:
+        tokenizer.pad_token = tokenizer.eos_token
+    base.model.generation_config.eos_token_id = tokenizer.eos_token_id
+    base = Policy(base.model, tokenizer).eval()
+    found = _generated(base, method, Sampling(max_response_length=33, stop=(end,)))
+    assert not (expected.response_ids == 2).any(), "the case must be about the stop string alone"
+    assert 0 < found.finished.sum() < len(found), "the case must hold both"
+    assert found.finished.tolist() == expected.finished.tolist()
+    assert torch.equal(found.response_mask, expected.response_mask)
+    mask = expected.response_mask
+    assert torch.equal(found.response_ids[mask], expected.response_ids[mask])
+    assert torch.equal(found.sampling_logprobs, expected.sampling_logprobs)
+    assert found.texts == expected.texts
+
+
+def _generated(policy, method, sampling):
+    engine = HFEngine(method=method)
+    engine.update_weights(policy)
+    return engine.generate(PROMPTS, 8, sampling, seed=2)
+
+
 def test_decoding_in_several_calls_keeps_the_layout(arithmetic):
     engine = HFEngine(cache_tokens=5 * 60)
     engine.update_weights(arithmetic)
