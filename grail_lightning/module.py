@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -227,13 +228,13 @@ class GrailModule(pl.LightningModule):
         assert self.verifier is not None
         return grade_and_locate(batch, self.verifier, self.tokenizer)
 
-    def weigh(self, batch: RolloutBatch) -> TokenWeights:
-        """Token weights of the configured credit, through the configured control."""
+    def weigh(self, batch: RolloutBatch, earlier: TokenWeights | None = None) -> TokenWeights:
+        """Token weights of the configured credit, through the configured control; `earlier` are those of the batch."""
         assert self.policy is not None
-        context = self._context()
+        context = replace(self._context(), earlier=earlier)
         with gathered(self.policy):
             weights = self.credit(self.policy, batch, context)
-        return weights if self.control is None else self.control(weights, batch, context)
+        return weights if self.control is None else replace(self.control(weights, batch, context), parts=weights.parts)
 
     def share(self, batch: RolloutBatch) -> SharedSaliency | None:
         """Credit that takes its saliency from the update's first forward pass; None: `weigh` before the update."""
@@ -267,7 +268,7 @@ class GrailModule(pl.LightningModule):
             if number:
                 self._log(metrics)
                 if self.credit.refresh == "update":
-                    fresh = self.weigh(batch)
+                    fresh = self.weigh(batch, weights)
                     update.reweigh(fresh.values, fresh.additive)
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.policy.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):

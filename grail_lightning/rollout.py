@@ -324,6 +324,7 @@ class TokenWeights:
         fallback: ``[B]`` bool, rows to which the method applied but could not (no complete box): their weight is 1.
         answer: Where the method saw the answer, if not where the batch has it.
         metrics: Further figures to log under ``credit/``: means over this rank's rows, the same names on every rank.
+        parts: The weights of the methods that this one is made of, if any (`grail_lightning.credit.base.weigh_part`).
     """
 
     values: Tensor
@@ -332,6 +333,7 @@ class TokenWeights:
     additive: Tensor | None = None
     answer: AnswerMasks | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    parts: tuple[TokenWeights, ...] = ()
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

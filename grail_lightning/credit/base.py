@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -26,13 +26,15 @@ class CreditContext:
     """What a method may need beside policy and rollouts.
 
     Attributes:
-        step: Optimiser steps taken before this batch.
+        step: Optimiser steps taken so far.
         generator: Keyed by seed and step; `row_generator` keys it further, so that weights do not depend on how rows
             are ordered, padded or cut into micro-batches.
         token_budget: Most padded tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
         scores: ``[B, T]``, what the method `explains`, where the update's own forward pass has found it; None: the
             method computes it itself.
+        earlier: What the method gave before the first optimiser step of this batch, when it is asked anew before a
+            later one; None in the first call for a batch.
     """
 
     step: int
@@ -40,6 +42,7 @@ class CreditContext:
     token_budget: int
     temperature: float = 1.0
     scores: Tensor | None = None
+    earlier: TokenWeights | None = None
 
     def row_generator(self, row: int) -> torch.Generator:
         """A generator of one row's own, by the row's identity in the step (`RolloutBatch.row`)."""
@@ -94,6 +97,26 @@ class TokenCredit(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint remembers; it may be another method's, or nothing."""
         del state  # Most methods have none.
+
+
+def weigh_part(
+    credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, part: int = 0
+) -> TokenWeights:
+    """The weights of a method inside another one, where it keeps its own `refresh`.
+
+    Args:
+        credit: The inner method.
+        policy: As for `TokenCredit`.
+        batch: Likewise.
+        context: Of the outer method.
+        part: The place of these weights in the `TokenWeights.parts` that the outer method gives.
+    """
+    # An outer method of somebody else's may keep no parts.
+    parts = () if context.earlier is None else context.earlier.parts
+    earlier = parts[part] if part < len(parts) else None
+    if earlier is not None and credit.refresh == "rollout":
+        return earlier
+    return credit(policy, batch, replace(context, earlier=earlier))
 
 
 def explained_by(credit: TokenCredit, policy: Policy, batch: RolloutBatch) -> Explained | None:

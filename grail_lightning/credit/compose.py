@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
+from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by, weigh_part
 from grail_lightning.policy import Policy
 from grail_lightning.rollout import RolloutBatch, TokenWeights
 
@@ -35,14 +35,14 @@ class WarmUp(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, pulled towards 1."""
-        weights = self.inner(policy, batch, context)
+        weights = weigh_part(self.inner, policy, batch, context)
         strength = min(context.step / self.steps, 1.0)
         metrics = weights.metrics | {"strength": strength}
         if strength == 1:
-            return replace(weights, metrics=metrics)
+            return replace(weights, metrics=metrics, parts=(weights,))
         values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
         additive = None if weights.additive is None else strength * weights.additive
-        return replace(weights, values=values, additive=additive, metrics=metrics)
+        return replace(weights, values=values, additive=additive, metrics=metrics, parts=(weights,))
 
     def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
         """What the inner method explains: fading in needs nothing but a token's own weight."""
@@ -63,7 +63,8 @@ class Product(TokenCredit):
     .. math:: w_t = w^{first}_t w^{second}_t, \qquad A_t = A\, w_t + a^{first}_t + a^{second}_t
 
     A row counts as a fallback where either method fell back; the weights of the other still apply. There are no scores
-    of the two together.
+    of the two together. Each keeps its own `refresh`: where one weighs a batch anew before every optimiser step, the
+    other may keep the weights of the first.
 
     Args:
         first: A method.
@@ -76,7 +77,7 @@ class Product(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both."""
-        one, two = self.first(policy, batch, context), self.second(policy, batch, context)
+        one, two = (weigh_part(m, policy, batch, context, k) for k, m in enumerate((self.first, self.second)))
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
         return TokenWeights(
@@ -84,6 +85,7 @@ class Product(TokenCredit):
             fallback=one.fallback | two.fallback,
             additive=_sum(one.additive, two.additive),
             metrics=metrics,
+            parts=(one, two),
         )
 
     def state_dict(self) -> dict[str, Any]:

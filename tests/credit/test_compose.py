@@ -1,6 +1,7 @@
 """Schedules and products of methods, and their names on the command line."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,22 @@ import torch
 import grail_lightning.credit as credits
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
-from grail_lightning.credit import GRAIL, UCAS, AdvantageReweighting, OARGradient, Product, SaliencyOptions, WarmUp
+from grail_lightning.credit import (
+    GRAIL,
+    RLSD,
+    UCAS,
+    AdvantageReweighting,
+    HighEntropy,
+    OARGradient,
+    Product,
+    SaliencyOptions,
+    Shuffled,
+    TokenCredit,
+    Uniform,
+    WarmUp,
+)
 from tests.credit.rollouts import context, in_groups
+from tests.runs import batches, module, trainer
 
 
 def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_batch):
@@ -48,6 +63,53 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     assert torch.equal(found.fallback, one.fallback)
     assert found.fallback.any()
     assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
+
+
+class Watched(TokenCredit):
+    """Another method, and what it gave for each step."""
+
+    def __init__(self, inner):
+        self.inner, self.refresh, self.found = inner, inner.refresh, []
+
+    def __call__(self, policy, batch, context):
+        self.found.append((context.step, self.inner(policy, batch, context)))
+        return self.found[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("once", "inside", "control"),
+    [
+        (AdvantageReweighting(), "product", None),
+        (HighEntropy(), "product", Shuffled()),
+        (RLSD(), "product of products", None),
+        (AdvantageReweighting(), "warm-up", None),
+    ],
+    ids=["probabilities", "threshold and control", "teacher", "warm-up"],
+)
+def test_each_part_of_a_composed_method_keeps_its_own_refresh(once, inside, control):
+    """Two batches of two optimiser steps: one method weighs each batch once, the other each step."""
+    once, anew = Watched(once), Watched(GRAIL(saliency=SaliencyOptions(refresh="update")))
+    product = Product(anew, once) if inside != "product of products" else Product(Product(once, Uniform()), anew)
+    whole = Watched(WarmUp(product, steps=1) if inside == "warm-up" else product)
+    fast = {"optimizer": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0)}
+    trainer(4).fit(module({"updates_per_batch": 2}, credit=whole, control=control, **fast), batches(2))
+    assert [step for step, _ in anew.found] == [step for step, _ in whole.found] == [0, 1, 2, 3]
+    assert [step for step, _ in once.found] == [0, 2]
+    for number, ((_, found), (_, fresh)) in enumerate(zip(whole.found, anew.found, strict=True)):
+        kept = once.found[number // 2][1]
+        if not (inside == "warm-up" and number == 0):  # At strength 0 every weight is 1.
+            assert torch.equal(found.values, fresh.values * kept.values)
+    assert not torch.equal(anew.found[1][1].values, anew.found[0][1].values), "the policy must have moved"
+
+
+def test_a_method_that_keeps_no_parts_may_hold_others(golden_policy, golden_batch):
+    """Of a user's: what is inside is then weighed anew each time."""
+    batch = in_groups(golden_batch)
+    anew = Product(GRAIL(saliency=SaliencyOptions(refresh="update")), UCAS())
+    first = anew(golden_policy, batch, context())
+    without = replace(first, parts=())
+    again = anew(golden_policy, batch, replace(context(), earlier=without))
+    assert torch.equal(again.values, first.values)
 
 
 def test_a_warm_up_of_no_steps_is_refused():
