@@ -105,7 +105,10 @@ class OARGradient(TokenCredit):
 
     def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
         assert batch.answer is not None
-        ends = last_marked(batch.answer.whole)
+        # What follows the last position that is read has no part in the scores: the answer's last token, and where that
+        # token's own position is read, the token that reads it, too.
+        beyond = self.distribution == "last" and self.alignment == "predictor"
+        ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.response_lengths)
         short = cut_responses(batch, ends)
         scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
         for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):

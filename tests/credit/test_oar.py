@@ -86,6 +86,27 @@ def test_scores_are_finite_and_reach_the_reasoning_alone(distribution, golden_po
     assert ((weights.scores > 0) & scope).any(1)[eligible].all()
 
 
+@pytest.mark.parametrize("alignment", ["token", "predictor"])
+@pytest.mark.parametrize("scope", ["reasoning", "response"])
+@pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
+def test_cutting_off_what_follows_the_answer_changes_nothing(
+    distribution, scope, alignment, golden_policy, golden_batch
+):
+    """Against the scores of whole responses under the noise that the method draws for them."""
+    credit = OARGradient(distribution=distribution, scope=scope, alignment=alignment, noise=0.1)
+    rows = _boxed(golden_batch)
+    whole = golden_batch.select(rows)
+    assert whole.answer.after.any(), "the case must hold tokens behind the answer"
+    noise = credit.draw_noise(golden_policy, whole, _context())
+    scores = gradient_scores(golden_policy, whole, noise, distribution=distribution, alignment=alignment)
+    found = credit(golden_policy, golden_batch, _context())
+    length, tolerance = scores.shape[1], 1e3 * torch.finfo(torch.float32).eps  # norms compute in float32
+    assert golden_error(found.scores[rows, :length], scores, whole.response_mask) < tolerance
+    scope = scoped_tokens(whole, whole.answer, scope)
+    expected = torch.where(scope, bilevel_map(scores, scope, eps=1e-8), whole.response_mask.double())
+    assert golden_error(found.values[rows, :length], expected, whole.response_mask) < tolerance
+
+
 @pytest.mark.parametrize("budget", [1, 300])
 def test_weights_do_not_depend_on_micro_batching(budget, golden_policy, golden_batch):
     expected = OARGradient()(golden_policy, golden_batch, _context()).values
