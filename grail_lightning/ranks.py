@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,17 @@ def sums(values: dict[str, float]) -> dict[str, float]:
         torch.distributed.all_gather_object(gathered, values)
     names = dict.fromkeys(name for rank in gathered for name in rank)
     return {name: sum(rank.get(name, 0.0) for rank in gathered) for name in sorted(names)}
+
+
+def means(values: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Means over all ranks by name, from the sum and the count of each, in one collective.
+
+    Ranks may differ in their names; what no rank has counted is left out.
+    """
+    parts = {name: pair for name, pair in values.items() if pair[1]}
+    found = sums({f"{k} {name}": float(pair[k]) for name, pair in parts.items() for k in (0, 1)})
+    names = [name.removeprefix("0 ") for name in found if name.startswith("0 ")]
+    return {name: found[f"0 {name}"] / found[f"1 {name}"] for name in names}
 
 
 def all_rows(values: Tensor) -> Tensor:

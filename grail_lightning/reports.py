@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,8 +15,8 @@ from torch import Tensor
 from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
 from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
 from grail_lightning.objective import token_advantages
-from grail_lightning.ranks import all_rows, over_ranks, sums, world_size
-from grail_lightning.rollout import GradedAnswer, RolloutBatch, StepKind, TokenWeights
+from grail_lightning.ranks import all_rows, means, sums
+from grail_lightning.rollout import GradedAnswer, Mean, RolloutBatch, StepKind, TokenWeights
 
 
 def rollout_report(batch: RolloutBatch, verdicts: Sequence[GradedAnswer] = ()) -> dict[str, float]:
@@ -48,16 +49,14 @@ def rollout_report(batch: RolloutBatch, verdicts: Sequence[GradedAnswer] = ()) -
 def _shares(batch: RolloutBatch, verdicts: Sequence[GradedAnswer]) -> dict[str, float]:
     """Shares of the verdicts, and means of the parts of the reward over the rows on which they have an opinion."""
     parts = {name: part[~part.isnan()] for name, part in batch.reward_values.items()}
-    counted = {f"rewards/{name}/mean": (float(part.sum()), len(part)) for name, part in parts.items()}
+    rewards = means({f"rewards/{name}/mean": Mean(float(part.sum()), len(part)) for name, part in parts.items()})
     statuses = Counter(verdict.status for verdict in verdicts)
     # These three are logged also where they are zero: a curve that ends is read as a run that ended.
     kinds = {"timeout", "crashed", "missing"} | statuses.keys() if verdicts else set()
-    counted |= {f"verdict/{kind}": (float(statuses[kind]), len(verdicts)) for kind in kinds}
-    above = sums({name: total for name, (total, _) in counted.items()})
-    below = sums({name: float(count) for name, (_, count) in counted.items()})
-    rows = sums({"rows": float(len(verdicts))})["rows"]
-    below |= {name: rows for name in below if name.startswith("verdict/")}  # a rank may not have met a status
-    return {name: above[name] / below[name] for name in above if below[name]}
+    # A rank may not have met a status, but its rows count.
+    counts = sums({f"verdict/{kind}": float(statuses[kind]) for kind in kinds} | {"rows": float(len(verdicts))})
+    rows = counts.pop("rows")
+    return rewards | {name: count / rows for name, count in counts.items()}
 
 
 def credit_report(
@@ -105,13 +104,16 @@ def credit_report(
         on_flawed, on_sound = all_rows(weights.values[flawed]), all_rows(weights.values[sound])
         report["credit/flawed_to_sound_weight"] = on_flawed.mean() / on_sound.mean()
     figures = {name: float(value) for name, value in report.items()}
-    if weights.metrics:
-        # By name: under bf16-true the default would round.
-        local = torch.tensor([*weights.metrics.values()], dtype=torch.float64, device=mask.device)
-        means = over_ranks(local, "sum") / world_size()
-        figures |= {f"credit/{name}": value for name, value in zip(weights.metrics, means.tolist(), strict=True)}
+    figures |= means({f"credit/{name}": _as_mean(value, len(batch)) for name, value in weights.metrics.items()})
     # A batch without a scored or labelled row has nothing to say; a NaN would break plots.
     return {name: value for name, value in figures.items() if value == value}
+
+
+def _as_mean(value: float | Mean, rows: int) -> Mean:
+    """A plain number is a mean over this rank's rows; NaN has seen none."""
+    if isinstance(value, Mean):
+        return value
+    return Mean(0.0, 0) if math.isnan(value) else Mean(value * rows, rows)
 
 
 def _in_dead_group(batch: RolloutBatch, values: Tensor) -> Tensor:

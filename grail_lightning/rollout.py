@@ -24,7 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -313,6 +313,18 @@ class RolloutBatch:
         return dataclasses.replace(self, **{f.name: move(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
 
+class Mean(NamedTuple):
+    """A mean as the two numbers it is made of: ranks may differ in size, so their means cannot be averaged.
+
+    Attributes:
+        total: The sum over this rank.
+        size: How many rows or tokens were added up; 0 where there was none.
+    """
+
+    total: float
+    size: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenWeights:
     """Credit of each token.
@@ -323,7 +335,8 @@ class TokenWeights:
         additive: ``[B, T]``, added to the token's advantage after the product, if the method has such a stage.
         fallback: ``[B]`` bool, rows to which the method applied but could not (no complete box): their weight is 1.
         answer: Where the method saw the answer, if not where the batch has it.
-        metrics: Further figures to log under ``credit/``: means over this rank's rows, the same names on every rank.
+        metrics: Further figures to log under ``credit/``: a number is a mean over this rank's rows, or one that all
+            ranks share; means over anything else, such as tokens, are a `Mean`. NaN is no opinion.
         parts: The weights of the methods that this one is made of, if any (`grail_lightning.credit.base.weigh_part`).
     """
 
@@ -332,7 +345,7 @@ class TokenWeights:
     scores: Tensor | None = None
     additive: Tensor | None = None
     answer: AnswerMasks | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | Mean] = field(default_factory=dict)
     parts: tuple[TokenWeights, ...] = ()
 
 

@@ -11,7 +11,7 @@ from grail_lightning.credit.oar import BilevelOptions, OARGradient
 from grail_lightning.credit.perturbation import OARPerturbation
 from grail_lightning.credit.saliency import input_saliency
 from grail_lightning.credit.ucas import UCAS
-from grail_lightning.rollout import TokenWeights
+from grail_lightning.rollout import Mean, TokenWeights
 
 __all__ = [
     "GRAIL",
@@ -24,6 +24,7 @@ __all__ = [
     "CreditContext",
     "CreditControl",
     "HighEntropy",
+    "Mean",
     "OARGradient",
     "OARPerturbation",
     "Product",

@@ -37,7 +37,7 @@ class WarmUp(TokenCredit):
         """The inner method's weights, pulled towards 1."""
         weights = weigh_part(self.inner, policy, batch, context)
         strength = min(context.step / self.steps, 1.0)
-        metrics = weights.metrics | {"strength": strength}
+        metrics = {**weights.metrics, "strength": strength}
         if strength == 1:
             return replace(weights, metrics=metrics, parts=(weights,))
         values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)

@@ -13,7 +13,7 @@ from grail_lightning.credit.saliency import saliency_of_rows
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.locate import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights
+from grail_lightning.rollout import AnswerMasks, Mean, RolloutBatch, TokenWeights
 
 Gate = Literal["negative", "positive", "all"]
 Overwrite = Literal["always", "gated", "never"]
@@ -109,8 +109,16 @@ class GRAIL(TokenCredit):
         values = self.write_answer(mapped, answer, mask, gated & boxed)
         if self.normalise == "mean_one":
             values = mean_one(values, mask)
-        metrics = {"eligible": eligible.float().mean().item(), "at_clip": self._share_at_clips(mapped, mask, eligible)}
-        return TokenWeights(values=values, scores=scores, fallback=gated & ~boxed, answer=answer, metrics=metrics)
+        return TokenWeights(
+            values=values,
+            scores=scores,
+            fallback=gated & ~boxed,
+            answer=answer,
+            metrics={
+                "eligible": Mean(eligible.sum().item(), len(eligible)),
+                "at_clip": self._share_at_clips(mapped, mask, eligible),
+            },
+        )
 
     def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
         """The answer's likelihood, in the rows inside the gate."""
@@ -150,7 +158,7 @@ class GRAIL(TokenCredit):
             return batch.answer
         return answer_masks(batch, align_rows(batch, policy.tokenizer), self.saliency.box)
 
-    def _share_at_clips(self, values: Tensor, mask: Tensor, eligible: Tensor) -> float:
+    def _share_at_clips(self, values: Tensor, mask: Tensor, eligible: Tensor) -> Mean:
         tokens = mask & eligible[:, None]
         at_clip = ((values <= self.w_min) | (values >= self.w_max)) & tokens
-        return (at_clip.sum() / tokens.sum().clamp(min=1)).item()
+        return Mean(at_clip.sum().item(), tokens.sum().item())

@@ -11,7 +11,7 @@ from grail_lightning.credit.base import CreditContext, TokenCredit
 from grail_lightning.credit.forward import entropies
 from grail_lightning.functional.segments import segment_weights
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import RolloutBatch, TokenWeights
+from grail_lightning.rollout import Mean, RolloutBatch, TokenWeights
 
 
 class LESS(TokenCredit):
@@ -57,6 +57,10 @@ class LESS(TokenCredit):
                 share=self.share,
                 min_length=self.min_length,
             )
-        shared = ((values == 0) & batch.response_mask).sum() / batch.response_mask.sum().clamp(min=1)
-        none = torch.zeros_like(live)
-        return TokenWeights(values=values, scores=found, fallback=none, metrics={"shared_tokens": shared.item()})
+        shared = ((values == 0) & batch.response_mask).sum().item()
+        return TokenWeights(
+            values=values,
+            scores=found,
+            fallback=torch.zeros_like(live),
+            metrics={"shared_tokens": Mean(shared, batch.response_mask.sum().item())},
+        )

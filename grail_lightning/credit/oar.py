@@ -16,7 +16,7 @@ from grail_lightning.credit.saliency import cut_responses, explaining, last_mark
 from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import AnswerMasks, RolloutBatch, TokenWeights, micro_batches
+from grail_lightning.rollout import AnswerMasks, Mean, RolloutBatch, TokenWeights, micro_batches
 
 AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
 Scope = Literal["reasoning", "response"]
@@ -206,7 +206,7 @@ def bilevel_weights(
         values=torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype)),
         scores=scores,
         fallback=~batch.answer.whole.any(1),
-        metrics={"eligible": eligible.float().mean().item()},
+        metrics={"eligible": Mean(eligible.sum().item(), len(eligible))},
     )
 
 

@@ -14,7 +14,7 @@ from grail_lightning.functional import masked_sum
 from grail_lightning.functional.certainty import group_zscore, self_certainty
 from grail_lightning.policy import Policy
 from grail_lightning.ranks import over_ranks
-from grail_lightning.rollout import RolloutBatch, TokenWeights
+from grail_lightning.rollout import Mean, RolloutBatch, TokenWeights
 
 LARGEST_EXPONENT = 20.0
 
@@ -73,10 +73,12 @@ class UCAS(TokenCredit):
         # Of a finished sum, so that shaped + additive is exactly 0 at the floor.
         additive = torch.where(shaped > 0, lowered.clamp(min=0), lowered) - shaped
         none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
-        length = mask.sum().clamp(min=1)
-        metrics = {"self_certainty": (masked_sum(certainty, mask) / length).item()}
         return TokenWeights(
-            values=values, scores=certainty, additive=additive.masked_fill(~mask, 0), fallback=none, metrics=metrics
+            values=values,
+            scores=certainty,
+            additive=additive.masked_fill(~mask, 0),
+            fallback=none,
+            metrics={"self_certainty": Mean(masked_sum(certainty, mask).item(), mask.sum().item())},
         )
 
     def _measure(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,50 @@
 
 from datetime import timedelta
 
+import pytest
 import torch
 
-from grail_lightning.credit import LESS, RLSD, UCAS, AdvantageReweighting, HighEntropy
+from grail_lightning.credit import (
+    GRAIL,
+    LESS,
+    RLSD,
+    UCAS,
+    AdvantageReweighting,
+    HighEntropy,
+    OARGradient,
+    Product,
+    TokenCredit,
+    TokenWeights,
+    WarmUp,
+)
+from grail_lightning.reports import credit_report
 from tests.credit.rollouts import context, in_groups
 
-METHODS = [HighEntropy, UCAS, LESS, AdvantageReweighting, RLSD]
-SHARES = [torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])]
+
+class Longest(TokenCredit):
+    """Of a user's: a figure of its own is the mean over this rank's rows."""
+
+    def __call__(self, policy, batch, context):
+        lengths = batch.response_lengths.double()
+        fallback = torch.zeros(len(batch), dtype=torch.bool)
+        metrics = {"length": lengths.mean().item()}
+        return TokenWeights(values=batch.response_mask.double(), fallback=fallback, metrics=metrics)
+
+
+METHODS = [
+    HighEntropy,
+    UCAS,
+    LESS,
+    AdvantageReweighting,
+    RLSD,
+    GRAIL,
+    OARGradient,
+    Longest,
+    lambda: WarmUp(Product(GRAIL(), UCAS())),
+]
+# One group of two rows, and two groups.
+SHARES = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
+FIGURES = {"eligible", "at_clip", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
 
 
 def _one_rank(rank, folder, policy, batch):
@@ -19,24 +56,31 @@ def _one_rank(rank, folder, policy, batch):
     mine = batch.select(SHARES[rank])
     # Ranks differ in their number of micro-batches.
     found = [method()(policy, mine, context(budget=300 if rank else 5000)) for method in METHODS]
-    torch.save([(weights.values, weights.additive) for weights in found], folder / f"{rank}.pt")
+    reports = [credit_report(mine, weights, None) for weights in found]
+    torch.save(([(weights.values, weights.additive) for weights in found], reports), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_give_the_weights_of_one(golden_policy, golden_batch, tmp_path):
-    batch = in_groups(golden_batch)
+def test_two_ranks_of_different_size_give_the_weights_and_figures_of_one(golden_policy, golden_batch, tmp_path):
+    batch = in_groups(golden_batch).replace(group=torch.tensor([0, 0, 1, 1, 2, 2]))
     # Forked: the policy is already there.
     torch.multiprocessing.start_processes(
         _one_rank, args=(tmp_path, golden_policy, batch), nprocs=2, start_method="fork"
     )
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    named = set()
     for k, method in enumerate(METHODS):
         whole = method()(golden_policy, batch, context())
+        expected = credit_report(batch, whole, None)
+        named |= {name.removeprefix("credit/") for name in expected}
+        for _, reports in results:
+            assert reports[k] == pytest.approx(expected, rel=1e-6)
         for rank, rows in enumerate(SHARES):
             width = int(batch.response_lengths[rows].max())
-            for found, expected in zip(results[rank][k], (whole.values, whole.additive), strict=True):
+            for found, expected in zip(results[rank][0][k], (whole.values, whole.additive), strict=True):
                 assert (found is None) == (expected is None)
                 if found is not None:
                     torch.testing.assert_close(found, expected[rows, :width], rtol=1e-6, atol=1e-6)
+    assert named >= FIGURES
     alone = HighEntropy()(golden_policy, batch.select(SHARES[0]), context()).values
-    assert not torch.equal(alone, results[0][0][0]), "a rank by itself has another threshold"
+    assert not torch.equal(alone, results[0][0][0][0]), "a rank by itself has another threshold"
