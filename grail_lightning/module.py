@@ -16,6 +16,7 @@ from torch import Tensor
 from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.clock import synchronised_clock
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.base import controlled, weigh
 from grail_lightning.credit.shared import SharedSaliency, share_forward
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import given_batch
@@ -233,8 +234,8 @@ class GrailModule(pl.LightningModule):
         assert self.policy is not None
         context = replace(self._context(), earlier=earlier)
         with gathered(self.policy):
-            weights = self.credit(self.policy, batch, context)
-        return weights if self.control is None else replace(self.control(weights, batch, context), parts=weights.parts)
+            weights = weigh(self.credit, self.policy, batch, context)
+        return weights if self.control is None else controlled(self.control, weights, batch, context)
 
     def share(self, batch: RolloutBatch) -> SharedSaliency | None:
         """Credit that takes its saliency from the update's first forward pass; None: `weigh` before the update."""

@@ -7,7 +7,7 @@ import grail_lightning
 
 PACKAGE = Path(grail_lightning.__file__).parent
 FLOORS = {
-    0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock"},
+    0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock", "checks"},
     1: {"policy", "locate", "tasks", "objective", "outputs"},
     2: {"grading", "engines", "credit", "data", "metrics", "update", "stepping", "reports", "refill"},
     3: {"module"},

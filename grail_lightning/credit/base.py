@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from grail_lightning.checks import Claim, check_claims, check_tensor
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import RolloutBatch, TokenWeights
+from grail_lightning.rollout import Mean, RolloutBatch, TokenWeights
 
 Refresh = Literal["rollout", "update"]
 Leaf = Literal["embeddings", "first", "middle", "last"]
@@ -71,8 +73,8 @@ class Explained:
 class TokenCredit(ABC):
     """Shares a rollout's advantage out among its tokens.
 
-    A subclass implements `__call__`; its constructor arguments become options on the command line
-    (``--model.credit=package.module.Name --model.credit.option=value``).
+    A subclass implements `__call__`; `check_weights` says what it may return. Its constructor arguments become options
+    on the command line (``--model.credit=package.module.Name --model.credit.option=value``).
     """
 
     refresh: Refresh = "rollout"
@@ -99,6 +101,54 @@ class TokenCredit(ABC):
         del state  # Most methods have none.
 
 
+def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+    """The weights of a method, checked by `check_weights`: it may be anybody's."""
+    weights = credit(policy, batch, context)
+    check_weights(credit, weights, batch)
+    return weights
+
+
+def check_weights(giver: TokenCredit | CreditControl, weights: Any, batch: RolloutBatch) -> None:
+    """Whether these are token weights for `batch`; waits for the device once.
+
+    Args:
+        giver: The method or control that returned them, for the message.
+        weights: What it returned.
+        batch: ``B`` rows of ``T`` response tokens.
+
+    Raises:
+        ValueError: If it is no `TokenWeights`; if a tensor in it is not of the right dtype, shape and device, requires
+            a gradient or holds what is not finite; if `values` are negative; if `values` or `additive` are not zero
+            outside the response mask; or if a metric is not a number.
+    """
+    name, mask = f"`{type(giver).__name__}`", batch.response_mask
+    if not isinstance(weights, TokenWeights):
+        raise ValueError(
+            f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
+            "Return `TokenWeights(values=…, fallback=…)`, of grail_lightning.credit."
+        )
+    given: dict[str, Tensor] = {"values": weights.values}
+    optional = {"scores": weights.scores, "additive": weights.additive}
+    given |= {field: tensor for field, tensor in optional.items() if tensor is not None}
+    for field, tensor in given.items():
+        check_tensor(f"{name} must return `{field}`", tensor, "floating-point", mask.shape, mask.device)
+    check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)
+    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in given.items()]
+    claims.append(Claim(f"{name} must return `values` of at least 0", weights.values < 0, weights.values))
+    claims += [
+        Claim(f"{name} must return `{f}` that are 0 outside `batch.response_mask`", (tensor != 0) & ~mask, tensor)
+        for f, tensor in given.items()
+        if f != "scores"
+    ]
+    check_claims(claims, "See `batch.texts` of that row; `.masked_fill(~batch.response_mask, 0)` clears padding.")
+    for metric, value in weights.metrics.items():
+        if not isinstance(value, (Mean, Real)):
+            raise ValueError(
+                f"{name} must return `metrics` that are numbers or `Mean(total, size)`, but got {type(value).__name__} "
+                f"for `{metric}`. Call `.item()` of a tensor."
+            )
+
+
 def weigh_part(
     credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, part: int = 0
 ) -> TokenWeights:
@@ -116,7 +166,7 @@ def weigh_part(
     earlier = parts[part] if part < len(parts) else None
     if earlier is not None and credit.refresh == "rollout":
         return earlier
-    return credit(policy, batch, replace(context, earlier=earlier))
+    return weigh(credit, policy, batch, replace(context, earlier=earlier))
 
 
 def explained_by(credit: TokenCredit, policy: Policy, batch: RolloutBatch) -> Explained | None:
@@ -133,6 +183,15 @@ class CreditControl(ABC):
     @abstractmethod
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The weights of the control. Must not write into the arguments."""
+
+
+def controlled(
+    control: CreditControl, weights: TokenWeights, batch: RolloutBatch, context: CreditContext
+) -> TokenWeights:
+    """What a control makes of token weights, checked by `check_weights`; parts stay those of the method."""
+    changed = control(weights, batch, context)
+    check_weights(control, changed, batch)
+    return replace(changed, parts=weights.parts)
 
 
 class Uniform(TokenCredit):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.clock import synchronised_clock
-from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by
+from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by, weigh
 from grail_lightning.credit.saliency import forward_with_saliency, saliency_of_rows
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Policy
@@ -112,4 +112,4 @@ class SharedSaliency:
         return self._weigh(policy, self.batch, self._scores)
 
     def _weigh(self, policy: Policy, batch: RolloutBatch, scores: Tensor) -> TokenWeights:
-        return self.credit(policy, batch, replace(self.context, scores=scores))
+        return weigh(self.credit, policy, batch, replace(self.context, scores=scores))

@@ -1,0 +1,78 @@
+"""Whether tensors that somebody else's class returned are what they have to be: one line if not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Kind = Literal["floating-point", "integer", "bool"]
+
+
+class Claim(NamedTuple):
+    """Something that must hold of every entry of a tensor.
+
+    Attributes:
+        text: What must hold, up to "but got".
+        broken: A bool tensor, True where it does not.
+        shown: A tensor of the same shape, whose value is told there.
+    """
+
+    text: str
+    broken: Tensor
+    shown: Tensor
+
+
+def check_tensor(subject: str, tensor: Any, kind: Kind, shape: Sequence[int], device: torch.device) -> None:
+    """Whether something is a detached tensor of this kind and shape on this device; waits for nothing.
+
+    Args:
+        subject: Begins the message: who must return what.
+        tensor: What was returned.
+        kind: Of its dtype.
+        shape: Its shape.
+        device: Where it must lie.
+
+    Raises:
+        ValueError: If not.
+    """
+    wanted = f"{subject} as a {kind} tensor of shape {list(shape)} on {device}"
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{wanted}, but got {type(tensor).__name__}. Make it one with `torch.as_tensor`.")
+    if _kind(tensor) != kind or tensor.shape != torch.Size(shape) or tensor.device != device:
+        raise ValueError(
+            f"{wanted}, but got {str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)} on "
+            f"{tensor.device}. Take shape and device from the masks of the batch."
+        )
+    if tensor.requires_grad:
+        raise ValueError(
+            f"{wanted}, detached, but got one that requires a gradient. Compute it under `torch.no_grad()`, or call "
+            "`.detach()`."
+        )
+
+
+def check_claims(claims: Sequence[Claim], remedy: str) -> None:
+    """Whether claims hold, in their order; waits for the device once.
+
+    Args:
+        claims: What must hold.
+        remedy: The last sentence of the message.
+
+    Raises:
+        ValueError: For the first that does not, with its first entry.
+    """
+    broken = torch.stack([claim.broken.any() for claim in claims]).tolist()
+    if not any(broken):
+        return
+    claim = claims[broken.index(True)]
+    place: list[int] = claim.broken.nonzero()[0].tolist()
+    where = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "column"), place, strict=False))
+    raise ValueError(f"{claim.text}, but got {claim.shown[tuple(place)].item()} in {where}. {remedy}")
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.dtype == torch.bool:
+        return "bool"
+    return "floating-point" if tensor.is_floating_point() else "complex" if tensor.is_complex() else "integer"

@@ -1,0 +1,134 @@
+"""What a credit method or a control returns is checked: it may be anybody's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from grail_lightning.credit import CreditControl, Mean, Shuffled, TokenCredit, Uniform, WarmUp
+from grail_lightning.credit.base import Explained, weigh
+from tests.credit.rollouts import context, in_groups
+from tests.runs import batches, module, trainer
+
+
+class Given(TokenCredit):
+    """A method of a user's that changes uniform weights."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self, policy, batch, context):
+        return self.change(Uniform()(policy, batch, context), batch)
+
+
+def _with(**changes):
+    return lambda weights, batch: replace(
+        weights, **{name: make(weights.values.clone(), batch) for name, make in changes.items()}
+    )
+
+
+def _put(value, row=2, column=3):
+    def put(values, batch):
+        values[row, column] = value
+        return values
+
+    return put
+
+
+PADDING = (slice(None), -1)
+WRONG = {
+    "nothing": (lambda weights, batch: None, r"`Given` must return a `TokenWeights`, but got NoneType\. Return `Tok"),
+    "a tensor": (lambda weights, batch: weights.values, r"must return a `TokenWeights`, but got Tensor"),
+    "too wide": (
+        _with(values=lambda v, b: torch.nn.functional.pad(v, (0, 1))),
+        r"`Given` must return `values` as a floating-point tensor of shape \[6, \d+\] on cpu, "
+        r"but got float32 of shape \[6, \d+\] on cpu\. Take shape and device from the masks",
+    ),
+    "one a row": (_with(values=lambda v, b: v[:, 0]), r"`values` .* but got float32 of shape \[6\] on cpu"),
+    "a mask": (_with(values=lambda v, b: b.response_mask), r"`values` as a floating-point .* but got bool of shape"),
+    "a list": (_with(values=lambda v, b: v.tolist()), r"`values` .* but got list\. Make it one with `torch"),
+    "another device": (_with(values=lambda v, b: v.to("meta")), r"on cpu, but got float32 of shape .* on meta"),
+    "a gradient": (
+        _with(values=lambda v, b: v.requires_grad_()),
+        r"`values` .* detached, but got one that requires a gradient\. Compute it under `torch\.no_grad\(\)`",
+    ),
+    "NaN": (_with(values=_put(torch.nan)), r"must return finite `values`, but got nan in row 2, column 3\. See"),
+    "infinity": (_with(values=_put(torch.inf)), r"must return finite `values`, but got inf in row 2, column 3"),
+    "below zero": (_with(values=_put(-0.5)), r"`values` of at least 0, but got -0\.5 in row 2, column 3"),
+    "padding": (
+        _with(values=lambda v, b: torch.ones_like(v)),
+        r"`values` that are 0 outside `batch\.response_mask`, but got 1\.0 in row \d, column \d+\. .*masked_fill",
+    ),
+    "additive": (_with(additive=lambda v, b: v[1:]), r"`additive` as .* but got float32 of shape \[5, \d+\]"),
+    "additive padding": (_with(additive=lambda v, b: v + 1), r"`additive` that are 0 outside `batch\.response_mask`"),
+    "additive NaN": (_with(additive=_put(torch.nan)), r"must return finite `additive`, but got nan"),
+    "scores": (_with(scores=_put(-torch.inf)), r"must return finite `scores`, but got -inf in row 2, column 3"),
+    "fallback": (_with(fallback=lambda v, b: v), r"`fallback` as a bool tensor of shape \[6\] on cpu, but got float32"),
+    "a metric": (
+        _with(metrics=lambda v, b: {"top": v.amax()}),
+        r"`metrics` that are numbers or `Mean\(total, size\)`, but got Tensor for `top`\. Call `\.item\(\)`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_method_that_returns_something_else_is_named(change, message, golden_policy, golden_batch):
+    with pytest.raises(ValueError, match=message) as error:
+        weigh(Given(change), golden_policy, in_groups(golden_batch), context())
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_right_passes(golden_policy, golden_batch):
+    """Scores may be negative and stand in the padding, additive stages negative within the mask."""
+    batch = in_groups(golden_batch)
+    change = _with(
+        values=lambda v, b: v.half(),
+        scores=lambda v, b: -torch.ones_like(v),
+        additive=lambda v, b: -v.double(),
+        metrics=lambda v, b: {"top": 2.0, "share": Mean(3, 4), "number": 1},
+    )
+    found = weigh(Given(change), golden_policy, batch, context())
+    assert found.values.dtype == torch.float16
+    assert torch.equal(found.additive, -batch.response_mask.double())
+
+
+def test_a_method_inside_another_one_is_named_itself(golden_policy, golden_batch):
+    with pytest.raises(ValueError, match=r"`Given` must return `values` of at least 0, but got -1\.0"):
+        weigh(WarmUp(Given(_with(values=_put(-1.0)))), golden_policy, in_groups(golden_batch), context())
+
+
+class Beside(TokenCredit):
+    """A method whose saliency comes from the update's own forward pass."""
+
+    def explains(self, policy, batch):
+        return Explained(objective=batch.answer.whole, rows=batch.answer.whole.any(1) & (batch.advantages != 0))
+
+    def __call__(self, policy, batch, context):
+        weights = Uniform()(policy, batch, context)
+        return (
+            weights
+            if context.scores is None
+            else replace(weights, values=weights.values.masked_fill(context.scores > 0, -1))
+        )
+
+
+class Negated(CreditControl):
+    def __call__(self, weights, batch, context):
+        return replace(weights, values=-weights.values)
+
+
+@pytest.mark.parametrize(
+    ("credit", "control", "name"),
+    [
+        (Given(_with(values=_put(-1.0, row=0, column=0))), None, "Given"),
+        (Given(_with(values=_put(-1.0, row=0, column=0))), Shuffled(), "Given"),
+        (Uniform(), Negated(), "Negated"),
+        (Beside(), None, "Beside"),
+    ],
+    ids=["method", "method below a control", "control", "beside the update"],
+)
+def test_a_run_stops_before_its_first_step(credit, control, name):
+    run = trainer(1)
+    with pytest.raises(ValueError, match=rf"`{name}` must return `values` of at least 0, but got -"):
+        run.fit(module(credit=credit, control=control), batches(1))
+    assert run.global_step == 0
