@@ -38,7 +38,7 @@ def check_tensor(subject: str, tensor: Any, kind: Kind, shape: Sequence[int], de
     Raises:
         ValueError: If not.
     """
-    wanted = f"{subject} as a {kind} tensor of shape {list(shape)} on {device}"
+    wanted = f"{subject} as {'an' if kind == 'integer' else 'a'} {kind} tensor of shape {list(shape)} on {device}"
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{wanted}, but got {type(tensor).__name__}. Make it one with `torch.as_tensor`.")
     if _kind(tensor) != kind or tensor.shape != torch.Size(shape) or tensor.device != device:

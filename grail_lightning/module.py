@@ -19,7 +19,7 @@ from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, To
 from grail_lightning.credit.base import controlled, weigh
 from grail_lightning.credit.shared import SharedSaliency, share_forward
 from grail_lightning.engines import HFEngine, RolloutEngine
-from grail_lightning.engines.base import given_batch
+from grail_lightning.engines.base import given_batch, sample_rollouts
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
@@ -214,7 +214,7 @@ class GrailModule(pl.LightningModule):
             self.engine.update_weights(self.policy)
             seed = derive_seed(run_seed(), *key, self.global_rank)
             with gathered(self.policy):
-                batch = self.engine.generate(prompts, group_size, sampling, seed)
+                batch = sample_rollouts(self.engine, self.policy, prompts, group_size, sampling, seed)
             # A rollout is the same row of the step however many ranks share the prompts out.
             group, place = batch.row // group_size, batch.row % group_size
             batch = batch.replace(row=(group * world_size() + self.global_rank) * group_size + place)

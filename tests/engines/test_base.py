@@ -1,0 +1,166 @@
+"""What an engine returns is checked: it may be anybody's."""
+
+import pytest
+import torch
+
+from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.engines.base import build_batch, sample_rollouts
+from grail_lightning.rollout import Sampling
+from tests.runs import SAMPLING, TASK, batches, module, trainer
+
+PROMPTS = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3")]  # The first one is padded.
+
+
+class Canned(RolloutEngine):
+    """An engine of a user's: three responses to each of two prompts, changed in one place."""
+
+    def __init__(self, change=lambda batch: batch, logprobs=True):
+        self.change, self.logprobs = change, logprobs
+
+    def update_weights(self, policy):
+        self.policy = policy
+
+    def generate(self, prompts, group_size, sampling, seed):
+        ids = [list(range(5, 5 + length)) for length in (4, 6, 0, 2, 6, 3)][: len(prompts) * group_size]
+        logprobs = [[-0.5] * len(row) for row in ids] if self.logprobs else None
+        finished = [len(row) < 6 for row in ids]
+        return self.change(build_batch(self.policy, prompts, group_size, ids, finished, logprobs))
+
+
+def sampled(policy, engine, prompts=PROMPTS, limit=6):
+    engine.update_weights(policy)
+    return sample_rollouts(engine, policy, prompts, 3, Sampling(max_response_length=limit), seed=0)
+
+
+def _put(name, place, value):
+    def change(batch):
+        tensor = getattr(batch, name).clone()
+        tensor[place] = value
+        return batch.replace(**{name: tensor})
+
+    return change
+
+
+def _hole(batch):
+    masks = batch.response_mask.clone(), batch.attention_mask.clone()
+    for mask, column in zip(masks, (2, batch.prompt_width + 2), strict=True):
+        mask[1, column] = False
+    return batch.replace(response_mask=masks[0], attention_mask=masks[1])
+
+
+WRONG = {
+    "nothing": (lambda b: None, r"`Canned\.generate` must return a `RolloutBatch`, but got NoneType\. .*build_batch"),
+    "texts": (lambda b: b.replace(texts=b.texts[1:]), r"`texts` as a list of 6, one a row, but got 5\. "),
+    "no texts": (lambda b: b.replace(texts=None), r"`texts` as a list of 6, one a row, but got NoneType\. "),
+    "bytes": (lambda b: b.replace(texts=[b"7"] * 6), r"strings as `texts`, but got bytes in row 0\. "),
+    "prompts": (
+        lambda b: b.replace(prompts=b.prompts[::2] + b.prompts[1::2]),
+        r"the rows of each prompt side by side, in the order of the prompts, but got '.*' in row 2, for 'Compute",
+    ),
+    "fewer rows": (
+        lambda b: b.select(torch.arange(5)).replace(prompts=b.prompts, texts=b.texts),
+        r"`input_ids` as an integer tensor of shape \[6, \d+\] on cpu, but got int64 of shape \[5, \d+\] on cpu\. Take",
+    ),
+    "float mask": (lambda b: b.replace(response_mask=b.response_mask.float()), r"as a bool .*, but got float32 of"),
+    "a list": (
+        lambda b: b.replace(finished=[True] * 6),
+        r"`finished` as a bool tensor of shape \[6\] on cpu, but got list",
+    ),
+    "another device": (lambda b: b.replace(group=b.group.to("meta")), r"`group` as .* on cpu, but got .* on meta"),
+    "no prompts": (
+        lambda b: b.replace(input_ids=b.response_ids, attention_mask=b.response_mask),
+        r"`input_ids` of prompts and responses, but got 6 columns beside `response_ids` of 6",
+    ),
+    "logprobs of prompts": (
+        lambda b: b.replace(sampling_logprobs=torch.zeros(b.input_ids.shape)),
+        r"`sampling_logprobs` as a floating-point tensor of shape \[6, 6\] on cpu, but got float32 of shape \[6, \d+",
+    ),
+    "rows": (_put("row", 3, 2), r"rows that `row` numbers from 0, but got 2 in row 3\. "),
+    "groups": (
+        _put("group", 2, 1),
+        r"a `group` for each prompt, numbered from 0 and of 3 neighbours, but got 1 in row 2",
+    ),
+    "a hole": (_hole, r"a `response_mask` padded on the right, but got False in row 1, column 2\. "),
+    "padded on the left": (
+        lambda b: b.replace(response_mask=b.response_mask.flip(1)),
+        r"a `response_mask` padded on the right, but got False in row 0, column 0",
+    ),
+    "a prompt padded on the right": (
+        lambda b: b.replace(
+            attention_mask=torch.cat([b.attention_mask[:, : b.prompt_width].flip(1), b.response_mask], 1)
+        ),
+        r"an `attention_mask` with prompts padded on the left, but got True in row 0, column 0",
+    ),
+    "no prompt in a row": (
+        lambda b: _put("attention_mask", (4, slice(0, b.prompt_width)), False)(b),
+        r"an `attention_mask` with prompts padded on the left, but got False in row 4",
+    ),
+    "masks that differ": (
+        _put("attention_mask", (0, -1), True),
+        r"that ends with the `response_mask`, but got False in",
+    ),
+    "beyond the vocabulary": (
+        _put("response_ids", (1, 5), 448),
+        r"`response_ids` from 0 to 447, the policy's vocabulary, but got 448 in row 1, column 5",
+    ),
+    "below zero": (_put("input_ids", (1, 0), -100), r"`input_ids` from 0 to 447, .*, but got -100 in row 1, column 0"),
+    "ids that differ": (
+        _put("response_ids", (1, 0), 9),
+        r"`input_ids` that end with the `response_ids`, but got 5 in row 1, column 0",
+    ),
+    "NaN": (
+        _put("sampling_logprobs", (3, 1), torch.nan),
+        r"finite `sampling_logprobs` of at most 0, but got nan in row 3",
+    ),
+    "impossible": (
+        _put("sampling_logprobs", (3, 1), -torch.inf),
+        r"finite `sampling_logprobs` .*, but got -inf in row 3",
+    ),
+    "a likelihood above 1": (
+        _put("sampling_logprobs", (3, 1), 0.25),
+        r"of at most 0, but got 0\.25 in row 3, column 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_an_engine_that_returns_something_else_is_named(change, message, arithmetic):
+    with pytest.raises(ValueError, match=message) as error:
+        sampled(arithmetic, Canned(change))
+    assert str(error.value).startswith("`Canned.generate` must return ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_response_longer_than_was_asked_for_is_named(arithmetic):
+    with pytest.raises(ValueError, match=r"responses of at most 5 tokens, but got True in row 1, column 5"):
+        sampled(arithmetic, Canned(), limit=5)
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+@pytest.mark.parametrize("prompts", [PROMPTS, []], ids=["", "no prompt"])
+def test_what_is_right_passes(prompts, logprobs, arithmetic):
+    """An empty response, int64 ids, log-probabilities that round to a little above 0, NaN in the padding."""
+
+    def change(batch):
+        if not len(batch):
+            return batch
+        wide = batch.replace(response_ids=batch.response_ids.long(), input_ids=batch.input_ids.long())
+        if not logprobs:
+            return wide
+        rounded = torch.where(wide.response_mask, 1e-7, torch.nan)
+        return wide.replace(sampling_logprobs=rounded)
+
+    batch = sampled(arithmetic, Canned(change, logprobs), prompts)
+    assert len(batch) == 3 * len(prompts)
+
+
+def test_a_run_stops_before_its_first_step():
+    class Mine(HFEngine):
+        def generate(self, prompts, group_size, sampling, seed):
+            batch = super().generate(prompts, group_size, sampling, seed)
+            return batch.replace(sampling_logprobs=-batch.sampling_logprobs)
+
+    run = trainer(1)
+    with pytest.raises(ValueError, match=r"`Mine\.generate` must return finite `sampling_logprobs` of at most 0"):
+        run.fit(module(engine=Mine(), sampling=SAMPLING), batches(1))
+    assert run.global_step == 0
