@@ -18,8 +18,12 @@ from grail_lightning.rollout import Earned, Prompt, RolloutBatch, Task
 
 
 def judge(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
-    """One verdict a response; a response without an answer is `missing` and costs the verifier nothing."""
-    answers = [prompt.task.answer(text) for text, prompt in zip(texts, prompts, strict=True)]
+    """One verdict a response; a response without an answer is `missing` and costs the verifier nothing.
+
+    Raises:
+        ValueError: If what a task takes for the answer is no string.
+    """
+    answers = [_answer(prompt.task, text) for text, prompt in zip(texts, prompts, strict=True)]
     pairs = [(p.reference, a) for p, a in zip(prompts, answers, strict=True) if a is not None]
     graded = iter(verifier.grade(pairs))
     return [
@@ -32,7 +36,7 @@ def grade(batch: RolloutBatch, verifier: Verifier) -> tuple[RolloutBatch, list[V
     """The batch with `rewards`, their parts and `correct`, and the verdicts behind them.
 
     Raises:
-        ValueError: If a task's reward raises, or is not one finite number a response.
+        ValueError: If a task's answer is no string, or its reward raises or is not one finite number a response.
     """
     verdicts = judge(batch.texts, batch.prompts, verifier)
     rows_of: dict[int, list[int]] = defaultdict(list)
@@ -71,6 +75,17 @@ def grade_and_locate(batch: RolloutBatch, verifier: Verifier, tokenizer: Any) ->
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         graded, verdicts = grade(batch, verifier)
         return graded.replace(answer=masks.result()), verdicts
+
+
+def _answer(task: Task, text: str) -> str | None:
+    """The answer that the task reads, checked: a task may be anybody's."""
+    answer: Any = task.answer(text)
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise ValueError(
+        f"`{type(task).__name__}.answer` must return a string, or None for a response without an answer, but got "
+        f"{type(answer).__name__} ({str(answer)[:80]}). Return the answer as text: `str(answer)`."
+    )
 
 
 def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> Earned:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grail_lightning.answers.extract import find_boxes
 from grail_lightning.answers.spans import Alignment, align
-from grail_lightning.rollout import AnswerMasks, RolloutBatch, StepKind
+from grail_lightning.rollout import AnswerMasks, Prompt, RolloutBatch, Step, StepKind
 
 WhichBox = Literal["last", "first"]
 
@@ -58,8 +58,11 @@ def step_masks(batch: RolloutBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
     """The tokens of each kind of step, ``[B, T]`` bool, where the tasks can label steps; None if none can.
 
     A step with a `result` marks the tokens of its result alone: that is where an error shows.
+
+    Raises:
+        ValueError: If a task labels something else than steps within the text.
     """
-    steps = [p.task.label_steps(text, p) for text, p in zip(batch.texts, batch.prompts, strict=True)]
+    steps = [_labelled(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
     labelled = torch.tensor([row for row, found in enumerate(steps) if found is not None], dtype=torch.long)
     if not len(labelled):
         return None
@@ -67,8 +70,34 @@ def step_masks(batch: RolloutBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
     masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
     for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
         if aligned.text != batch.texts[row]:  # an engine's own way of decoding
-            steps[row] = batch.prompts[row].task.label_steps(aligned.text, batch.prompts[row])
+            steps[row] = _labelled(aligned.text, batch.prompts[row])
         for step in steps[row] or []:
             start, stop = step.result or (step.start, step.stop)
             masks[step.kind][row, aligned.overlapping(start, stop)] = True
     return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
+
+
+def _labelled(text: str, prompt: Prompt) -> list[Step] | None:
+    """The steps that the prompt's task labels in a response, checked: a task may be anybody's."""
+    steps: Any = prompt.task.label_steps(text, prompt)
+    if steps is None:
+        return None
+    must = f"`{type(prompt.task).__name__}.label_steps` must return"
+    if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
+        raise ValueError(
+            f"{must} a list of `Step`, or None where the task cannot label, but got {str(steps)[:120]}. "
+            "`Step` is in grail_lightning.rollout."
+        )
+    for step in steps:
+        if step.kind not in get_args(StepKind):
+            raise ValueError(
+                f"{must} steps whose `kind` is one of {', '.join(get_args(StepKind))}, but got {step.kind!r}. "
+                "Use filler for what carries no reasoning."
+            )
+        for start, stop in ((step.start, step.stop), step.result or (0, 0)):
+            if not 0 <= start <= stop <= len(text):
+                raise ValueError(
+                    f"{must} steps within the text, 0 ≤ start ≤ stop ≤ {len(text)}, but got {step}. Ranges are of "
+                    "characters, as in text[start:stop]."
+                )
+    return steps

@@ -62,3 +62,16 @@ def test_an_error_in_grading_is_the_one_that_is_seen(arithmetic):
     with pytest.raises(KeyboardInterrupt):
         grade_and_locate(_batch(arithmetic), Broken(), arithmetic.tokenizer)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("answer-masks")]
+
+
+@pytest.mark.parametrize("answer", [7, ("7",), b"7"], ids=["a number", "a tuple", "bytes"])
+def test_an_answer_that_is_no_string_is_an_error_that_names_the_task(answer, arithmetic):
+    class Mine(MathTask):
+        def answer(self, text):
+            return answer
+
+    prompts = [Mine().prompt({"problem": "3+4?", "answer": "7"})]
+    batch = build_batch(arithmetic, prompts, 1, [arithmetic.tokenizer.encode("7")], [True])
+    message = rf"`Mine\.answer` must return a string, or None .*, but got {type(answer).__name__} \("
+    with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
+        grade(batch, verifier)

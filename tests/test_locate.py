@@ -1,9 +1,12 @@
 """Answers and labelled steps on sampled token ids, with the packaged tokenizer."""
 
+import pytest
 import torch
 
 from grail_lightning.engines import build_batch
 from grail_lightning.locate import align_rows, answer_masks, step_masks
+from grail_lightning.rollout import Step
+from grail_lightning.tasks import ArithmeticTask
 from tests.runs import TASK
 
 TEXTS = [
@@ -59,3 +62,33 @@ def test_a_task_that_cannot_label_gives_no_masks(arithmetic):
     batch = _batch(arithmetic)
     prompt = MathTask().prompt({"problem": "1+1?", "answer": "2"})
     assert step_masks(batch.replace(prompts=[prompt] * 3), arithmetic.tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("sound", r"a list of `Step`, or None where the task cannot label, but got sound\."),
+        ([{"start": 0, "stop": 3}], r"a list of `Step`, or None .*, but got \[\{'start': 0"),
+        (
+            [Step(start=0, stop=3, kind="wrong")],
+            r"`kind` is one of sound, slip, .*filler, but got 'wrong'\. Use filler",
+        ),
+        (
+            [Step(start=0, stop=99, kind="slip")],
+            r"within the text, 0 ≤ start ≤ stop ≤ 13, but got Step\(start=0, stop=99",
+        ),
+        ([Step(start=5, stop=3, kind="slip")], r"within the text, .*, but got Step\(start=5, stop=3"),
+        ([Step(start=-2, stop=3, kind="slip")], r"within the text, .*, but got Step\(start=-2"),
+        ([Step(start=0, stop=3, kind="slip", result=(2, 99))], r"within the text, .*, but got .*result=\(2, 99\)"),
+    ],
+    ids=["a string", "dicts", "a kind", "beyond the end", "backwards", "before the start", "a result beyond the end"],
+)
+def test_labels_that_are_no_steps_within_the_text_name_the_task(steps, message, arithmetic):
+    class Mine(ArithmeticTask):
+        def label_steps(self, text, prompt):
+            return steps if text == TEXTS[2] else super().label_steps(text, prompt)
+
+    batch = _batch(arithmetic)
+    prompt = Mine().prompt({"problem": "7+5-3"})
+    with pytest.raises(ValueError, match=rf"`Mine\.label_steps` must return .*{message}"):
+        step_masks(batch.replace(prompts=[prompt] * 3), arithmetic.tokenizer)

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
-from grail_lightning.data.rows import RowPrompts, within_length
+from grail_lightning.data.rows import RowPrompts, prompt_of, within_length
 from grail_lightning.data.sources import DatasetSpec, check_path, read_table, select_rows
 from grail_lightning.ranks import world_size
 from grail_lightning.rollout import Messages, Task
@@ -245,7 +245,7 @@ class ArithmeticData(PromptData):
         """Draw the problems of a split."""
         names: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
         drawn = self.problems.sample(self.sizes[split], names[split], self.seed)
-        return [PromptSet("arithmetic", [self.task.prompt({"problem": p.expression}) for p in drawn])]
+        return [PromptSet("arithmetic", [prompt_of(self.task, {"problem": p.expression}) for p in drawn])]
 
 
 def _placement(trainer: pl.Trainer | None) -> tuple[int, int]:

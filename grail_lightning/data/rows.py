@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.rollout import Messages, Prompt, Task
@@ -37,11 +37,48 @@ class RowPrompts(Sequence[Prompt]):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
         row |= {"problem": str(row[self.spec.problem]), "answer": str(row[self.spec.answer])}
-        return dataclasses.replace(self.task.prompt(row), dataset=self.spec.label)
+        return dataclasses.replace(prompt_of(self.task, row), dataset=self.spec.label)
 
     def take(self, indices: Sequence[int]) -> RowPrompts:
         """The prompts of other rows of the same table."""
         return RowPrompts(self.table, indices, self.spec, self.task)
+
+
+def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
+    """The prompt that a task makes of a row, checked: a task may be anybody's.
+
+    Raises:
+        ValueError: If it is no `Prompt`, or if its messages, reference or task are something else.
+    """
+    prompt: Any = task.prompt(row)
+    must = f"`{type(task).__name__}.prompt` must return a `Prompt`"
+    if not isinstance(prompt, Prompt):
+        raise ValueError(
+            f"{must}, but got {type(prompt).__name__}. Return `Prompt(messages=…, reference=…, task=self)`, of "
+            "grail_lightning.rollout."
+        )
+    if not isinstance(prompt.messages, str) and not _is_conversation(prompt.messages):
+        raise ValueError(
+            f'{must} whose `messages` are text or a list of {{"role": …, "content": …}} with two strings each, but got '
+            f"{str(prompt.messages)[:120]}."
+        )
+    if not isinstance(prompt.reference, str):
+        raise ValueError(
+            f"{must} whose `reference` is a string, but got {type(prompt.reference).__name__} "
+            f"({str(prompt.reference)[:80]}). Use `str`."
+        )
+    if not isinstance(prompt.task, Task):
+        raise ValueError(f"{must} whose `task` grades it, but got {type(prompt.task).__name__}. Give it `task=self`.")
+    return prompt
+
+
+def _is_conversation(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and len(messages) > 0
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
+        and all(isinstance(m.get("content"), str) for m in messages)
+    )
 
 
 def within_length(
