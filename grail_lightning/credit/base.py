@@ -78,7 +78,10 @@ class TokenCredit(ABC):
     """
 
     refresh: Refresh = "rollout"
-    """Whether weights are computed once for a batch of rollouts, or anew before every optimiser step."""
+    """Whether weights are computed once for a batch of rollouts, or anew before every optimiser step.
+
+    A method that is made of others asks each by `weigh_part`, which keeps the `refresh` of each.
+    """
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
