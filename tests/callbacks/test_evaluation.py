@@ -141,6 +141,46 @@ def test_a_resumed_run_does_not_validate_first_and_still_knows_its_start(tmp_pat
     assert "held-out accuracy: 0.250 -> 1.000" in capsys.readouterr().out.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("problems", "temperature", "line"),
+    [
+        (
+            prompts(8),
+            1.0,
+            "0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, temperature 1.0); not comparable, because the "
+            "run was resumed with other problems",
+        ),
+        (
+            prompts(5)[1:],
+            1.0,
+            "0.250 (4 problems, temperature 1.0) -> 0.750 (4 problems, temperature 1.0); not comparable, because the "
+            "run was resumed with other problems",
+        ),
+        (
+            prompts(8),
+            0.0,
+            "0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, greedy); not comparable, because the run was "
+            "resumed with other problems and sampling",
+        ),
+        (prompts(4)[::-1], 1.0, "0.250 -> 1.000 (4 problems, temperature 1.0)"),
+    ],
+)
+def test_a_resumed_run_says_when_its_two_figures_are_not_of_the_same_problems(
+    tmp_path, capsys, problems, temperature, line
+):
+    def train():
+        return TrainingLoader([PromptSet("", prompts(18))], prompts_per_batch=2)
+
+    last = LastCheckpoint(folder=str(tmp_path))
+    run(4, Evaluation(), last, enable_checkpointing=True).fit(Scripted(_later_right), train(), loader(prompts(4)))
+    evaluation = Evaluation(sampling=Sampling(max_response_length=LIMIT, temperature=temperature))
+    # At step 6 the problems 1 to 4 are solved.
+    run(6, evaluation).fit(
+        Scripted(_later_right), train(), loader(problems), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    )
+    assert capsys.readouterr().out.strip().splitlines()[-1] == f"held-out accuracy: {line}"
+
+
 def test_lightnings_own_check_before_training_leaves_no_trace(tmp_path):
     evaluation = Evaluation(at_start=False)
     trainer = run(2, evaluation, logger=_logger(tmp_path), num_sanity_val_steps=2)
