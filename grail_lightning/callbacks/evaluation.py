@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import defaultdict
 from typing import Any
 
@@ -13,7 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.callbacks.figures import Figures, test_table
-from grail_lightning.outputs import EvaluationPlan, StepOutput
+from grail_lightning.outputs import EvaluationPlan, StepOutput, metric_names
 from grail_lightning.ranks import all_rows, sums, world_size
 from grail_lightning.rollout import Prompt, Sampling
 
@@ -181,7 +180,7 @@ class Evaluation(Callback):
         self._digests += sum(map(_digest, batch.prompts[:: self.num_samples]))  # rows of one group are neighbours
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row, prompt in enumerate(batch.prompts):
-            rows_of[key_part(prompt.dataset)].append(row)
+            rows_of[prompt.dataset].append(row)
         parts = {name: rows for name, rows in rows_of.items() if name} | {"": list(range(len(batch)))}
         for name, rows in parts.items():
             at = torch.tensor(rows, dtype=torch.long, device=batch.correct.device)
@@ -208,11 +207,11 @@ class Evaluation(Callback):
         """Log everything and return the overall figures. Every rank computes the same metrics in the same order."""
         overall = self._figures[""].compute()
         logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
-        for dataset in self._datasets():
+        for dataset, part in metric_names(self._datasets()).items():
             figures = self._figures.get(dataset) or Figures(self.pass_at, pl_module.device)
             shown = ("accuracy", "pass_at", "completions/mean_length", "completions/clipped_ratio")
             found = {name: value for name, value in figures.compute().items() if name.startswith(shown)}
-            logged |= {f"{stage}/{dataset}/{name}": value for name, value in found.items()}
+            logged |= {f"{stage}/{part}/{name}": value for name, value in found.items()}
         axis = {} if step is None else {"step": float(step)}
         kept = {name: value for name, value in logged.items() if value == value}
         pl_module.log_dict(kept | axis, batch_size=1, sync_dist=world_size() > 1)
@@ -223,11 +222,6 @@ def _digest(prompt: Prompt) -> int:
     """A number of a problem; their sum is that of a set of problems, in any order and over any ranks."""
     text = repr((prompt.dataset, prompt.messages, prompt.reference))
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
-
-
-def key_part(dataset: str) -> str:
-    """A dataset's name as a part of a metric's: no slash, no @."""
-    return re.sub(r"[^\w.+-]", "_", dataset)
 
 
 def _union(names: set[str]) -> set[str]:

@@ -109,6 +109,12 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
     assert found["val/completions/mean_length"][0][1] == tokens
 
 
+def test_datasets_that_would_share_a_metric_are_refused():
+    data = [loader(prompts(2, "math/500")), loader(prompts(3, "math_500"))]
+    with pytest.raises(ValueError, match=r"'math/500' and 'math_500' must differ .* but got `math_500` for both"):
+        run(-1, Evaluation()).test(Scripted(_later_right), data, verbose=False)
+
+
 def test_responses_cut_at_the_limit_are_counted(tmp_path):
     say = lambda prompt, k, step: None if prompt.reference == "1" else box("0")  # noqa: E731
     run(2, Evaluation(), logger=_logger(tmp_path)).fit(Scripted(say), loader(prompts(2)), loader(prompts(4)))
