@@ -13,6 +13,8 @@ from fractions import Fraction
 from grail_lightning.answers.conventions import Conventions, Engine, Outcome
 from grail_lightning.answers.exact import TooLarge, Undefined, is_terminating, rational
 from grail_lightning.answers.formulas import (
+    anagrams,
+    cut_off,
     factors_between,
     infinite,
     same_form,
@@ -23,12 +25,22 @@ from grail_lightning.answers.formulas import (
     times,
     wordy,
 )
-from grail_lightning.answers.names import bare_number, distinct_names, is_name, letters_of, named_value
+from grail_lightning.answers.names import (
+    bare_number,
+    distinct_names,
+    has_other_letters,
+    head,
+    is_name,
+    letters_of,
+    named_sides,
+    named_value,
+    without_letters,
+)
 from grail_lightning.answers.nodes import Node, letters
 from grail_lightning.answers.normalise import capped, normalise, string_key
-from grail_lightning.answers.prose import e_notation_spelled_out, is_e_notation, lowest_terms, sentence
+from grail_lightning.answers.prose import e_notation_spelled_out, is_e_notation, lowest_terms, same_wording, sentence
 from grail_lightning.answers.sets import Interval, as_intervals
-from grail_lightning.answers.shapes import unwrapped, vector
+from grail_lightning.answers.shapes import joined_alike, spelled_alike, unwrapped, vector
 from grail_lightning.answers.structure import (
     Answer,
     Base,
@@ -115,6 +127,8 @@ class _Comparison:
             prediction = e_notation_spelled_out(prediction)
         if string_key(lowest_terms(gold)) == string_key(lowest_terms(prediction)):
             return Outcome("right", "number")
+        if same_wording(gold, prediction, ignore_case=self.conventions.ignore_case):
+            return Outcome("right", "structure")
         if self.sentences(gold, prediction):
             return Outcome("right", LAYERS[self.layer])
         gold_answer, answer = read(gold), read(prediction)
@@ -177,6 +191,8 @@ class _Comparison:
             bare = self.conventions.bare_tuple and gold.brackets == "()" and other.joint == ","
             return bare and self.in_order(gold.items, other.items)
         if isinstance(gold, Words) or isinstance(other, Words):
+            if spelled_alike(gold, other, ignore_case=self.conventions.ignore_case):
+                return True
             empty = Words("none", "none")
             kinds = [Words("none", answer.exact) if isinstance(answer, Words) else answer for answer in (gold, other)]
             if Many((), braced=True) in kinds and any(
@@ -186,7 +202,7 @@ class _Comparison:
         if isinstance(gold, Matrix) or isinstance(other, Matrix):
             return self.vectors(gold, other)
         if isinstance(gold, Many) and isinstance(other, Many):
-            return self.collections(gold, other) or self.same_set(gold, other)
+            return (joined_alike(gold, other) and self.collections(gold, other)) or self.same_set(gold, other)
         return self.same_set(gold, other)
 
     def in_order(self, gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
@@ -273,20 +289,21 @@ class _Comparison:
         value = named_value(gold)
         return (value is not None and self.answers(value, other)) or self.same_set(gold, other)
 
-    def claimed(self, gold: Answer, relation: Relation) -> bool:
-        r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7."""
+    def claimed(self, gold: Answer, relation: Relation, *, derived: bool = True) -> bool:
+        r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7.
+
+        With `derived`, a formula between a name and a number need not: of the letters in `V=\pi r^2h=12\pi` only the
+        problem knows the values.
+        """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
-        sides = relation.sides
-        named = [is_name(source) for source in relation.sources]
-        if all(named):  # `x = y`: a formula that happens to look like a name
-            named[-1] = False
+        named = named_sides(relation)
         if r"\in" in relation.signs:
-            return len(sides) == 2 and named[0] and self.answers(gold, sides[1])
-        if len(sides) == 2 and named[1] and not named[0]:  # `5 = x`
-            named.reverse()
-            sides = sides[::-1]
-        return all(self.answers(gold, side) for side, name in zip(sides, named, strict=True) if not name)
+            return len(relation.sides) == 2 and named[0] and self.answers(gold, relation.sides[1])
+        values = [side for side, name in zip(relation.sides, named, strict=True) if not name]
+        if derived and named[0] and without_letters(gold) and without_letters(values[-1]):
+            values = [side for side in values if not has_other_letters(side, relation.sides[0])]
+        return all(self.answers(gold, side) for side in values)
 
     def two_relations(self, gold: Relation, other: Relation) -> bool:
         if gold.signs == other.signs == ("=",) or (gold.signs == other.signs and set(gold.signs) == {r"\in"}):
@@ -302,11 +319,12 @@ class _Comparison:
 
     def chains(self, gold: Relation, other: Relation) -> bool:
         """Two chains of equations with names at their heads: the names and the last sides."""
-        heads = string_key(gold.sources[0]) == string_key(other.sources[0]) and is_name(gold.sources[0])
-        return heads and self.claimed(gold.sides[-1], other)
+        heads = head(gold.sources[0]) == head(other.sources[0]) and named_sides(gold)[0]
+        derived = all(map(without_letters, gold.sides[1:]))  # a reference that derives its value tells how
+        return heads and self.claimed(gold.sides[-1], other, derived=derived)
 
     def equations(self, gold: Relation, other: Relation) -> bool:
-        names = [string_key(source) for source in gold.sources], [string_key(source) for source in other.sources]
+        names = [head(source) for source in gold.sources], [head(source) for source in other.sources]
         nodes = [side.node for side in gold.sides + other.sides if isinstance(side, Leaf) and side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
@@ -318,7 +336,7 @@ class _Comparison:
         if gold.signs[0] != "=":
             return False
         heads = [relation.sources[0] for relation in (gold, other)]
-        named = all(map(is_name, heads)) and string_key(heads[0]) != string_key(heads[1])
+        named = all(map(is_name, heads)) and head(heads[0]) != head(heads[1])
         if named and (bare_number(gold) or bare_number(other)):
             return False  # x=5 is not y=5
         return self.proportional(gold, other) != 0
@@ -358,9 +376,15 @@ class _Comparison:
             return False
         if string_key(left.text) == string_key(right.text) and left[2:] == right[2:]:
             return True
+        if anagrams(left.text, right.text):
+            return False
         if gold.node is None or other.node is None:
             return self.unknown(left, right, other.node is None)
         slack = slack_between(left, right, self.conventions.tolerance)
+        if cut_off(right.text) and not cut_off(left.text):
+            value = rational(gold.node)
+            if not slack or (value is not None and is_terminating(value)):
+                return False
         scaled_gold, scaled = scaled_by_zeros(gold.node, left.zeros), scaled_by_zeros(other.node, right.zeros)
         factors = factors_between(left, right, self.conventions)
         return any(self.nodes(times(scaled_gold, a), times(scaled, b), slack) for a, b in factors)

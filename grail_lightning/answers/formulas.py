@@ -9,6 +9,8 @@ from grail_lightning.answers.nodes import Node, number
 from grail_lightning.answers.units import Quantity
 
 __all__ = [
+    "anagrams",
+    "cut_off",
     "factors_between",
     "infinite",
     "scaled_by_zeros",
@@ -62,7 +64,7 @@ def times(node: Node, factor: Node | None) -> Node:
     return node if factor is None else Node("multiply", "", (node, factor))
 
 
-_DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?)?", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?|\\ldots)?", re.ASCII)
 _WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
 
 
@@ -70,6 +72,17 @@ def significant_digits(text: str) -> int:
     """Digits of a decimal literal from the first that is not zero; 0 for anything else."""
     found = _DECIMAL.fullmatch(text.replace(" ", ""))
     return len(found[1].replace(".", "").lstrip("0")) if found else 0
+
+
+def cut_off(text: str) -> bool:
+    """Whether a text is a decimal whose digits go on, which no finite decimal is."""
+    return text.endswith(r"\ldots")
+
+
+def anagrams(one: str, two: str) -> bool:
+    """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
+    words = [text.lower() for text in (one, two) if text.isascii() and text.isalpha() and len(text) > 2]
+    return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
 
 
 def wordy(text: str) -> bool:

@@ -9,6 +9,7 @@ import unicodedata
 from functools import lru_cache
 
 from grail_lightning.answers.extract import last_box
+from grail_lightning.answers.numerals import grouped, repeating
 from grail_lightning.answers.tables import (
     COMMANDS,
     LOOKS,
@@ -39,16 +40,22 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 # `1{,}000`, `1,\!000`, `1\,000`, `1\ 000`: separators that are no list commas.
-_SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\ |~)\s*(?=\d{3}(?!\d))")
+_SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\[ :;>]|~)\s*(?=\d{3}(?!\d))")
+_BARRED = re.compile("((?:[0-9][\u0304\u0305])+)")
+_DOTTED = re.compile("([0-9])\u0307")
+_GOES_ON = re.compile(r"(?<=[,+*<=-])\s*\.{3,}")
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]e|[lg]eq|neq?|in|approx)(?![a-zA-Z])")
 _CONTINUED = re.compile(
     r"^(?:[-+*/=<>&]|\\(?:cdot|times|[lg]eq?|neq?|in|approx)(?![a-zA-Z]))|(?:[-+*/=<>:&]|\\\\|\\(?:cdot|times|[lg]eq?|neq?|in|approx|quad)|(?<![\\A-Za-z])[A-Za-z]{2,})$"
 )
+_TOKEN = re.compile(r"\s*([A-Za-z0-9]|\\[A-Za-z]+)")
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 _PLAIN_LIST = re.compile(r"[0-9,.\s+-]+,\s+[0-9,.\s+-]+", re.ASCII)
 # Units that would pass for a function or a quotient of letters.
 _UNIT = re.compile(r"min|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
+# What separates the members of a list in words.
+_LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:[.,;]|\\\\|\\text\{\s*[.,]?\s*\})\s*$")
 
 
@@ -112,12 +119,14 @@ def _normalised(text: str) -> str:
     text = _unbox(text.strip())
     text = _SEPARATED.sub("", _unicode(text))
     text = _lines(_delimiters(text))
-    text = _commands(text)
+    text = repeating(grouped(_commands(text)))
     if _PLAIN_LIST.fullmatch(text):  # `48, 210` are two numbers, `48,210` is one
         text = re.sub(r",\s+", ";", text)
     text = _spaces(text)
     text = _trailing(text)
-    return _trailing(_spaces(_LEAD.sub("", text)))
+    text = _trailing(_spaces(_LEAD.sub("", text)))
+    # A function of nothing is a word.
+    return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in WRAPPED_FUNCTIONS else text
 
 
 _of_short = lru_cache(maxsize=1 << 12)(_normalised)
@@ -145,6 +154,8 @@ def _lines(text: str) -> str:
 def _unicode(text: str) -> str:
     if text.isascii():
         return text
+    text = _BARRED.sub(lambda run: rf"\overline{{{re.sub('[^0-9]', '', run[0])}}}", text)
+    text = _DOTTED.sub(r"\\dot{\1}", text)
     text = _RAISED.sub(lambda run: "^{" + "".join(map(SUPER.__getitem__, run[0])) + "}", text)
     text = _LOWERED.sub(lambda run: "_{" + "".join(map(SUB.__getitem__, run[0])) + "}", text)
     return "".join(SYMBOLS.get(character) or _compatible(character) for character in text)
@@ -160,7 +171,7 @@ def _compatible(character: str) -> str:
 
 def _delimiters(text: str) -> str:
     text = re.sub(r"\\\(|\\\)|\\\[(?!\d+pt)|(?<!\\)\\\]", " ", text)
-    text = text.replace(r"\text{\$}", r"\$")
+    text = _GOES_ON.sub(r"\\ldots ", text.replace(r"\text{\$}", r"\$"))
     # A dollar is money or a delimiter; neither changes the number. `\$` marks money for the unit rules.
     return re.sub(r"(?<!\\)\$", " ", text)
 
@@ -200,6 +211,8 @@ def _argument(text: str, place: int) -> tuple[str, int] | None:
 
 def _transparent(text: str, place: int, name: str, written: list[str]) -> int:
     found = _argument(text, place)
+    if found is None and name in ("bar", "hat", "vec") and (token := _TOKEN.match(text, place)):
+        found = token[1], token.end()
     if found is None:
         return place
     content, end = found
@@ -217,7 +230,7 @@ def _upright(text: str, place: int, name: str, written: list[str]) -> int:
     if found is None:
         return place
     content, end = found
-    inner = re.sub(r"\s+", " ", _commands(content))
+    inner = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r"\1", _commands(content)))
     word = inner.strip()
     word = TEXT_SYNONYMS.get(word, word)
     if (
@@ -232,9 +245,22 @@ def _upright(text: str, place: int, name: str, written: list[str]) -> int:
         written.append(f" {word} " if word else " ")
     elif re.fullmatch(r"\(\s*[A-Za-z]\s*\)", word):
         written.append(word)
+    elif _LISTED.search(inner):
+        written.append(_listed(inner))
     else:
         written.append(rf"\text{{{inner}}}")
     return end
+
+
+def _listed(inner: str) -> str:
+    r"""`\text{red, blue and 3}` as `\text{red},\text{blue}\text{and}3`: each member as if it stood alone."""
+    written = []
+    for piece in _LISTED.split(inner):
+        if re.search(r"[A-Za-z]{2}|[A-Za-z]\.", re.sub(r"\\[A-Za-z]+", "", piece)):
+            written.append(rf"\text{{{piece}}}")
+        else:
+            written.append(f" {piece} ")
+    return "".join(written)
 
 
 def _spaces(text: str) -> str:

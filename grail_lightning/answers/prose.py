@@ -9,7 +9,7 @@ import re
 
 from grail_lightning.answers.tokens import BARE_WORDS, FUNCTIONS
 
-__all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "sentence"]
+__all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "same_wording", "sentence"]
 
 Sentence = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -23,7 +23,10 @@ _HALF_POWER = re.compile(
 )
 _E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
 _E_LITERAL = re.compile(r"(?<![0-9.A-Za-z\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,3})(?![0-9.])", re.ASCII)
-_WORD = re.compile(r"\\text\{([^{}]*)\}|(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)([A-Za-z]{2,})(?![A-Za-z])", re.ASCII)
+_WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{2,}(?![A-Za-z])", re.ASCII)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
+_WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
 _FORMULA_WORDS = FUNCTIONS | BARE_WORDS.keys() | {"sqrt"}
 # One word is a unit or a joint (`and`), which other rules know better.
 _FEWEST_WORDS = 2
@@ -70,6 +73,29 @@ def e_notation_spelled_out(text: str) -> str:
     return _E_LITERAL.sub(r"(\1*10^{\2})", text)
 
 
+def same_wording(one: str, two: str, *, ignore_case: bool) -> bool:
+    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`.
+
+    Args:
+        one: what `normalise` returned.
+        two: likewise.
+        ignore_case: whether words may differ in case; letters behind a digit are taken as they are.
+    """
+    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
+        return False
+    plain = [_unwrapped(text) for text in (one, two)]
+    if not all(map(_WORDING.fullmatch, plain)):
+        return False
+    if ignore_case and not re.search(r"[0-9] ?[A-Za-z]", plain[0] + "|" + plain[1]):
+        plain = [text.lower() for text in plain]
+    return plain[0] == plain[1]
+
+
+def _unwrapped(text: str) -> str:
+    text = re.sub(r"\s+", " ", _TEXT.sub(r" \1 ", text))
+    return re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!")
+
+
 def sentence(text: str, *, ignore_case: bool) -> Sentence | None:
     """The words of an answer and the formulas before, between and behind them; None if it is not a sentence.
 
@@ -77,10 +103,11 @@ def sentence(text: str, *, ignore_case: bool) -> Sentence | None:
         text: what `normalise` returned.
         ignore_case: whether words are told in lower case.
     """
+    text = _TEXT.sub(lambda found: f" {found[1].lower() if ignore_case else found[1]} ", text)
     words, formulas, start = [], [], 0
     for found in _WORD.finditer(text):
-        word = " ".join((found[1] if found[1] is not None else found[2]).split())
-        if word.lower() in _FORMULA_WORDS or not any(map(str.isalpha, word)):
+        word = found[0]
+        if word.lower() in _FORMULA_WORDS:
             continue
         words.append(word.lower() if ignore_case else word)
         formulas.append(text[start : found.start()].strip(" .,;:"))

@@ -109,14 +109,16 @@ _OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
 _CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
 _RELATIONS = _set(r"= < > \le \ge \ne \in \approx \equiv")
 _CONNECTIVE = re.compile(
-    r",?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<=[\s\d)}\]])(and|or)(?=[\s\d(\\{-]))\s*,?", re.IGNORECASE
+    r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
+    re.IGNORECASE,
 )
-_THOUSANDS = re.compile(r"[+-]?(?:\\\$)?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?(?:\s*[%\\a-zA-Z^].*)?", re.ASCII)
 _BASE = re.compile(r"\{?([0-9A-F]+(?:\.[0-9A-F]+)?)\}?_(?:\{?\(?([0-9]{1,2})\)?\}?|\{?\\text\{([a-z]+)\}\}?)", re.ASCII)
 _BASES = {
     name: str(value)
     for value, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)
 }
+# The first digits of a number that goes on.
+_CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _MATRIX = re.compile(
     r"(?P<factor>[^&]*?)\\begin\{(?P<kind>[pbBvV]?)(?:matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(?P<body>.*?)"
     r"\\end\{[pbBvV]?(?:matrix|array|smallmatrix)\}",
@@ -211,22 +213,18 @@ _FORMULA_WORDS = _set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh ta
 
 
 def _list(text: str) -> Answer | None:
-    if _THOUSANDS.fullmatch(text):
-        return None
     marked, joint = _marked_connectives(text)
     parts, _ = _split(marked, frozenset([";", "\x01"]))
     if len(parts) == 1:
         parts, _ = _split(marked, frozenset([","]))
     elif all(_split(part, frozenset([","]))[1] for part in parts if part.strip()) is False or joint != ",":
-        parts = [piece for part in parts for piece in _comma_parts(part)]
+        parts = [piece for part in parts for piece in _split(part, frozenset([","]))[0]]
     if len(parts) == 1:
         return None
+    if marked.startswith("\x01") or marked.endswith("\x01"):
+        return Broken("a list that begins or ends with its connective")
     parts = [part for part in parts if part.strip()]
     return Many(tuple(_flat(_read(part) for part in parts)), joint=joint) if parts else Broken("an empty list")
-
-
-def _comma_parts(part: str) -> list[str]:
-    return [part] if _THOUSANDS.fullmatch(part.strip()) else _split(part, frozenset([","]))[0]
 
 
 def _marked_connectives(text: str) -> tuple[str, str]:
@@ -357,7 +355,7 @@ def _leaf(text: str) -> Answer:
     if _PROSE.search(quantity.text):  # a sentence, not a product of its letters
         return Leaf(quantity, None)
     try:
-        node = parse(quantity.text)
+        node = parse(_CUT_OFF.sub("", quantity.text))
     except (Unreadable, IndexError):
         return Leaf(quantity, None)
     if not _has_sign(node):

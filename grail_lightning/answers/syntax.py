@@ -22,7 +22,6 @@ from grail_lightning.answers.tokens import (
     GREEK,
     INVERSE,
     SCIENTIFIC,
-    THOUSANDS,
     TOKEN,
 )
 
@@ -46,8 +45,6 @@ def parse(text: str) -> Node:
     if scientific:
         exponent = int(scientific[2])
         return number(Fraction(scientific[1]) * Fraction(10) ** exponent)
-    if THOUSANDS.fullmatch(text.lstrip("+-")):
-        text = text.replace(",", "")
     parser = _Parser(text)
     tree = parser.over(parser.sum())
     parser.expect("")

@@ -75,6 +75,7 @@ COMMANDS = {
     **dict.fromkeys(["land", "wedge"], r"\text{and}"),
     **dict.fromkeys(["lor", "vee"], r"\text{or}"),
     **dict.fromkeys(["simeq", "thickapprox"], r"\approx "),
+    **dict.fromkeys(["dots", "dotsc", "hdots"], r"\ldots "),
     **dict.fromkeys(["arcctg", "arccotan"], r"\arccot "),
     **dict.fromkeys(["reals", "R", "Reals"], r"\mathbb{R}"),
     **{"div": "/", "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "%": "%"},
@@ -95,7 +96,7 @@ SPACES = _set(", ; : > ! quad qquad thinspace medspace thickspace enspace space 
 # Wrappers of upright or bold type: a number, a symbol or a formula inside stands for itself, a word is a word.
 UPRIGHT = _set(
     "text textbf textit textrm textsf texttt textnormal mathrm mathbf mathit mathsf mathtt mathnormal mbox hbox "
-    "operatorname emph mathop textup mathcal"
+    "operatorname emph mathop textup mathcal textsc textsl textmd"
 )
 TEXT = frozenset(["text", "textrm", "textnormal", "mathrm", "mbox", "hbox", "textup"])
 UNIT_LETTERS = frozenset("mgsLlJNWVAKChFPT")

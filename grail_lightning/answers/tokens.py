@@ -11,7 +11,6 @@ __all__ = [
     "GREEK",
     "INVERSE",
     "SCIENTIFIC",
-    "THOUSANDS",
     "TOKEN",
 ]
 
@@ -40,4 +39,3 @@ TOKEN = re.compile(
     re.ASCII,
 )
 SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,4})", re.ASCII)
-THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", re.ASCII)

@@ -52,7 +52,7 @@ _STOP = _set(
     "or and not no none never if when where is are was only but either neither minus plus times over more less "
     "than least most about approximately nearly almost around between through except without to so then because "
     "unless some any all many few several with from by mod modulo base choose squared cubed half double twice "
-    "wrong false true ways? unknown undefined"
+    "wrong false true ways? unknown undefined repeating recurring"
 ) - {"ways?"}
 _FUNCTION_WORDS = _set("sin cos tan cot sec csc log ln exp sqrt pi max min gcd lcm lim det arg mod inf infty")
 
@@ -155,6 +155,8 @@ def _canonical(found: list[str], words: str, power: str | None) -> str:
     found = [word for word in found if word not in _MULTIPLIERS]
     if not found:
         return ""
+    if (half_of_day := "".join(found)) in ("am", "pm"):
+        return half_of_day
     if found[0] in ("square", "sq", "cubic"):
         power, found = ("3" if found[0] == "cubic" else "2"), found[1:]
     inside = re.search(r"\^\{?([23])\}?", words)

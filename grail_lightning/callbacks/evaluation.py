@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
 from collections import defaultdict
 from typing import Any
 
@@ -12,9 +12,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.callbacks.figures import Figures, test_table
-from grail_lightning.outputs import EvaluationPlan, StepOutput
-from grail_lightning.ranks import all_rows, world_size
-from grail_lightning.rollout import Sampling
+from grail_lightning.outputs import EvaluationPlan, StepOutput, metric_names
+from grail_lightning.ranks import all_rows, sums, world_size
+from grail_lightning.rollout import Prompt, Sampling
 
 
 class Evaluation(Callback):
@@ -55,12 +55,13 @@ class Evaluation(Callback):
             )
         self.num_samples, self.sampling, self.pass_at = num_samples, sampling, tuple(pass_at)
         self.at_start, self.at_end = at_start, at_end
-        self.first: dict[str, float] = {}
-        self.last: dict[str, float] = {}
+        self.first: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
         self._finished = False
         self._plan: EvaluationPlan | None = None
         self._figures: dict[str, Figures] = {}
         self._correct: dict[str, list[Tensor]] = defaultdict(list)
+        self._digests = 0
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -92,17 +93,29 @@ class Evaluation(Callback):
         self._finished = False
 
     def outcome(self) -> str:
-        """For example ``held-out accuracy: 0.412 -> 0.871 (512 problems, temperature 1.0)``."""
-        assert self._plan is not None
-        figures = [self.first, self.last] if self.first else [self.last]
-        accuracies = " -> ".join(f"{figure['accuracy']:.3f}" for figure in figures)
-        temperature = self._plan.sampling.temperature
-        drawn = f"temperature {temperature}" if temperature else "greedy"
-        samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
-        return f"held-out accuracy: {accuracies} ({self.last['problems']:.0f} problems{samples}, {drawn})"
+        """For example ``held-out accuracy: 0.412 -> 0.871 (512 problems, temperature 1.0)``.
+
+        A run that was resumed with other validation data or sampling has two figures that cannot be compared: each is
+        then told with what it is of.
+        """
+        last = f"{self.last['accuracy']:.3f} ({self.last['conditions']})"
+        if not self.first:
+            return f"held-out accuracy: {last}"
+        first = f"{self.first['accuracy']:.3f}"
+        differ = [
+            what
+            for key, what in (("digest", "problems"), ("sampling", "sampling"))
+            if self.first[key] != self.last[key]
+        ]
+        if not differ:
+            return f"held-out accuracy: {first} -> {last}"
+        return (
+            f"held-out accuracy: {first} ({self.first['conditions']}) -> {last}; not comparable, because the run was "
+            f"resumed with other {' and '.join(differ)}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The first and the last figure of the run."""
+        """The first and the last figure of the run, and what they are of."""
         return {"first": self.first, "last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -115,6 +128,7 @@ class Evaluation(Callback):
         """Start afresh."""
         self._figures = {"": Figures(self.pass_at, pl_module.device)}
         self._correct.clear()
+        self._digests = 0
 
     on_test_start = on_validation_start
 
@@ -133,7 +147,11 @@ class Evaluation(Callback):
             return
         figures = self._log(pl_module, "val", trainer.global_step if trainer.state.fn == "fit" else None)
         if trainer.state.fn == "fit":
-            self.last = {"step": trainer.global_step, **{name: figures[name] for name in ("accuracy", "problems")}}
+            self.last = {
+                "step": trainer.global_step,
+                "accuracy": figures["accuracy"],
+                **self._what(figures["problems"]),
+            }
             if trainer.global_step == 0:
                 self.first = self.last
 
@@ -144,12 +162,25 @@ class Evaluation(Callback):
         if trainer.is_global_zero and all(len(right) for right in correct.values()):
             print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
 
+    def _what(self, problems: float) -> dict[str, Any]:
+        """What a figure is of: in words, and as values that differ when the problems or the sampling do."""
+        assert self._plan is not None
+        temperature = self._plan.sampling.temperature
+        drawn = f"temperature {temperature}" if temperature else "greedy"
+        samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
+        return {
+            "conditions": f"{problems:.0f} problems{samples}, {drawn}",
+            "digest": int(sums({"digest": self._digests})["digest"]) % 2**64,
+            "sampling": repr(self._plan),
+        }
+
     def _take(self, output: StepOutput, device: torch.device) -> None:
         batch = output.batch
         assert batch.correct is not None
+        self._digests += sum(map(_digest, batch.prompts[:: self.num_samples]))  # rows of one group are neighbours
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row, prompt in enumerate(batch.prompts):
-            rows_of[key_part(prompt.dataset)].append(row)
+            rows_of[prompt.dataset].append(row)
         parts = {name: rows for name, rows in rows_of.items() if name} | {"": list(range(len(batch)))}
         for name, rows in parts.items():
             at = torch.tensor(rows, dtype=torch.long, device=batch.correct.device)
@@ -176,20 +207,21 @@ class Evaluation(Callback):
         """Log everything and return the overall figures. Every rank computes the same metrics in the same order."""
         overall = self._figures[""].compute()
         logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
-        for dataset in self._datasets():
+        for dataset, part in metric_names(self._datasets()).items():
             figures = self._figures.get(dataset) or Figures(self.pass_at, pl_module.device)
             shown = ("accuracy", "pass_at", "completions/mean_length", "completions/clipped_ratio")
             found = {name: value for name, value in figures.compute().items() if name.startswith(shown)}
-            logged |= {f"{stage}/{dataset}/{name}": value for name, value in found.items()}
+            logged |= {f"{stage}/{part}/{name}": value for name, value in found.items()}
         axis = {} if step is None else {"step": float(step)}
         kept = {name: value for name, value in logged.items() if value == value}
         pl_module.log_dict(kept | axis, batch_size=1, sync_dist=world_size() > 1)
         return overall
 
 
-def key_part(dataset: str) -> str:
-    """A dataset's name as a part of a metric's: no slash, no @."""
-    return re.sub(r"[^\w.+-]", "_", dataset)
+def _digest(prompt: Prompt) -> int:
+    """A number of a problem; their sum is that of a set of problems, in any order and over any ranks."""
+    text = repr((prompt.dataset, prompt.messages, prompt.reference))
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
 
 
 def _union(names: set[str]) -> set[str]:

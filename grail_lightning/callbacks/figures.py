@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torchmetrics import SumMetric
 
-from grail_lightning.functional import pass_at_k
+from grail_lightning.functional import pass_at_k, pass_at_k_variance
 from grail_lightning.metrics import AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
 
 CONFIDENCE = 0.95
-RESAMPLES = 2000
 Interval = tuple[float, float]
 
 
@@ -60,34 +59,43 @@ class Figures:
         return {name: float(value) for name, value in figures.items()}
 
 
-def mean_interval(shares: Tensor) -> Interval:
-    """The 95 % interval of a mean over problems.
+def mean_interval(shares: Tensor, noise: Tensor) -> Interval:
+    r"""The 95 % interval of a mean over problems: Wilson's, for the number of yes-or-no problems that tell as much.
 
-    Wilson's interval where each problem is a yes or a no, else the bootstrap over problems (percentiles).
+    Problems are drawn from many, and the samples of one problem resemble each other. With the mean :math:`\bar x` and
+    the variance :math:`v` of one problem's share the effective number of problems is
+
+    .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
+
+    Where all problems have the same share, their spread says nothing of how they would come out a second time, so
+    :math:`v` is the spread of the shares or the mean of their own `noise`, whichever is larger. A share in [0, 1]
+    cannot vary more than a yes-or-no, hence at least :math:`N`: where each problem is a yes or a no this is Wilson's
+    interval. The quantiles :math:`z` and :math:`t` allow for a :math:`v` that few problems estimate.
 
     Args:
         shares: ``[N]`` float in [0, 1]: how much of each problem was solved.
+        noise: ``[N]`` float: the variance of each share over other samples of the same problem (`pass_at_k_variance`).
+
+    Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
+    Wilson's interval it is recommended for clustered samples by Franco, Little, Louis and Slud (2019,
+    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503). The floor of :math:`v` is ours. The coverage is measured by
+    ``benchmarks/interval_coverage.py``.
     """
-    import numpy as np
-    from scipy.stats import binomtest, bootstrap
+    from scipy.stats import norm, t
 
     if not len(shares):
         return math.nan, math.nan
-    if bool(((shares == 0) | (shares == 1)).all()):
-        found = binomtest(int(shares.sum()), len(shares)).proportion_ci(CONFIDENCE, method="wilson")
-    elif len(shares) == 1:
-        return 0.0, 1.0
-    else:
-        found = bootstrap(
-            (shares.numpy(),),
-            np.mean,
-            n_resamples=RESAMPLES,
-            batch=max(1, 10**7 // len(shares)),
-            confidence_level=CONFIDENCE,
-            method="percentile",
-            rng=np.random.default_rng(0),
-        ).confidence_interval
-    return float(found.low), float(found.high)
+    number, mean = len(shares), float(shares.mean())
+    quantile = float(norm.ppf((1 + CONFIDENCE) / 2))
+    effective = float(number)
+    if number > 1 and (variance := max(float(shares.var()), float(noise.mean()))):
+        allowance = quantile / float(t.ppf((1 + CONFIDENCE) / 2, number - 1))
+        effective = max(effective, number * mean * (1 - mean) / variance * allowance**2)
+    squared = quantile**2
+    centre = (mean + squared / (2 * effective)) / (1 + squared / effective)
+    spread = math.sqrt(mean * (1 - mean) / effective + squared / (4 * effective**2))
+    half = quantile * spread / (1 + squared / effective)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
@@ -131,24 +139,26 @@ def test_table(correct: dict[str, Tensor], pass_at: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def _shares(correct: Tensor, pass_at: Sequence[int]) -> list[Tensor]:
-    """``[N]`` share of right samples, then ``[N]`` pass@k of each k."""
-    num_samples = torch.full((len(correct),), correct.shape[1])
-    return [correct.double().mean(1), *(pass_at_k(num_samples, correct.sum(1), k).double() for k in pass_at)]
+def _shares(correct: Tensor, pass_at: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """``[N]`` share of right samples, then ``[N]`` pass@k of each k; each with its variance ``[N]`` over samples."""
+    num_samples, num_correct = correct.shape[1], correct.sum(1)
+    return [
+        (pass_at_k(num_samples, num_correct, k), pass_at_k_variance(num_samples, num_correct, k)) for k in (1, *pass_at)
+    ]
 
 
-def _cells(correct: Tensor, shares: list[Tensor]) -> list[str]:
+def _cells(correct: Tensor, shares: list[tuple[Tensor, Tensor]]) -> list[str]:
     # The spread is the population standard deviation of the accuracies of the sampling runs.
     runs = f"{correct.double().mean(0).std(correction=0):.3f}"
-    first, *others = (_cell(float(values.mean()), mean_interval(values)) for values in shares)
+    first, *others = (_cell(float(values.mean()), mean_interval(values, noise)) for values, noise in shares)
     return [first, runs, *others]
 
 
-def _average(shares: dict[str, list[Tensor]]) -> list[str]:
+def _average(shares: dict[str, list[tuple[Tensor, Tensor]]]) -> list[str]:
     cells = []
     for column in zip(*shares.values(), strict=True):
-        means = [float(values.mean()) for values in column]
-        cells.append(_cell(sum(means) / len(means), average_interval(means, [mean_interval(v) for v in column])))
+        means = [float(values.mean()) for values, _ in column]
+        cells.append(_cell(sum(means) / len(means), average_interval(means, [mean_interval(*v) for v in column])))
     return [cells[0], "", *cells[1:]]
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
 from grail_lightning.data.rows import RowPrompts, prompt_of, within_length
 from grail_lightning.data.sources import DatasetSpec, check_path, read_table, select_rows
+from grail_lightning.outputs import metric_names
 from grail_lightning.ranks import world_size
 from grail_lightning.rollout import Messages, Task
 from grail_lightning.seeds import derive_seed, run_seed
@@ -277,3 +278,4 @@ def _check_names(split: Split, specs: list[DatasetSpec]) -> None:
             f"The datasets of `{split}` must have different names, but got {', '.join(twice)} more than once. "
             "Set `name` of one of them."
         )
+    metric_names(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -178,6 +179,8 @@ def _parse(text: str, source: str, line: int) -> Any:
             f"{source}, line {line + error.lineno - 1}: malformed JSON ({error.msg}, column {error.colno}). "
             "A .jsonl file must hold one JSON object a line."
         ) from None
+    except ValueError as error:  # a whole number of more digits than Python converts
+        raise ValueError(f"{source}, line {line}: {error}. Write the number as text.") from None
 
 
 def _load(builder: str, source: str, /, **options: Any) -> Any:
@@ -208,6 +211,11 @@ def _check_text(value: Any, place: str) -> None:
         raise ValueError(f"{place} must be text or a number, but got {_short(value)}.")
     if value is None or not str(value).strip():
         raise ValueError(f"{place} must not be empty. Fill it in, remove the row, or leave it out by `where`.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(
+            f"{place} must be a finite number, but got {value}: a missing value, or beyond a float's range. "
+            "Write the number as text, remove the row, or leave it out by `where`."
+        )
 
 
 def _fits(value: Any, wanted: Any, place: str) -> bool:

@@ -1,6 +1,6 @@
 """Pure maths on tensors: no class with state, no config, no model, no logger."""
 
-from grail_lightning.functional.pass_at_k import pass_at_k
+from grail_lightning.functional.pass_at_k import pass_at_k, pass_at_k_variance
 from grail_lightning.functional.policy_gradient import aggregate, clipped_surrogate, group_advantages, kl_estimate
 from grail_lightning.functional.tokens import TokenStats, masked_mean, masked_sum, masked_zscore, token_logprobs
 from grail_lightning.functional.weighting import answer_overwrite, bilevel_map, grail_map, mean_one
@@ -19,5 +19,6 @@ __all__ = [
     "masked_zscore",
     "mean_one",
     "pass_at_k",
+    "pass_at_k_variance",
     "token_logprobs",
 ]

@@ -40,3 +40,35 @@ def pass_at_k(num_samples: Tensor | int, num_correct: Tensor, k: int) -> Tensor:
     j = torch.arange(k, dtype=torch.float64, device=c.device)
     all_wrong = ((n[:, None] - c[:, None] - j) / (n[:, None] - j)).clamp(min=0).prod(1)
     return 1 - all_wrong
+
+
+def pass_at_k_variance(num_samples: int, num_correct: Tensor, k: int) -> Tensor:
+    r"""Variance of a problem's `pass_at_k` over other samples of it, if its share of right samples is its true one.
+
+    .. math:: \operatorname{Var}_{c^* \sim B(n, c/n)} \text{pass@}k(n, c^*)
+
+    What a bootstrap over the samples of a problem would find, as a sum over the possible counts.
+
+    Args:
+        num_samples: Samples drawn for each problem, ``n``.
+        num_correct: ``[N]``: right ones among them, ``c``.
+        k: How many samples a user would look at.
+
+    Returns:
+        ``[N]`` float64.
+
+    Raises:
+        ValueError: As `pass_at_k`.
+
+    >>> pass_at_k_variance(4, torch.tensor([0, 1, 4]), k=1)  # p(1 - p)/n
+    tensor([0.0000, 0.0469, 0.0000], dtype=torch.float64)
+    """
+    from scipy.stats import binom
+
+    counts = torch.arange(num_samples + 1)
+    values = pass_at_k(num_samples, counts, k)
+    pass_at_k(num_samples, num_correct, k)  # refuses counts out of range
+    chances = torch.from_numpy(binom.pmf(counts.numpy(), num_samples, counts.numpy()[:, None] / num_samples))
+    means = chances @ values  # [c]: pass@k, if c/n is the truth
+    spread = (chances * (values - means[:, None]) ** 2).sum(1)
+    return spread[num_correct.cpu()].to(num_correct.device)

@@ -109,6 +109,12 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
     assert found["val/completions/mean_length"][0][1] == tokens
 
 
+def test_datasets_that_would_share_a_metric_are_refused():
+    data = [loader(prompts(2, "math/500")), loader(prompts(3, "math_500"))]
+    with pytest.raises(ValueError, match=r"'math/500' and 'math_500' must differ .* but got `math_500` for both"):
+        run(-1, Evaluation()).test(Scripted(_later_right), data, verbose=False)
+
+
 def test_responses_cut_at_the_limit_are_counted(tmp_path):
     say = lambda prompt, k, step: None if prompt.reference == "1" else box("0")  # noqa: E731
     run(2, Evaluation(), logger=_logger(tmp_path)).fit(Scripted(say), loader(prompts(2)), loader(prompts(4)))
@@ -139,6 +145,46 @@ def test_a_resumed_run_does_not_validate_first_and_still_knows_its_start(tmp_pat
     resumed.fit(Scripted(_later_right), *data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert [event[:2] for event in order.events] == [("train", 6), ("val", 6)]
     assert "held-out accuracy: 0.250 -> 1.000" in capsys.readouterr().out.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("problems", "temperature", "line"),
+    [
+        (
+            prompts(8),
+            1.0,
+            "0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, temperature 1.0); not comparable, because the "
+            "run was resumed with other problems",
+        ),
+        (
+            prompts(5)[1:],
+            1.0,
+            "0.250 (4 problems, temperature 1.0) -> 0.750 (4 problems, temperature 1.0); not comparable, because the "
+            "run was resumed with other problems",
+        ),
+        (
+            prompts(8),
+            0.0,
+            "0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, greedy); not comparable, because the run was "
+            "resumed with other problems and sampling",
+        ),
+        (prompts(4)[::-1], 1.0, "0.250 -> 1.000 (4 problems, temperature 1.0)"),
+    ],
+)
+def test_a_resumed_run_says_when_its_two_figures_are_not_of_the_same_problems(
+    tmp_path, capsys, problems, temperature, line
+):
+    def train():
+        return TrainingLoader([PromptSet("", prompts(18))], prompts_per_batch=2)
+
+    last = LastCheckpoint(folder=str(tmp_path))
+    run(4, Evaluation(), last, enable_checkpointing=True).fit(Scripted(_later_right), train(), loader(prompts(4)))
+    evaluation = Evaluation(sampling=Sampling(max_response_length=LIMIT, temperature=temperature))
+    # At step 6 the problems 1 to 4 are solved.
+    run(6, evaluation).fit(
+        Scripted(_later_right), train(), loader(problems), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    )
+    assert capsys.readouterr().out.strip().splitlines()[-1] == f"held-out accuracy: {line}"
 
 
 def test_lightnings_own_check_before_training_leaves_no_trace(tmp_path):

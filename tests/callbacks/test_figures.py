@@ -4,32 +4,88 @@ import pytest
 import torch
 
 from grail_lightning.callbacks.figures import average_interval, mean_interval
+from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 
-def test_the_interval_of_shares_is_a_bootstrap_over_problems():
+def _interval(correct, k=1):
+    """The interval of pass@k of `[N, n]` right and wrong samples."""
+    n, c = correct.shape[1], correct.sum(1)
+    return mean_interval(pass_at_k(n, c, k), pass_at_k_variance(n, c, k))
+
+
+def _wilson(p, n):
+    z = 1.959964
+    centre, half = (p + z * z / (2 * n)) / (1 + z * z / n), math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return centre - z * half / (1 + z * z / n), centre + z * half / (1 + z * z / n)
+
+
+def _drawn(number, samples, rate, spread, generator):
+    """Samples of `number` problems; their difficulty is the same, drawn evenly about `rate`, or all or nothing."""
+    if spread == "all or nothing":
+        chances = (torch.rand(number, generator=generator) < rate).double()
+    else:
+        width = min(rate, 1 - rate) if spread == "even" else 0.0
+        chances = rate + width * (2 * torch.rand(number, generator=generator, dtype=torch.float64) - 1)
+    return torch.rand(number, samples, generator=generator, dtype=torch.float64) < chances[:, None]
+
+
+@pytest.mark.parametrize("spread", ["none", "even", "all or nothing"])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("number", [30, 200, 500])
+def test_the_interval_covers_the_truth(number, samples, rate, spread):
     generator = torch.Generator().manual_seed(0)
-    shares = torch.randint(0, 5, (400,), generator=generator).double() / 4
-    low, high = mean_interval(shares)
-    # With 400 problems the bootstrap comes close to mean ± 1.96 standard errors.
-    half = 1.96 * float(shares.std()) / math.sqrt(len(shares))
-    assert low == pytest.approx(float(shares.mean()) - half, abs=0.2 * half)
-    assert high == pytest.approx(float(shares.mean()) + half, abs=0.2 * half)
-    assert (low, high) == mean_interval(shares)
+    repetitions = 300
+    covered = 0
+    for _ in range(repetitions):
+        low, high = _interval(_drawn(number, samples, rate, spread, generator))
+        covered += low <= rate <= high
+    # Three standard errors of a share of 0.95 in 300 repetitions are 0.038; the benchmark measures more closely.
+    assert covered / repetitions >= 0.912
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_problems_that_are_all_solved_alike_are_not_certainty(k):
+    third = torch.tensor([[True, False, False]]).expand(30, -1)
+    low, high = _interval(third, k)
+    mean = {1: 1 / 3, 2: 2 / 3}[k]
+    assert low < mean < high
+    # No narrower than 90 independent samples would tell, no wider than 30 problems of yes and no.
+    least, most = (tuple(edge for edge in _wilson(mean, n)) for n in (90, 30))
+    assert most[1] - most[0] > high - low
+    assert high - low > (least[1] - least[0] if k == 1 else 0.1)
+
+
+def test_with_many_problems_the_interval_is_mean_and_standard_error():
+    generator = torch.Generator().manual_seed(0)
+    correct = _drawn(20_000, 4, 0.4, "even", generator)
+    low, high = _interval(correct)
+    shares = correct.double().mean(1)
+    half = 1.959964 * float(shares.std()) / math.sqrt(len(shares))
+    # Wilson's correction is of the order of 1/N, one percent of the half width here.
+    assert low == pytest.approx(float(shares.mean()) - half, abs=0.01 * half)
+    assert high == pytest.approx(float(shares.mean()) + half, abs=0.01 * half)
+
+
+def test_where_each_problem_is_a_yes_or_a_no_the_interval_is_wilsons():
+    correct = torch.tensor([True, False, False, False]).repeat(10)[:, None]
+    assert _interval(correct) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
+    assert _interval(correct.expand(-1, 4)) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
 
 
 def test_nothing_right_is_not_certainty():
-    low, high = mean_interval(torch.zeros(30, dtype=torch.float64))
+    low, high = _interval(torch.zeros(30, 1, dtype=torch.bool))
     # Wilson at 0 of n: upper limit z²/(n + z²).
     assert low == pytest.approx(0, abs=1e-12)
     assert high == pytest.approx(1.959964**2 / (30 + 1.959964**2), rel=1e-4)
 
 
-def test_one_problem_half_solved_says_nothing():
-    assert mean_interval(torch.tensor([0.5], dtype=torch.float64)) == (0.0, 1.0)
+def test_one_problem_says_as_much_as_one_yes_or_no():
+    assert _interval(torch.tensor([[True, False]])) == pytest.approx(_wilson(0.5, 1), rel=1e-6)
 
 
 def test_no_problem_has_no_interval():
-    assert all(math.isnan(limit) for limit in mean_interval(torch.zeros(0, dtype=torch.float64)))
+    assert all(math.isnan(limit) for limit in _interval(torch.zeros(0, 3, dtype=torch.bool)))
 
 
 def test_the_interval_of_an_average_adds_half_widths_in_quadrature():

@@ -87,6 +87,14 @@ BAD_ROWS = {
     "empty answer": ({"problem": "p", "answer": " "}, r"line 3: `answer` must not be empty"),
     "null problem": ({"problem": None, "answer": "2"}, r"line 3: `problem` must not be empty"),
     "list": ({"problem": "p", "answer": ["2"]}, r"line 3: `answer` must be text or a number, but got \['2'\]"),
+    "not a number": ('{"problem": "p", "answer": NaN}', r"line 3: `answer` must be a finite number, but got nan"),
+    "infinite": ('{"problem": "p", "answer": -Infinity}', r"line 3: `answer` must be a finite number, but got -inf"),
+    "overflow": ('{"problem": "p", "answer": 1e999}', r"line 3: `answer` must be a finite number, but got inf"),
+    "overflowing problem": (
+        '{"problem": 1e999, "answer": 1}',
+        r"line 3: `problem` must be a finite number, but got inf",
+    ),
+    "digits": (f'{{"problem": "p", "answer": {"9" * 5000}}}', r"line 3: Exceeds the limit .* Write the number as text"),
     "no object": (["p", "2"], r"line 3: expected a JSON object with named columns, but got \['p', '2'\]"),
     "malformed": ('{"problem": "p", "answer": \n', r"line 3: malformed JSON \(Expecting value"),
 }
@@ -103,6 +111,13 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, case):
 def test_a_malformed_array_is_named_by_its_line(tmp_path):
     path = write(tmp_path, ['[\n{"problem": "p", "answer": "1"},\n{"problem": "p" "answer": "1"}]'], "train.json")
     with pytest.raises(ValueError, match=r"train.json, line 3: malformed JSON"):
+        _load(path)
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_missing_number_of_a_parquet_file_is_named_by_its_row(tmp_path):
+    path = _parquet(tmp_path / "a.parquet", [{"problem": "p", "answer": 2.5}, {"problem": "p", "answer": float("nan")}])
+    with pytest.raises(ValueError, match=r"a.parquet, row 2: `answer` must be a finite number, but got nan"):
         _load(path)
 
 
@@ -158,6 +173,10 @@ def test_specs_refuse_what_makes_no_sense(tmp_path):
         DatasetSpec("a", where={"level": {"minimum": 3}})
     with pytest.raises(ValueError, match="datasets of `val` must have different names, but got train more than once"):
         MathData(val=[path, path])
+    with pytest.raises(
+        ValueError, match=r"'math/500' and 'math_500' must differ in more .* `math_500` for both\. Set `name`"
+    ):
+        MathData(test=[DatasetSpec(path, name="math/500"), DatasetSpec(path, name="math_500")])
     with pytest.raises(ValueError, match=r"must be a file of type .jsonl, .json, .parquet, but got"):
         MathData(val=write(tmp_path, ["a"], "train.csv"))
     with pytest.raises(ValueError, match="`overlong` must be drop or error, but got 'cut'"):
