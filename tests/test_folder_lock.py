@@ -71,8 +71,13 @@ def test_the_holder_is_one_whoever_comes_and_goes(tmp_path):
 
 
 def test_the_lock_is_gone_after_a_run_that_failed(tmp_path):
-    with pytest.raises(ZeroDivisionError), held(tmp_path / "run"):
-        1 / (json.loads((tmp_path / "run" / LOCK).read_text())["pid"] - os.getpid())
+    def fail_inside(folder):
+        with held(folder):
+            assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail_inside(tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
 
 

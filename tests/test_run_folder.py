@@ -1,16 +1,19 @@
 """A run has one folder, and nothing of anybody else's is moved or written over."""
 
+import csv
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
 from grail_lightning.folder_lock import held
 from grail_lightning.run_folder import MARKER, RunFolder
+from grail_lightning.stage_loggers import beside_training
 from tests.runs import trainer
 from tests.shell import RUN, SHORT, fails, main
 
@@ -160,6 +163,36 @@ def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path
     wanted = {"config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "predictions.parquet", MARKER}
     assert wanted <= set(after)
     assert {*before, "runs"} == {*os.listdir(), "checkpoints/last.ckpt"} - {"checkpoints"}
+
+
+CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Experiment logs directory .* exists and is not empty")  # `keep_tables` kept them
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
+def test_tables_of_figures_outlive_an_evaluation_and_a_resume():
+    main(["fit", *SHORT, *CSV])
+    trained = Path("runs/quick/metrics.csv").read_text()
+    for checkpoint in ("last", "best"):
+        main(["validate", *SHORT, *CSV, f"--ckpt_path={checkpoint}"])
+    assert Path("runs/quick/metrics.csv").read_text() == trained
+    assert sorted(p.name for p in Path("runs/quick/validate").glob("*.csv")) == ["metrics.1.csv", "metrics.csv"]
+    main(["fit", *SHORT, *CSV, "--trainer.max_steps=4", "--ckpt_path=last"])
+    assert Path("runs/quick/metrics.1.csv").read_text() == trained
+    with Path("runs/quick/metrics.csv").open() as file:
+        assert {int(row["step"]) for row in csv.DictReader(file)} == {3, 4}
+
+
+def test_an_evaluation_logs_to_a_part_of_the_runs_folder():
+    for logger, options in ((TensorBoardLogger, {"sub_dir": None}), (CSVLogger, {"prefix": "p"})):
+        options |= {"save_dir": "runs", "name": "quick", "version": ""}
+        given = Namespace(class_path=logger.__name__, init_args=Namespace(**options))
+        ours = beside_training(logger(**options), given, "validate")
+        assert ours.log_dir == "runs/quick/validate"
+        assert _folder(logger=ours).path == Path("runs/quick")
+    remote = Remote("runs", "project")
+    assert beside_training(remote, Namespace(init_args=Namespace(save_dir="runs")), "test") is remote
 
 
 @pytest.mark.slow
