@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 
 import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
@@ -42,7 +38,9 @@ from grail_lightning.errors import explain, one_line
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
+from grail_lightning.run_config import SaveRunConfig
 from grail_lightning.run_folder import RunFolder
+from grail_lightning.stage_loggers import beside_training, keep_tables
 from grail_lightning.tasks.boxed import BoxedTask
 
 CONFIGS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs")
@@ -83,26 +81,6 @@ LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class SaveRunConfig(SaveConfigCallback):
-    """Saves the resolved config with the run; each subcommand has a file of its own, so none loses another's.
-
-    A resumed run keeps the one that it was begun with until its checkpoint is there.
-    """
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called by Lightning for every stage."""
-        self.config_filename = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
-        if stage != "fit" or self.config.get("ckpt_path") is None:
-            super().setup(trainer, pl_module, stage)
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Of a resumed run."""
-        if not self.already_saved:
-            options = yaml.safe_load(self.parser.dump(self.config))
-            tell_changes(RunFolder(trainer).path / "config.yaml", options)
-            super().setup(trainer, pl_module, "fit")
-
-
 class GrailCLI(LightningCLI):
     """LightningCLI with the callbacks that every run has, and what the command line says winning over a checkpoint."""
 
@@ -126,8 +104,11 @@ class GrailCLI(LightningCLI):
         return
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The Trainer, with the progress bar unless it is switched off."""
+        """The Trainer, with the progress bar unless it is switched off, and with one folder for all checkpoints."""
         config = self.config_init[self.subcommand].trainer
+        if self.subcommand != "fit" and not isinstance(config.logger, (bool, type(None))):
+            given = zip(_as_list(config.logger), _as_list(self.config[self.subcommand].trainer.logger), strict=True)
+            kwargs["logger"] = [beside_training(logger, options, str(self.subcommand)) for logger, options in given]
         callbacks = _as_list(config.callbacks)
         wanted = config.enable_progress_bar is not False
         if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
@@ -135,6 +116,9 @@ class GrailCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer.strategy)
         spread(trainer)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning names it after the logger.
         return trainer
 
     def before_instantiate_classes(self) -> None:
@@ -148,7 +132,11 @@ class GrailCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
+        folder = RunFolder(self.trainer)
+        kwargs["ckpt_path"] = folder.checkpoint(kwargs.get("ckpt_path"))
+        if subcommand != "fit" and not self._leaves_nothing():
+            folder.shared()
+            keep_tables(self.trainer.loggers)
         if subcommand == "test":
             kwargs["verbose"] = False  # `Evaluation` prints a table with intervals.
         return kwargs
@@ -158,11 +146,13 @@ class GrailCLI(LightningCLI):
         check_dtype(self.model.policy_name, self.model.loading)
         if isinstance(task := getattr(self.datamodule, "task", None), BoxedTask):
             task.check_length(self.model.sampling.max_response_length)
-        folder = RunFolder(self.trainer)
-        resumed = kwargs["ckpt_path"] is not None
-        unkept = resumed or getattr(self.trainer, "fast_dev_run", False)
-        with nullcontext() if unkept else folder.fresh():
+        folder, checkpoint = RunFolder(self.trainer), kwargs["ckpt_path"]
+        with nullcontext() if self._leaves_nothing() else folder.resumed(checkpoint) if checkpoint else folder.fresh():
+            keep_tables(self.trainer.loggers)
             self.trainer.fit(**kwargs)
+
+    def _leaves_nothing(self) -> bool:
+        return bool(getattr(self.trainer, "fast_dev_run", False))
 
 
 def strategy_options(given: Any) -> Any:
@@ -191,34 +181,13 @@ def spread(trainer: Any) -> None:
             strategy._tensor_parallel_size = 1
 
 
-@rank_zero_only
-def tell_changes(saved: Path, options: dict[str, Any]) -> None:
-    """Say which options differ from those that a run was begun with, and keep the file that has those."""
-    if not saved.is_file():
-        return
-    before, after = (dict(_flat(tree)) for tree in (yaml.safe_load(saved.read_text()), options))
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    changed = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if not name.startswith("ckpt_path")]
-    if changed:
-        kept = next(f for n in itertools.count(1) if not (f := saved.with_name(f"config.{n}.yaml")).exists())
-        shutil.copy(saved, kept)
-        rank_zero_info(f"Resuming with other options than {kept}: {'; '.join(changed)}")
-
-
-def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested options as dotted names and values."""
-    if not isinstance(tree, dict):
-        yield name, tree
-        return
-    for key, value in tree.items():
-        yield from _flat(value, f"{name}.{key}" if name else str(key))
-
-
 def main(args: ArgsType = None) -> None:
     """Entry point. What the user got wrong is one line and exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
     # Lightning 2.6 calls what jsonargparse 4.53 and torch 2.13 deprecate (`add_instantiator`, `LeafSpec`); nothing that
     # a user could mend.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    # `keep_tables` has kept the files that this one threatens.
+    warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # So that `--model.credit=mypackage.Mine` is found, as `python -m` would.
@@ -234,7 +203,7 @@ def main(args: ArgsType = None) -> None:
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_callback=SaveRunConfig,
-            save_config_kwargs={"overwrite": True},
+            save_config_kwargs={"save_to_log_dir": False},
             parser_kwargs={"version": __version__, **quiet, **dict.fromkeys(SUBCOMMANDS, quiet)},
         )
     except (ArgumentError, ValueError, OSError, RuntimeError, MisconfigurationException) as error:

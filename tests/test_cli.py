@@ -63,6 +63,10 @@ def test_the_saved_config_reproduces_the_run_bit_for_bit(in_finished_run, tmp_pa
     assert saved["evaluation"]["num_samples"] == 1
 
 
+def _accuracies(folder, stage="val"):
+    return [point.step for point in EventAccumulator(str(folder)).Reload().Scalars(f"{stage}/accuracy")]
+
+
 def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_run, capsys):
     main(["validate", *_without_fit(SHORT), "--ckpt_path=last"])
     main(["test", *_without_fit(SHORT), "--ckpt_path=best"])
@@ -73,8 +77,11 @@ def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_ru
     rows = pq.read_table(in_finished_run / "predictions.parquet").to_pylist()
     assert len(rows) == 8
     assert len(rows[0]["weights"]) == len(rows[0]["token_ids"]) == len(rows[0]["scores"])
+    # What they log lies at the checkpoint's step, and not in the curves of training.
+    assert _accuracies(in_finished_run) == [0, 2]
+    assert (_accuracies(in_finished_run / "validate"), _accuracies(in_finished_run / "test", "test")) == ([2], [2])
     # Each subcommand saves its config beside the others'.
-    assert {f.name for f in in_finished_run.glob("config*.yaml")} == {
+    assert {f.name for f in in_finished_run.glob("config*.yaml")} >= {
         *("config.yaml", "config_validate.yaml", "config_test.yaml", "config_predict.yaml")
     }
 
@@ -84,8 +91,13 @@ def _without_fit(options):
 
 
 def test_the_export_is_taken_as_a_policy(in_finished_run):
-    main(["validate", *_without_fit(SHORT), f"--model.policy={in_finished_run / 'export'}"])
-    assert yaml.safe_load((in_finished_run / "config_validate.yaml").read_text())["model"]["policy"].endswith("export")
+    for policy in ("arithmetic", str(in_finished_run / "export")):
+        main(["validate", *_without_fit(SHORT), f"--model.policy={policy}"])
+    policies = [
+        yaml.safe_load((in_finished_run / name).read_text())["model"]["policy"]
+        for name in ("config_validate.1.yaml", "config_validate.yaml")
+    ]
+    assert policies == ["arithmetic", str(in_finished_run / "export")], "other options are kept under a number"
 
 
 def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tmp_path):

@@ -7,11 +7,11 @@ import grail_lightning
 
 PACKAGE = Path(grail_lightning.__file__).parent
 FLOORS = {
-    0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock", "checks"},
-    1: {"policy", "locate", "tasks", "objective", "outputs"},
+    0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "folder_lock", "clock", "checks"},
+    1: {"policy", "locate", "tasks", "objective", "outputs", "run_folder"},
     2: {"grading", "engines", "credit", "data", "metrics", "update", "stepping", "reports", "refill"},
     3: {"module"},
-    4: {"callbacks", "errors"},
+    4: {"callbacks", "errors", "run_config", "stage_loggers"},
     5: {"cli"},
     6: {"__main__"},
 }

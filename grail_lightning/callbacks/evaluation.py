@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.callbacks.figures import Figures, test_table
+from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.outputs import EvaluationPlan, StepOutput, metric_names
 from grail_lightning.ranks import all_rows, sums, world_size
 from grail_lightning.rollout import Prompt, Sampling
@@ -22,7 +23,8 @@ class Evaluation(Callback):
 
     Logs ``val/accuracy``, ``val/pass_at_8``, ``val/<dataset>/accuracy``, ``val/<dataset>/pass_at_8``,
     ``val/completions/mean_length`` (and so on) and the share of each verdict, ``val/verdict/<status>``; in `test` the
-    same under ``test/``. The first and the last accuracy of a fit stand in its last line, and survive a resume.
+    same under ``test/``. Outside of a fit they stand at the step of the policy that is judged. The first and the last
+    accuracy of a fit stand in its last line, and survive a resume.
 
     Validates once before the first training step: Lightning's own check before training logs nothing and is ignored.
     The random numbers of training do not depend on it.
@@ -58,6 +60,8 @@ class Evaluation(Callback):
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
         self._finished = False
+        self._loaded: int | None = None
+        self._step = 0
         self._plan: EvaluationPlan | None = None
         self._figures: dict[str, Figures] = {}
         self._correct: dict[str, list[Tensor]] = defaultdict(list)
@@ -69,6 +73,7 @@ class Evaluation(Callback):
         """Tell the module how to sample."""
         self._plan = EvaluationPlan(num_samples=self.num_samples, sampling=self.sampling or pl_module.sampling)
         pl_module.evaluation = self._plan
+        self._loaded = None
         if stage == "fit":
             self.first, self.last = {}, {}
 
@@ -114,6 +119,10 @@ class Evaluation(Callback):
             f"resumed with other {' and '.join(differ)}"
         )
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Its step is where validation and test log."""
+        self._loaded = checkpoint["global_step"]
+
     def state_dict(self) -> dict[str, Any]:
         """The first and the last figure of the run, and what they are of."""
         return {"first": self.first, "last": self.last}
@@ -126,6 +135,8 @@ class Evaluation(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start afresh."""
+        fitting = trainer.state.fn == "fit"
+        self._step = trainer.global_step if fitting else tell_policy(trainer, pl_module, self._loaded)
         self._figures = {"": Figures(self.pass_at, pl_module.device)}
         self._correct.clear()
         self._digests = 0
@@ -145,7 +156,7 @@ class Evaluation(Callback):
         """Log the figures."""
         if trainer.sanity_checking:
             return
-        figures = self._log(pl_module, "val", trainer.global_step if trainer.state.fn == "fit" else None)
+        figures = self._log(pl_module, "val")
         if trainer.state.fn == "fit":
             self.last = {
                 "step": trainer.global_step,
@@ -157,7 +168,7 @@ class Evaluation(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the figures and print them as a table."""
-        self._log(pl_module, "test", None)
+        self._log(pl_module, "test")
         correct = {name: all_rows(self._matrix(name)).cpu() for name in self._datasets() or [""]}
         if trainer.is_global_zero and all(len(right) for right in correct.values()):
             print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
@@ -203,7 +214,7 @@ class Evaluation(Callback):
         """The named datasets that any rank has seen; the same list on every rank."""
         return sorted(_union({name for name in self._figures if name}))
 
-    def _log(self, pl_module: Any, stage: str, step: int | None) -> dict[str, float]:
+    def _log(self, pl_module: Any, stage: str) -> dict[str, float]:
         """Log everything and return the overall figures. Every rank computes the same metrics in the same order."""
         overall = self._figures[""].compute()
         logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
@@ -212,8 +223,9 @@ class Evaluation(Callback):
             shown = ("accuracy", "pass_at", "completions/mean_length", "completions/clipped_ratio")
             found = {name: value for name, value in figures.compute().items() if name.startswith(shown)}
             logged |= {f"{stage}/{part}/{name}": value for name, value in found.items()}
-        axis = {} if step is None else {"step": float(step)}
         kept = {name: value for name, value in logged.items() if value == value}
+        # Without it Lightning would log at the number of batches, which is 0 outside of a fit.
+        axis = {"step": float(self._step)}
         pl_module.log_dict(kept | axis, batch_size=1, sync_dist=world_size() > 1)
         return overall
 

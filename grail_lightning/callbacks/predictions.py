@@ -12,10 +12,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grail_lightning.answers import find_boxes
+from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
 from grail_lightning.locate import align_rows
 from grail_lightning.outputs import StepOutput
-from grail_lightning.run_folder import RunFolder
+from grail_lightning.run_folder import RunFolder, unused
 
 PREDICTION_COLUMNS = {
     **ROLLOUT_COLUMNS,
@@ -49,7 +50,7 @@ class PredictionWriter(Callback):
 
     Args:
         file: Where; default ``predictions.parquet`` in the folder of the run. The rows of several ranks follow each
-            other.
+            other. An earlier file is kept under a number, ``predictions.1.parquet``.
     """
 
     def __init__(self, file: str | None = None) -> None:
@@ -57,11 +58,21 @@ class PredictionWriter(Callback):
         self._path = Path()
         self._writer: Any = None
         self._rows = 0
+        self._loaded: int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Forget what was loaded for another stage."""
+        self._loaded = None
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Remember which policy it was."""
+        self._loaded = checkpoint["global_step"]
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Open this rank's part."""
         import pyarrow.parquet as pq
 
+        tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         empty = arrow_table({name: [] for name in PREDICTION_COLUMNS}, PREDICTION_COLUMNS)
@@ -81,6 +92,9 @@ class PredictionWriter(Callback):
         self._close()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
+            if self._path.exists():
+                earlier = self._path.rename(unused(self._path))
+                rank_zero_info(f"The predictions that were in {self._path} are now in {earlier}.")
             self._rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
         rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import lightning.pytorch as pl
@@ -23,7 +24,9 @@ from grail_lightning.tasks.problems import ProblemSpace
 from grail_lightning.tasks.problems import Split as ProblemSplit
 
 Split = Literal["train", "val", "test", "predict"]
-Datasets: TypeAlias = str | DatasetSpec | list[str | DatasetSpec] | None
+# `Path` is for jsonargparse, too: it takes the content of a file that is given for a class or a list of classes as the
+# option itself, unless the type includes paths.
+Datasets: TypeAlias = str | Path | DatasetSpec | list[str | Path | DatasetSpec] | None
 
 STAGES: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -267,7 +270,7 @@ def _overfitted(sets: list[PromptSet], trainer: pl.Trainer | None, prompts_per_b
 
 def _as_list(datasets: Datasets) -> list[DatasetSpec]:
     given = datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
-    return [DatasetSpec(spec) if isinstance(spec, str) else spec for spec in given]
+    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(str(spec)) for spec in given]
 
 
 def _check_names(split: Split, specs: list[DatasetSpec]) -> None:

@@ -269,7 +269,7 @@ def test_a_test_with_several_samples_reports_the_spread_of_its_runs(capsys, tmp_
     assert "1.000 [" in line
     assert results[0]["test/accuracy"] == 0.75
     assert results[0]["test/a/pass_at_2"] == 1
-    assert "step" not in results[0]
+    assert results[0]["step"] == 0
 
 
 @pytest.mark.parametrize(
@@ -282,3 +282,21 @@ def test_a_test_with_several_samples_reports_the_spread_of_its_runs(capsys, tmp_
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Evaluation(**options)
+
+
+def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said_which_it_is(tmp_path, caplog):
+    fit, later = tmp_path / "fit", tmp_path / "later"
+    last = LastCheckpoint(folder=str(fit))
+    trainer = run(4, Evaluation(), last, enable_checkpointing=True, logger=_logger(fit))
+    trainer.fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4)))
+    caplog.clear()
+    trainer.validate(trainer.lightning_module, loader(prompts(4)), verbose=False)
+    assert "`validate` uses the policy in memory, at step 4." in caplog.text
+    judge = run(-1, Evaluation(), logger=_logger(later))
+    for checkpoint in (str(fit / "last.ckpt"), None):
+        judge.test(Scripted(_later_right), loader(prompts(4)), ckpt_path=checkpoint, verbose=False, weights_only=True)
+    assert f"`test` uses the policy of {fit / 'last.ckpt'}, saved at step 4." in caplog.text
+    assert "`test` uses the policy as it was loaded from arithmetic, without a checkpoint." in caplog.text
+    assert "--ckpt_path last" not in caplog.text
+    assert [step for step, _ in scalars(fit)["val/accuracy"]] == [0, 4, 4]
+    assert [step for step, _ in scalars(later)["test/accuracy"]] == [4, 0]

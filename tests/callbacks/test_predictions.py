@@ -78,3 +78,14 @@ def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_pat
     with pytest.raises(RuntimeError, match="boom"):
         run(-1, writer, default_root_dir=tmp_path).predict(Breaks(_say), loader(prompts(1), prompts(1)))
     assert not (tmp_path / "predictions.parquet").exists()
+
+
+def test_earlier_predictions_are_kept_under_a_number(tmp_path, caplog):
+    file = tmp_path / "predictions.parquet"
+    for number in (1, 2, 3):
+        trainer = run(-1, PredictionWriter(), default_root_dir=tmp_path)
+        trainer.predict(Scripted(_say), loader(prompts(number)), return_predictions=False)
+    kept = {path.name: pq.read_metadata(path).num_rows for path in tmp_path.iterdir()}
+    assert kept == {"predictions.parquet": 3, "predictions.1.parquet": 1, "predictions.2.parquet": 2}
+    assert f"The predictions that were in {file} are now in {tmp_path / 'predictions.2.parquet'}." in caplog.text
+    assert "`predict` uses the policy as it was loaded from arithmetic" in caplog.text

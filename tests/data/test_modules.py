@@ -134,6 +134,41 @@ def test_one_dataset_can_be_given_in_several_ways(tmp_path, monkeypatch, args):
     assert _parse("--data=MathData", "--data.train=a.jsonl").specs["train"] == [DatasetSpec("a.jsonl")]
 
 
+CONTENTS = {
+    "array.json": '[{"problem": "1+1?", "answer": "2"}]',
+    "row.jsonl": '{"problem": "1+1?", "answer": "2"}',
+    "rows.jsonl": '{"problem": "1+1?", "answer": "2"}\n{"problem": "1+2?", "answer": "3"}',
+    "paths.json": '["a.jsonl", "b.jsonl"]',
+    "name.parquet": "owner/name",
+}
+
+
+@pytest.mark.parametrize("file", CONTENTS)
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--data=MathData", "--data.train={}"],
+        ["--data=MathData", "--data.train=[{}]"],
+        ["--data=MathData", "--data.train+={}"],
+        ["--data=MathData", "--data.train.path={}"],
+        ["--config=whole.yaml"],
+        ["--data=part.yaml"],
+    ],
+)
+def test_the_path_of_a_dataset_is_a_path_whatever_the_file_holds(file, args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(CONTENTS[file])
+    given = f"class_path: MathData, init_args: {{train: {file}}}"
+    Path("part.yaml").write_text(f"{{{given}}}")
+    Path("whole.yaml").write_text(f"data: {{{given}}}")
+    assert _parse(*[arg.format(file) for arg in args]).specs["train"] == [DatasetSpec(file)]
+
+
+def test_a_path_object_names_a_dataset(tmp_path):
+    path = Path(write(tmp_path, rows(3)))
+    assert MathData(train=path).specs == MathData(train=[path]).specs == MathData(train=str(path)).specs
+
+
 def test_the_arithmetic_world_is_set_on_the_command_line():
     data = _parse("--data=ArithmeticData", "--data.problems.max_terms=6", "--data.num_train=50", "--data.seed=3")
     assert data.problems == ProblemSpace(max_terms=6)

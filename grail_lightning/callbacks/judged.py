@@ -1,0 +1,32 @@
+"""Which policy validation, tests and predictions use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from grail_lightning.run_folder import RunFolder
+
+
+def tell_policy(trainer: Trainer, pl_module: Any, loaded: int | None) -> int:
+    """Say which policy is used, and return its optimiser steps. Every rank has to ask.
+
+    Args:
+        trainer: Outside of a fit.
+        pl_module: Its policy.
+        loaded: Optimiser steps of the checkpoint that was loaded, if any.
+    """
+    step = trainer.global_step if loaded is None else loaded
+    last = RunFolder(trainer).path / "checkpoints" / "last.ckpt"
+    if trainer.ckpt_path:
+        policy = f"of {trainer.ckpt_path}, saved at step {step}."
+    elif step:
+        policy = f"in memory, at step {step}."
+    else:
+        policy = f"as it was loaded from {pl_module.policy_name}, without a checkpoint."
+        policy += f" Give `--ckpt_path last` for that of {last}." if last.exists() else ""
+    assert trainer.state.fn is not None
+    rank_zero_info(f"`{trainer.state.fn.value}` uses the policy {policy}")
+    return step

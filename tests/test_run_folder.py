@@ -1,0 +1,207 @@
+"""A run has one folder, and nothing of anybody else's is moved or written over."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jsonargparse import Namespace
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger, Logger
+
+from grail_lightning.folder_lock import held
+from grail_lightning.run_folder import MARKER, RunFolder
+from grail_lightning.stage_loggers import beside_training
+from tests.runs import trainer
+from tests.shell import RUN, SHORT, fails, main
+
+
+class Remote(Logger):
+    """Keeps its figures elsewhere, as those of Weights & Biases and MLflow do; a folder is only where to put files."""
+
+    def __init__(self, save_dir, name):
+        super().__init__()
+        self._save_dir, self._name = save_dir, name
+
+    save_dir = property(lambda self: self._save_dir)
+    name = property(lambda self: self._name)
+    version = property(lambda self: "a1b2c3")
+
+    def log_metrics(self, metrics, step=None):
+        pass
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _folder(**options):
+    return RunFolder(trainer(1, **options))
+
+
+def _contents(folder):
+    return {str(f.relative_to(folder)): f.read_text() for f in sorted(Path(folder).rglob("*")) if f.is_file()}
+
+
+def _project(folder):
+    """A folder of the user's, with files named as a run names its own."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text("my: own")
+    (folder / "checkpoints" / "last.ckpt").write_text("mine")
+    (folder / "thesis.tex").write_text("years of work")
+    return _contents(folder)
+
+
+BOARD = {"save_dir": "runs", "name": "quick"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"logger": False}, "runs/unnamed"),
+        ({"logger": False, "default_root_dir": "."}, "runs/unnamed"),
+        ({"logger": False, "default_root_dir": "out"}, "out"),
+        ({"logger": DummyLogger()}, "runs/unnamed"),
+        ({"logger": TensorBoardLogger(**BOARD, version="")}, "runs/quick"),
+        ({"logger": TensorBoardLogger(**BOARD, version=3)}, "runs/quick/version_3"),
+        ({"logger": TensorBoardLogger(**BOARD, version="", sub_dir="events")}, "runs/quick"),
+        ({"logger": TensorBoardLogger("$HERE/runs", name="quick", version="")}, "/here/runs/quick"),
+        ({"logger": CSVLogger("runs", name="quick", version="")}, "runs/quick"),
+        ({"logger": Remote("runs", "project")}, "runs/project"),
+        ({"logger": Remote(None, None), "default_root_dir": "out"}, "out/Remote"),
+        ({"logger": [Remote("runs", "project"), CSVLogger("runs", name="quick", version="")]}, "runs/quick"),
+        ({"logger": [TensorBoardLogger(**BOARD, version=""), CSVLogger("other")]}, "runs/quick"),
+    ],
+)
+def test_a_run_has_one_folder_whatever_its_loggers(options, expected, monkeypatch):
+    monkeypatch.setenv("HERE", "/here")
+    assert _folder(**options).path.resolve() == Path(expected).resolve()
+
+
+@pytest.mark.parametrize("options", [{"logger": False}, {"logger": Remote(".", "project")}])
+def test_a_project_around_the_runs_stays_where_it_is(options, tmp_path):
+    before = _project(tmp_path)
+    for _ in range(2):
+        with _folder(**options).fresh():
+            (_folder(**options).path / "config.yaml").write_text("a run's")
+    assert before.items() <= _contents(tmp_path).items()
+    assert (_folder(**options).path.parent / f"{_folder(**options).path.name}.1" / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "export", "rollouts", "metrics.csv"])
+def test_a_folder_that_may_be_the_users_is_refused_and_left_alone(name):
+    Path("out", name).mkdir(parents=True)
+    folder = _folder(logger=False, default_root_dir="out")
+    message = rf"must be new or an earlier run's, but out holds {name} and no {MARKER}.*`trainer.default_root_dir`"
+    with pytest.raises(ValueError, match=message), folder.fresh():
+        pass
+    with pytest.raises(ValueError, match=message), folder.resumed("other/last.ckpt"):
+        pass
+    assert os.listdir() == ["out"]
+    assert os.listdir("out") == [name]
+
+
+def test_a_folder_with_other_files_of_the_user_is_used_but_never_moved():
+    Path("out").mkdir()
+    Path("out", "slurm.log").write_text("mine")
+    folder = _folder(logger=False, default_root_dir="out")
+    with folder.fresh():
+        Path("out", "config.yaml").write_text("a run's")
+    with pytest.raises(ValueError, match=r"out holds config\.yaml and no"), folder.fresh():
+        pass
+    assert _contents(".") == {"out/slurm.log": "mine", "out/config.yaml": "a run's"}
+
+
+def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked():
+    before = _project(Path("out"))
+    folder = _folder(logger=False, default_root_dir="out")
+    with folder.resumed("out/checkpoints/last.ckpt"):
+        pass
+    assert _contents("out") == before
+    with pytest.raises(ValueError, match=f"`touch out/{MARKER}`"), folder.fresh():
+        pass
+    Path("out", MARKER).touch()
+    with folder.fresh():
+        pass
+    assert _contents("out.1") == before | {MARKER: ""}
+    assert _contents("out").keys() == {MARKER}
+
+
+def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
+    folder = _folder(logger=False, default_root_dir="out")
+    folder.shared()
+    Path("out", "config_validate.yaml").touch()
+    with folder.fresh():
+        pass
+    assert os.listdir() == ["out"]
+    assert _contents("out").keys() == {MARKER, "config_validate.yaml"}
+
+
+def test_a_fit_beside_a_fit_is_refused_and_nothing_is_moved(capsys):
+    main(["fit", *SHORT, "--trainer.max_steps=1"])
+    before = {file: file.stat().st_mtime_ns for file in sorted(RUN.rglob("*"))}
+    with held(RUN):
+        for more in ([], ["--ckpt_path=last"]):
+            said = fails(capsys, "fit", *SHORT, *more)
+            assert f"runs/quickstart is in use by another fit (process {os.getpid()} on " in said
+        assert {file: file.stat().st_mtime_ns for file in before} == before
+        assert os.listdir("runs") == ["quickstart"]
+        main(["validate", *SHORT, "--ckpt_path=last"])
+
+
+def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path):
+    before = _project(tmp_path)
+    main(["fit", *SHORT, "--trainer.logger=false", "--trainer.max_steps=1"])
+    main(["predict", *SHORT, "--trainer.logger=false", "--ckpt_path=best"])
+    after = [str(f.relative_to("runs/unnamed")) for f in Path("runs/unnamed").rglob("*") if f.is_file()]
+    wanted = {"config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "predictions.parquet", MARKER}
+    assert wanted <= set(after)
+    assert {*before, "runs"} == {*os.listdir(), "checkpoints/last.ckpt"} - {"checkpoints"}
+
+
+CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Experiment logs directory .* exists and is not empty")  # `keep_tables` kept them
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
+def test_tables_of_figures_outlive_an_evaluation_and_a_resume():
+    main(["fit", *SHORT, *CSV])
+    trained = Path("runs/quick/metrics.csv").read_text()
+    for checkpoint in ("last", "best"):
+        main(["validate", *SHORT, *CSV, f"--ckpt_path={checkpoint}"])
+    assert Path("runs/quick/metrics.csv").read_text() == trained
+    assert sorted(p.name for p in Path("runs/quick/validate").glob("*.csv")) == ["metrics.1.csv", "metrics.csv"]
+    main(["fit", *SHORT, *CSV, "--trainer.max_steps=4", "--ckpt_path=last"])
+    assert Path("runs/quick/metrics.1.csv").read_text() == trained
+    with Path("runs/quick/metrics.csv").open() as file:
+        assert {int(row["step"]) for row in csv.DictReader(file)} == {3, 4}
+
+
+def test_an_evaluation_logs_to_a_part_of_the_runs_folder():
+    for logger, options in ((TensorBoardLogger, {"sub_dir": None}), (CSVLogger, {"prefix": "p"})):
+        options |= {"save_dir": "runs", "name": "quick", "version": ""}
+        given = Namespace(class_path=logger.__name__, init_args=Namespace(**options))
+        ours = beside_training(logger(**options), given, "validate")
+        assert ours.log_dir == "runs/quick/validate"
+        assert _folder(logger=ours).path == Path("runs/quick")
+    remote = Remote("runs", "project")
+    assert beside_training(remote, Namespace(init_args=Namespace(save_dir="runs")), "test") is remote
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_holder_and_move_a_run_aside_once():
+    command = [sys.executable, "-m", "grail_lightning", "fit", *SHORT, "--trainer.max_steps=1"]
+    for _ in range(2):
+        done = subprocess.run(
+            [*command, "--trainer.devices=2", "--trainer.strategy=ddp"], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(os.listdir("runs")) == ["quickstart", "quickstart.1"]
+    assert all(Path("runs", name, MARKER).is_file() for name in os.listdir("runs"))
