@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grail_lightning._version import __version__
 from grail_lightning.cli import GrailCLI, expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.stepping import keep_options
 from tests.shell import RUN, SHORT, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -190,22 +189,6 @@ def test_a_checkpoint_of_another_policy_is_one_line_and_leaves_the_run_as_it_was
         r"`ckpt_path` must be a checkpoint of this policy, but \d+ of its weights .* such as policy\.", said
     )
     assert {file: file.read_bytes() for file in in_finished_run.glob("config*.yaml")} == before
-
-
-def test_a_schedule_goes_on_where_it_was_when_the_learning_rate_is_set_anew():
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=10)
-    for _ in range(2):
-        optimizer.step()
-        scheduler.step()
-    reached = optimizer.param_groups[0]["lr"]
-    keep_options(optimizer, scheduler, [{"lr": 0.2, "momentum": 0.9}])
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * reached)
-    assert optimizer.param_groups[0]["momentum"] == 0.9
-    before = optimizer.param_groups[0]["lr"]
-    keep_options(optimizer, scheduler, [{"lr": 0.2}])
-    assert optimizer.param_groups[0]["lr"] == before, "nothing changed, nothing rounds"
 
 
 def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path):
