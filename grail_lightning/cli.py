@@ -40,6 +40,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.errors import explain, one_line
 from grail_lightning.module import GrailModule
+from grail_lightning.policy.checkpoint_io import check_whole
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
 from grail_lightning.run_folder import RunFolder
@@ -149,6 +150,7 @@ class GrailCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
+        check_whole(kwargs["ckpt_path"])
         if subcommand == "test":
             kwargs["verbose"] = False  # `Evaluation` prints a table with intervals.
         return kwargs

@@ -157,6 +157,18 @@ def test_a_run_that_does_not_begin_leaves_the_earlier_one_where_it_was(in_finish
     assert (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime == before
 
 
+def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named(in_finished_run, capsys):
+    last = in_finished_run / "checkpoints" / "last.ckpt"
+    whole = last.read_bytes()
+    try:
+        last.write_bytes(whole[: len(whole) // 2])
+        for command in (["fit", *SHORT], ["validate", *_without_fit(SHORT)]):
+            said = fails(capsys, *command, "--ckpt_path=last")
+            assert re.search(r"got runs/quickstart/checkpoints/last\.ckpt, .*best\.ckpt \(step 2\): give that", said)
+    finally:
+        last.write_bytes(whole)
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path, caplog):
     main(["fit", *SHORT, "--trainer.max_steps=2"])

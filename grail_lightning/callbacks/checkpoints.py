@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from grail_lightning.policy.checkpoint_io import HostCheckpointIO
+from grail_lightning.policy.checkpoint_io import DurableCheckpointIO, remove_parts
 from grail_lightning.run_folder import RunFolder
 
 
@@ -38,14 +38,19 @@ class LastCheckpoint(Checkpoint):
         self._file: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Have quantised optimiser state read back, too; a plugin of the user's stays."""
+        """Have checkpoints written whole or not at all; a plugin of the user's stays."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = HostCheckpointIO()
+            trainer.strategy.checkpoint_io = DurableCheckpointIO()
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Find out where to save: a broadcast that every rank takes part in, as in an interruption it may not."""
+        """Find out where to save: a broadcast that every rank takes part in, as in an interruption it may not.
+
+        What runs that were killed in the middle of saving have left there goes.
+        """
         folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
         self._file = folder / "last.ckpt"
+        if trainer.is_global_zero:
+            remove_parts(folder)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """What a run was resumed from is saved already."""
