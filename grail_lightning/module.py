@@ -31,7 +31,7 @@ from grail_lightning.refill import check_loader, refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
-from grail_lightning.stepping import configured_options, keep_options, option_record, take_step, with_schedule
+from grail_lightning.stepping import configured_options, cut_off, keep_options, option_record, take_step, with_schedule
 from grail_lightning.update import Update
 
 
@@ -75,9 +75,9 @@ class GrailModule(pl.LightningModule):
         self.reference: Policy | None = None
         self.evaluation: EvaluationPlan | None = None
         self.verifier: Verifier | None = None
-        self._tokenizer: Any = None
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._tokenizer, self._seconds = None, defaultdict[str, float](float)
         self._moved, self._options, self._recorded = False, list[dict[str, Any]](), None
+        self.steps_left = 0  # Steps of the last batch that `max_steps` has cut off.
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class GrailModule(pl.LightningModule):
         """Changed options win over the optimiser's restored state; and the reference goes where the policy is."""
         check_loader(self.trainer.train_dataloader, self.objective.refill_rounds)
         if self.trainer.ckpt_path is not None:
-            restored = (self.optimizers(), self.lr_schedulers())
+            restored = self.optimizers(), self.lr_schedulers()
             keep_options(*restored, self._options, self.scheduler, self._recorded, self.global_step)
         if self.reference is not None and self.policy is not None and self.device_mesh is None:
             self.reference.to(device=self.policy.device, dtype=self.policy.model.dtype)
@@ -263,9 +263,9 @@ class GrailModule(pl.LightningModule):
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         metrics: dict[str, float] = {}
-        for number, rows in enumerate(update.plan(weights.values, weights.additive)):
-            if 0 <= self.trainer.max_steps <= self.global_step:
-                break
+        plan = update.plan(weights.values, weights.additive)
+        self.steps_left = cut_off(self.trainer, len(plan))
+        for number, rows in enumerate(plan[: len(plan) - self.steps_left]):
             if number:
                 self._log(metrics)
                 if self.credit.refresh == "update":

@@ -61,6 +61,11 @@ def clip_gradients(policy: Policy, max_norm: float | None) -> float:
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
+def cut_off(trainer: Any, planned: int) -> int:
+    """How many of a batch's planned optimiser steps lie beyond `max_steps`."""
+    return max(0, trainer.global_step + planned - trainer.max_steps) if trainer.max_steps >= 0 else 0
+
+
 def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
     """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps.
 

@@ -8,6 +8,8 @@ import torch
 from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
+from grail_lightning.callbacks import LastCheckpoint
+from grail_lightning.data import ArithmeticData
 from grail_lightning.policy import load_policy
 from grail_lightning.rollout import Sampling
 from tests.runs import Watch, batches, module, trainer, weights
@@ -138,3 +140,37 @@ def test_what_an_optimizer_writes_into_its_options_is_kept_and_what_the_user_cha
     assert resumed.options["taken"] == STEPS
     assert resumed.options["momentum"] == 0.5
     assert resumed.rates[-1] == pytest.approx(2e-3)
+
+
+def cut_fit(folder, max_steps, path=None):
+    """Two optimiser steps a batch, on data that know where they are; `last.ckpt` lies in `folder`."""
+    objective = {"group_size": 2, "mini_batches": 2, "entropy_coefficient": 0.1, "mask_truncated": False}
+    ours = module(objective, sampling=Sampling(max_response_length=3))
+    data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
+    run = trainer(max_steps, LastCheckpoint(folder=str(folder)), enable_checkpointing=True)
+    run.fit(ours, data, ckpt_path=path, weights_only=False)
+    return run, weights(ours)
+
+
+@pytest.mark.parametrize("stops", [[1], [3], [3, 5], [2, 3]], ids=str)
+def test_a_run_that_stopped_inside_a_batch_ends_with_the_weights_of_one_that_did_not(stops, tmp_path, caplog):
+    _, whole = cut_fit(tmp_path / "whole", 6)
+    path = None
+    for stop in stops:
+        run, _ = cut_fit(tmp_path, stop, path)
+        path = tmp_path / "last.ckpt"
+        assert run.global_step == stop
+        border = stop - stop % 2
+        assert torch.load(path, weights_only=False)["global_step"] == border
+        said = f"`max_steps` {stop} fell inside a batch of rollouts: {path} is of step {border}, where that batch began"
+        assert (said in caplog.text) == (border != stop)
+    run, resumed = cut_fit(tmp_path, 6, path)
+    assert run.global_step == 6
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+
+
+def test_a_checkpoint_from_inside_a_batch_says_that_a_resume_is_not_exact(tmp_path):
+    run, _ = cut_fit(tmp_path, 3)
+    run.save_checkpoint(tmp_path / "inside.ckpt")
+    with pytest.warns(UserWarning, match=r"saved inside a batch of rollouts, at step 3: the steps .* \(1\) are not"):
+        cut_fit(tmp_path / "other", 4, tmp_path / "inside.ckpt")
