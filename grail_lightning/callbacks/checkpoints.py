@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.termination import Termination
-from grail_lightning.policy.checkpoint_io import DurableCheckpointIO, remove_parts
+from grail_lightning.policy.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.run_folder import RunFolder
 
 
@@ -140,13 +140,14 @@ class LastCheckpoint(Checkpoint):
         if trainer.fast_dev_run or pl_module.steps_left or (trainer.global_step == self._saved_at and not again):
             return
         assert self._file is not None
-        trainer.save_checkpoint(self._file)
+        save_whole(trainer, self._file)
         self._saved_at = trainer.global_step
 
     def _end_if_asked(self, trainer: Any, pl_module: Any) -> None:
         if self._termination.noted(pl_module.device):
             self._save(trainer, pl_module)
-            self._termination.end()
+            if trainer.global_step != trainer.max_steps:  # A run at its end comes to it, with its export.
+                self._termination.end()
 
 
 def _may_be_cut(trainer: Any, pl_module: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -41,7 +42,8 @@ class Termination:
         if not self._noting:
             self.end()
         if self._first and not self._noted:
-            os.write(2, NOTED)  # A logger might be in the middle of a line.
+            with contextlib.suppress(OSError):
+                os.write(2, NOTED)  # A logger might be in the middle of a line.
         self._noted = True
 
     def noted(self, device: torch.device) -> bool:

@@ -72,6 +72,28 @@ class DurableCheckpointIO(TorchCheckpointIO):
         return found
 
 
+def save_whole(trainer: Any, target: Path) -> None:
+    """Save a run's checkpoint; a folder of shards, too, is written beside its place. A collective.
+
+    A folder cannot replace another at once. Between the two steps that it takes the earlier one is ``old-last.ckpt``.
+    """
+    if not getattr(trainer.strategy, "_save_distributed_checkpoint", False):
+        trainer.save_checkpoint(target)
+        return
+    part, old = target.with_name(target.name + PART), target.with_name(f"old-{target.name}")
+    if trainer.is_global_zero:
+        _remove(part)
+    trainer.strategy.barrier()
+    trainer.save_checkpoint(part)
+    if trainer.is_global_zero:
+        _remove(old)
+        if target.exists():
+            target.rename(old)
+        part.rename(target)
+        _remove(old)
+    trainer.strategy.barrier()
+
+
 def check_whole(path: str | None) -> None:
     """Look at a local checkpoint without reading it: one whose end is missing is found before a model is loaded.
 
@@ -98,10 +120,15 @@ def is_whole(file: Path) -> bool:
 def remove_parts(folder: Path) -> None:
     """Remove what runs that were killed in the middle of writing have left in a folder of checkpoints."""
     for part in folder.glob(f"*.ckpt{PART}"):
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _damaged(file: Path) -> ValueError:

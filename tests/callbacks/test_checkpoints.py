@@ -176,3 +176,11 @@ def test_a_sigterm_ends_a_validation_by_itself_at_once(caplog):
         )
     assert stop.value.code == 143
     assert "Ended by SIGTERM." in caplog.text
+
+
+def test_a_sigterm_in_the_last_batch_lets_the_run_come_to_its_end(tmp_path):
+    evaluation = Evaluation()
+    callbacks = (Terminate("on_train_batch_start", 6), evaluation, LastCheckpoint(folder=str(tmp_path)))
+    _every_two_batches(8, *callbacks).fit(Scripted(_never_better), datamodule=_data())
+    assert evaluation.last["step"] == 8
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
