@@ -36,6 +36,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.errors import explain, one_line
 from grail_lightning.module import GrailModule
+from grail_lightning.policy.checkpoint_io import check_whole
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
 from grail_lightning.run_config import SaveRunConfig
@@ -134,6 +135,7 @@ class GrailCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         folder = RunFolder(self.trainer)
         kwargs["ckpt_path"] = folder.checkpoint(kwargs.get("ckpt_path"))
+        check_whole(kwargs["ckpt_path"])
         if subcommand != "fit" and not self._leaves_nothing():
             folder.shared()
             keep_tables(self.trainer.loggers)

@@ -33,7 +33,7 @@ from grail_lightning.refill import check_loader, refill
 from grail_lightning.reports import credit_report, rollout_report
 from grail_lightning.rollout import Messages, Prompt, RolloutBatch, Sampling
 from grail_lightning.seeds import derive_seed, run_seed, seeded
-from grail_lightning.stepping import configured_options, keep_options, take_step, with_schedule
+from grail_lightning.stepping import configured_options, cut_off, keep_options, option_record, take_step, with_schedule
 from grail_lightning.update import Update
 
 
@@ -77,9 +77,9 @@ class GrailModule(pl.LightningModule):
         self.reference: Policy | None = None
         self.evaluation: EvaluationPlan | None = None
         self.verifier: Verifier | None = None
-        self._tokenizer: Any = None
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._moved, self._options = False, list[dict[str, Any]]()
+        self._tokenizer, self._seconds = None, defaultdict[str, float](float)
+        self._moved, self._options, self._recorded = False, list[dict[str, Any]](), None
+        self.steps_left = 0  # Steps of the last batch that `max_steps` has cut off.
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -120,23 +120,25 @@ class GrailModule(pl.LightningModule):
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def on_train_start(self) -> None:
-        """Options win over the optimiser's restored state; and the reference goes where the policy is."""
+        """Changed options win over the optimiser's restored state; and the reference goes where the policy is."""
         check_loader(self.trainer.train_dataloader, self.objective.refill_rounds)
         if self.trainer.ckpt_path is not None:
-            keep_options(self.optimizers(), self.lr_schedulers(), self._options)
+            restored = self.optimizers(), self.lr_schedulers()
+            keep_options(*restored, self._options, self.scheduler, self._recorded, self.global_step)
         if self.reference is not None and self.policy is not None and self.device_mesh is None:
             self.reference.to(device=self.policy.device, dtype=self.policy.model.dtype)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the credit method has to remember; and weights in half precision as their masters have them."""
+        """What the credit method has to remember, options, and weights in half precision as their masters have them."""
         checkpoint["credit"] = self.credit.state_dict()
+        checkpoint["configured"] = option_record(self._options, self.scheduler) if self._options else None
         checkpoint["state_dict"] |= master_weights(self.policy, prefix="policy.")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give it back. Weights for an evaluation have no masters: those of a fit before it would be of others."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits = self.trainer.state.fn == "fit"
-        self._restored = checkpoint.get("state_dict", {}) if fits else {}
+        self._restored, self._recorded = checkpoint.get("state_dict", {}) if fits else {}, checkpoint.get("configured")
         if self.policy is not None and not fits:
             self.policy.masters = None
 
@@ -263,9 +265,9 @@ class GrailModule(pl.LightningModule):
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         metrics: dict[str, float] = {}
-        for number, rows in enumerate(update.plan(weights.values, weights.additive)):
-            if 0 <= self.trainer.max_steps <= self.global_step:
-                break
+        plan = update.plan(weights.values, weights.additive)
+        self.steps_left = cut_off(self.trainer, len(plan))
+        for number, rows in enumerate(plan[: len(plan) - self.steps_left]):
             if number:
                 self._log(metrics)
                 if self.credit.refresh == "update":

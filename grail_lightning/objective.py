@@ -101,6 +101,11 @@ class Objective:
         if self.sampler_cap is not None:
             sampler_correction(one, one, self.sampler_cap)
 
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimiser steps of a batch of rollouts at most; one without a live row has a single one."""
+        return self.updates_per_batch * self.mini_batches
+
     def token_losses(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         """`clipped_surrogate` with the options that are set here, ``[B, T]``."""
         return clipped_surrogate(

@@ -29,7 +29,7 @@ def fit(ranks, offload, max_steps, folder, *callbacks, checkpoint=None):
         loading=Loading(offload=offload),
     )
     sharded = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
-    callbacks = [LastCheckpoint(folder=str(folder)), *callbacks]
+    callbacks = [LastCheckpoint(every_n_batches=1, folder=str(folder)), *callbacks]
     changes = {"devices": ranks, "strategy": sharded, "use_distributed_sampler": False, "enable_checkpointing": True}
     run = trainer(max_steps, *callbacks, **changes)
     run.fit(ours, batches(1), ckpt_path=checkpoint)

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grail_lightning._version import __version__
 from grail_lightning.cli import GrailCLI, expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.stepping import keep_options
 from tests.shell import RUN, SHORT, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -170,6 +169,18 @@ def test_a_run_that_does_not_begin_leaves_the_earlier_one_where_it_was(in_finish
     assert (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime == before
 
 
+def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named(in_finished_run, capsys):
+    last = in_finished_run / "checkpoints" / "last.ckpt"
+    whole = last.read_bytes()
+    try:
+        last.write_bytes(whole[: len(whole) // 2])
+        for command in (["fit", *SHORT], ["validate", *_without_fit(SHORT)]):
+            said = fails(capsys, *command, "--ckpt_path=last")
+            assert re.search(r"got runs/quickstart/checkpoints/last\.ckpt, .*best\.ckpt \(step 2\): give that", said)
+    finally:
+        last.write_bytes(whole)
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path, caplog):
     main(["fit", *SHORT, "--trainer.max_steps=2"])
@@ -202,22 +213,6 @@ def test_a_checkpoint_of_another_policy_is_one_line_and_leaves_the_run_as_it_was
         r"`ckpt_path` must be a checkpoint of this policy, but \d+ of its weights .* such as policy\.", said
     )
     assert {file: file.read_bytes() for file in in_finished_run.glob("config*.yaml")} == before
-
-
-def test_a_schedule_goes_on_where_it_was_when_the_learning_rate_is_set_anew():
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=10)
-    for _ in range(2):
-        optimizer.step()
-        scheduler.step()
-    reached = optimizer.param_groups[0]["lr"]
-    keep_options(optimizer, scheduler, [{"lr": 0.2, "momentum": 0.9}])
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * reached)
-    assert optimizer.param_groups[0]["momentum"] == 0.9
-    before = optimizer.param_groups[0]["lr"]
-    keep_options(optimizer, scheduler, [{"lr": 0.2}])
-    assert optimizer.param_groups[0]["lr"] == before, "nothing changed, nothing rounds"
 
 
 def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path):

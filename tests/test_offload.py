@@ -52,6 +52,9 @@ def test_an_interrupted_run_on_the_host_ends_on_the_weights_of_a_whole_one_on_th
         assert report["norms"]["host"] > 0
         assert report["weights"]["host"] != begun
     assert _sums(load_policy(str(tmp_path / "export"))) == reports[0]["weights"]["host"]
+    for folder in ("device", "begun", "host"):  # Written twice, beside its place, of which nothing is left.
+        assert [found.name for found in (tmp_path / folder).iterdir()] == ["last.ckpt"]
+        assert (tmp_path / folder / "last.ckpt").is_dir()
 
 
 def _sums(policy):

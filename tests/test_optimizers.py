@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grail_lightning.policy import Loading, load_policy
-from grail_lightning.stepping import keep_options
+from grail_lightning.stepping import keep_options, option_record
 from tests.runs import Watch, batches, module, trainer, weights
 from tests.shell import SHORT, main
 
@@ -108,7 +108,8 @@ def test_a_resumed_learning_rate_is_the_configured_one():
         options = [{"lr": torch.tensor(2e-3), "weight_decay": 0.5}]
         resumed.load_state_dict(saved.state_dict())
         assert resumed.param_groups[0]["weight_decay"] == 0.01
-        keep_options(resumed, None, options)
+        before = option_record([{"lr": torch.tensor(1e-3), "weight_decay": 0.01}], None)
+        keep_options(resumed, None, options, None, before, steps=1)
         assert resumed.param_groups[0]["lr"].item() == pytest.approx(2e-3)
         assert resumed.param_groups[0]["weight_decay"] == 0.5
         resumed.step()  # It refuses a learning rate that is no tensor.

@@ -25,7 +25,8 @@ def main() -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # a library that prints must not speak in our name
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # They reach whole process groups; the parent decides, and kills.
+        signal.signal(ending, signal.SIG_IGN)
     from grail_lightning.answers import symbolic
 
     symbolic.load()

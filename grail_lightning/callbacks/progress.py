@@ -31,5 +31,5 @@ class ProgressBar(TQDMProgressBar):
         objective = getattr(self.trainer.lightning_module, "objective", None)
         if objective is None or self.trainer.max_steps < 0:
             return total
-        needed: int = math.ceil(self.trainer.max_steps / (objective.updates_per_batch * objective.mini_batches))
+        needed: int = math.ceil(self.trainer.max_steps / objective.steps_per_batch)
         return min(total, needed)

@@ -269,6 +269,17 @@ def test_nothing_is_left_behind_when_the_parent_is_killed(mode, timeout_seconds)
     assert gone([worker])
 
 
+def test_workers_go_on_when_a_signal_to_end_reaches_the_whole_group():
+    """The trainer saves before it ends: what it still grades must not count as crashed."""
+    with Verifier(num_workers=1) as verifier:
+        verifier.grade([NEEDS_WORKER])
+        (worker,) = verifier._pool.workers
+        os.kill(worker.process.pid, signal.SIGTERM)
+        assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
+        assert verifier._pool.workers == [worker]
+        assert worker.process.poll() is None
+
+
 def test_closing_ends_the_workers_and_grading_again_starts_new_ones():
     verifier = Verifier(num_workers=1)
     verifier.grade([NEEDS_WORKER])

@@ -40,12 +40,13 @@ class Scripted(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.say, self.updates, self.group_size = say, updates, group_size
-        self.sampling, self.objective = Sampling(max_response_length=LIMIT), Objective()
+        self.sampling, self.objective = Sampling(max_response_length=LIMIT), Objective(updates_per_batch=updates)
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
+        self.steps_left = 0
 
     def rollouts(self, problems, num_samples):
         if not problems:  # the share of a rank in a last small batch
@@ -74,9 +75,11 @@ class Scripted(pl.LightningModule):
         batch, verdicts = self.rollouts(problems, self.group_size)
         self.seen.append(problems)
         optimizer = self.optimizers()
-        for _ in range(self.updates):
-            if 0 <= self.trainer.max_steps <= self.global_step:
-                break
+        taken = self.updates
+        if self.trainer.max_steps >= 0:
+            taken = min(taken, self.trainer.max_steps - self.global_step)
+        self.steps_left = self.updates - taken
+        for _ in range(taken):
             optimizer.zero_grad()
             self.manual_backward(sum(p.sum() for p in self.policy.parameters() if p.requires_grad))
             optimizer.step()

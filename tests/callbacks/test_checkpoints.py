@@ -1,3 +1,4 @@
+import os
 import signal
 
 import pytest
@@ -45,28 +46,27 @@ def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
     _every_two_batches(stop, Evaluation(), LastCheckpoint(folder=str(tmp_path))).fit(before, datamodule=_data())
     trainer = _every_two_batches(16, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
     trainer.fit(after, datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    seen = [[p.messages for p in batch] for batch in before.seen + after.seen]
-    assert seen[: len(whole.seen)] == [[p.messages for p in batch] for batch in whole.seen]
+    # The batch in which `max_steps` fell is taken again from its beginning.
+    seen = [[p.messages for p in batch] for batch in before.seen[: stop // 2] + after.seen]
+    assert seen == [[p.messages for p in batch] for batch in whole.seen]
     assert trainer.global_step == 16
-    # The batch in which `max_steps` fell is not finished later: its second step at 5 is one more step for another one.
-    assert len(before.seen) + len(after.seen) == len(whole.seen) + stop % 2
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 16
 
 
 def test_a_checkpoint_every_few_batches_needs_no_validation(tmp_path):
     saved = []
 
-    class Watch(LastCheckpoint):
-        def _save(self, trainer):
-            before = self._saved_at
-            super()._save(trainer)
-            saved.extend([self._saved_at] * (before != self._saved_at))
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, *_):
+            file = tmp_path / "last.ckpt"
+            saved.append(torch.load(file, weights_only=True)["global_step"] if file.exists() else None)
 
-    run(9, Watch(every_n_batches=2, folder=str(tmp_path)), enable_checkpointing=True).fit(
+    run(9, LastCheckpoint(every_n_batches=2, folder=str(tmp_path)), Watch(), enable_checkpointing=True).fit(
         Scripted(_never_better), loader(*[prompts(2)] * 9)
     )
-    # Two steps a batch: after batches 2 and 4, and at the end, in the middle of the fifth.
-    assert saved == [4, 8, 9]
+    # Two steps a batch: after batches 2 and 4, not in the middle of the fifth.
+    assert saved == [None, None, 4, 4, 8]
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
 
 
 def test_the_last_checkpoint_knows_the_validation_at_its_step(tmp_path):
@@ -125,3 +125,62 @@ def test_an_interrupted_run_says_what_to_go_on_from(step, said, tmp_path, caplog
         signal.signal(signal.SIGINT, handler)
     assert said in caplog.text
     assert (f"`--ckpt_path={tmp_path / 'last.ckpt'}`" in caplog.text) == (step == 6)
+
+
+class Terminate(Callback):
+    """Has the process be sent a SIGTERM when its hook is called at a step."""
+
+    def __init__(self, hook, step):
+        setattr(self, hook, lambda trainer, *_: trainer.global_step == step and os.kill(os.getpid(), signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("hook", "step", "border"),
+    [("on_train_batch_start", 2, 4), ("on_train_batch_end", 2, 2), ("on_validation_start", 4, 4)],
+    ids=["in_a_batch", "behind_a_batch", "in_a_validation"],
+)
+def test_a_sigterm_saves_at_the_next_border_and_says_how_to_go_on(hook, step, border, tmp_path, caplog):
+    whole, before, after = (Scripted(_never_better) for _ in range(3))
+    _every_two_batches(8, Evaluation(), LastCheckpoint(folder=str(tmp_path / "whole"))).fit(whole, datamodule=_data())
+    last = LastCheckpoint(on_validation=False, folder=str(tmp_path))
+    with pytest.raises(SystemExit) as stop:
+        _every_two_batches(8, Terminate(hook, step), Evaluation(), last).fit(before, datamodule=_data())
+    assert stop.value.code == 143
+    file = tmp_path / "last.ckpt"
+    assert f"Ended by SIGTERM at step {border}; {file} is of step {border}. Go on with the same command" in caplog.text
+    resumed = _every_two_batches(8, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
+    resumed.fit(after, datamodule=_data(), ckpt_path=file, weights_only=True)
+    seen = [[p.messages for p in batch] for batch in before.seen + after.seen]
+    assert seen == [[p.messages for p in batch] for batch in whole.seen]
+    for ours, theirs in zip(after.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_sigterm_before_the_first_step_ends_the_run_at_once(tmp_path, caplog):
+    ours = Scripted(_never_better)
+    with pytest.raises(SystemExit) as stop:
+        _every_two_batches(
+            8, Terminate("on_validation_batch_start", 0), Evaluation(), LastCheckpoint(folder=str(tmp_path))
+        ).fit(ours, datamodule=_data())
+    assert stop.value.code == 143
+    assert "Ended by SIGTERM at step 0, before its first checkpoint." in caplog.text
+    assert not ours.seen
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sigterm_ends_a_validation_by_itself_at_once(caplog):
+    terminate = Terminate("on_validation_batch_end", 0)
+    with pytest.raises(SystemExit) as stop:
+        _every_two_batches(1, Evaluation(), LastCheckpoint(), terminate).validate(
+            Scripted(_never_better), datamodule=_data()
+        )
+    assert stop.value.code == 143
+    assert "Ended by SIGTERM." in caplog.text
+
+
+def test_a_sigterm_in_the_last_batch_lets_the_run_come_to_its_end(tmp_path):
+    evaluation = Evaluation()
+    callbacks = (Terminate("on_train_batch_start", 6), evaluation, LastCheckpoint(folder=str(tmp_path)))
+    _every_two_batches(8, *callbacks).fit(Scripted(_never_better), datamodule=_data())
+    assert evaluation.last["step"] == 8
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8

@@ -1,0 +1,176 @@
+"""A resumed run goes on as if it had never stopped; what the user changed at the resume, and only that, is another."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW, lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from grail_lightning.callbacks import LastCheckpoint
+from grail_lightning.data import ArithmeticData
+from grail_lightning.policy import load_policy
+from grail_lightning.rollout import Sampling
+from tests.runs import Watch, batches, module, trainer, weights
+
+STEPS = 4
+SCHEDULES = {
+    "none": None,
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda n: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.3),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4], gamma=0.3),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, factor=0.3, total_iters=4),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=3),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.7),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=9, power=2.0),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=4, eta_min=1e-5),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=2, eta_min=1e-5),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, base_lr=1e-5, max_lr=3e-4, step_size_up=2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=3e-4, total_steps=9),
+    "SWALR": lambda o: SWALR(o, swa_lr=3e-5, anneal_epochs=4),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.CosineAnnealingLR(o, T_max=5)], milestones=[2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, total_iters=4), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+OFTEN = ("none", "LinearLR", "CyclicLR", "OneCycleLR", "SequentialLR")  # The others take the same way.
+
+
+class Rates(Watch):
+    """Keeps the learning rate of each step and the optimiser's options at the end; saves a checkpoint on the way."""
+
+    def __init__(self, save_at, file):
+        super().__init__()
+        self.save_at, self.file = save_at, file
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.global_step == self.save_at:
+            trainer.save_checkpoint(self.file)
+
+    def on_train_end(self, trainer, pl_module):
+        (group,) = trainer.optimizers[0].param_groups
+        self.options = {name: value for name, value in group.items() if name != "params"}
+        self.rates = [output.metrics["learning_rate"] for output in self.outputs]
+
+
+def adam(parameters, **changes):
+    return AdamW(parameters, **({"lr": 1e-4, "weight_decay": 0.0} | changes))
+
+
+def fit(file, optimizer=adam, scheduler=None, start=0):
+    """A run of one optimiser step a batch, from `file` on if it starts late: its figures, and its weights."""
+    # The bonus gives every row a gradient.
+    objective = {"group_size": 2, "entropy_coefficient": 0.1, "mask_truncated": False}
+    ours = module(objective, sampling=Sampling(max_response_length=3), optimizer=optimizer, scheduler=scheduler)
+    rates = Rates(STEPS // 2 if start == 0 else None, file)
+    # A list has no position of its own: the resumed run is given the batches that are left.
+    left = torch.utils.data.DataLoader(batches(STEPS, size=1).dataset[start:], batch_size=None)
+    trainer(STEPS, rates, max_epochs=2).fit(ours, left, ckpt_path=file if start else None, weights_only=True)
+    return rates, weights(ours)
+
+
+@pytest.fixture(autouse=True)
+def _lists_of_batches(recwarn):
+    warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch ended")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in SCHEDULES]
+)
+def test_a_schedule_goes_on_after_a_resume_as_if_the_run_had_not_stopped(name, tmp_path):
+    file, make = tmp_path / "half.ckpt", SCHEDULES[name]
+    whole, expected = fit(file, scheduler=make)
+    resumed, found = fit(file, scheduler=make, start=STEPS // 2)
+    assert resumed.rates == whole.rates[STEPS // 2 :]
+    assert resumed.options == whole.options
+    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
+    assert any(not torch.equal(weight, begun) for weight, begun in zip(expected.values(), _untrained(), strict=True))
+
+
+def _untrained():
+    return load_policy("arithmetic").parameters()
+
+
+@pytest.mark.parametrize("name", ["none", "LinearLR", "CosineAnnealingLR", "CyclicLR", "OneCycleLR"])
+def test_a_learning_rate_that_is_set_anew_is_that_of_a_run_that_always_had_it(name, tmp_path):
+    """Cycles have a rate of their own: the optimiser's has no effect on them, whenever it is set."""
+    file, make = tmp_path / "half.ckpt", SCHEDULES[name]
+    before, _ = fit(file, scheduler=make)
+    anew = partial(adam, lr=3e-4)
+    resumed, _ = fit(file, anew, make, start=STEPS // 2)
+    always, _ = fit(tmp_path / "other.ckpt", anew, make)
+    assert resumed.rates == always.rates[STEPS // 2 :]
+    assert resumed.options == always.options
+    assert (resumed.rates == before.rates[STEPS // 2 :]) == (name in ("CyclicLR", "OneCycleLR"))
+
+
+def test_a_schedule_that_is_set_anew_is_where_it_would_be_had_the_run_begun_with_it(tmp_path):
+    file = tmp_path / "half.ckpt"
+    fit(file, scheduler=SCHEDULES["OneCycleLR"])
+    for make in (partial(lr_scheduler.OneCycleLR, max_lr=2e-4, total_steps=20), SCHEDULES["StepLR"], None):
+        resumed, _ = fit(file, scheduler=make, start=STEPS // 2)
+        always, _ = fit(tmp_path / "other.ckpt", scheduler=make)
+        assert resumed.rates == always.rates[STEPS // 2 :]
+        assert {name: resumed.options[name] for name in always.options} == always.options
+
+
+class Counting(SGD):
+    """Counts its steps among its options, as optimisers without a schedule do (Prodigy, schedule-free ones)."""
+
+    def __init__(self, params, lr, momentum=0.0):
+        super().__init__(params, lr=lr, momentum=momentum)
+        self.param_groups[0]["taken"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["taken"] += 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_writes_into_its_options_is_kept_and_what_the_user_changes_is_not(tmp_path):
+    file = tmp_path / "half.ckpt"
+    fit(file, partial(Counting, lr=1e-3), SCHEDULES["OneCycleLR"])
+    resumed, _ = fit(file, partial(Counting, lr=2e-3, momentum=0.5), SCHEDULES["LinearLR"], start=STEPS // 2)
+    assert resumed.options["taken"] == STEPS
+    assert resumed.options["momentum"] == 0.5
+    assert resumed.rates[-1] == pytest.approx(2e-3)
+
+
+def cut_fit(folder, max_steps, path=None):
+    """Two optimiser steps a batch, on data that know where they are; `last.ckpt` lies in `folder`."""
+    objective = {"group_size": 2, "mini_batches": 2, "entropy_coefficient": 0.1, "mask_truncated": False}
+    ours = module(objective, sampling=Sampling(max_response_length=3))
+    data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
+    run = trainer(max_steps, LastCheckpoint(folder=str(folder)), enable_checkpointing=True)
+    run.fit(ours, data, ckpt_path=path, weights_only=False)
+    return run, weights(ours)
+
+
+@pytest.mark.parametrize("stops", [[1], [3], [3, 5], [2, 3]], ids=str)
+def test_a_run_that_stopped_inside_a_batch_ends_with_the_weights_of_one_that_did_not(stops, tmp_path, caplog):
+    _, whole = cut_fit(tmp_path / "whole", 6)
+    path = None
+    for stop in stops:
+        run, _ = cut_fit(tmp_path, stop, path)
+        path = tmp_path / "last.ckpt"
+        assert run.global_step == stop
+        border = stop - stop % 2
+        assert torch.load(path, weights_only=False)["global_step"] == border
+        said = f"`max_steps` {stop} fell inside a batch of rollouts: {path} is of step {border}, where that batch began"
+        assert (said in caplog.text) == (border != stop)
+    run, resumed = cut_fit(tmp_path, 6, path)
+    assert run.global_step == 6
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+
+
+def test_a_checkpoint_from_inside_a_batch_says_that_a_resume_is_not_exact(tmp_path):
+    run, _ = cut_fit(tmp_path, 3)
+    run.save_checkpoint(tmp_path / "inside.ckpt")
+    with pytest.warns(UserWarning, match=r"saved inside a batch of rollouts, at step 3: the steps .* \(1\) are not"):
+        cut_fit(tmp_path / "other", 4, tmp_path / "inside.ckpt")
