@@ -60,16 +60,10 @@ def clip_gradients(policy: Policy, max_norm: float | None) -> float:
 
 
 def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
-    """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps.
-
-    Raises:
-        ValueError: If the schedule needs a metric.
-    """
+    """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps."""
     if make is None:
         return optimizer
     scheduler = make(optimizer)  # It adds `initial_lr` to the groups.
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ValueError("`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.")
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

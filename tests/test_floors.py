@@ -7,13 +7,17 @@ import grail_lightning
 
 PACKAGE = Path(grail_lightning.__file__).parent
 FLOORS = {
-    0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock"},
+    0: {
+        *("_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock"),
+        *("commands", "config_files", "optimizer_check", "writable"),
+    },
     1: {"policy", "locate", "tasks", "objective", "outputs"},
     2: {"grading", "engines", "credit", "data", "metrics", "update", "stepping", "reports", "refill"},
-    3: {"module"},
-    4: {"callbacks", "errors"},
-    5: {"cli"},
-    6: {"__main__"},
+    3: {"module", "choices"},
+    4: {"callbacks", "option_errors"},
+    5: {"errors"},
+    6: {"cli"},
+    7: {"__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
