@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,6 +42,7 @@ from grail_lightning.errors import explain, one_line, option_error
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
+from grail_lightning.quiet import leave_out_messages
 from grail_lightning.run_folder import RunFolder
 from grail_lightning.tasks.boxed import BoxedTask
 
@@ -116,6 +116,7 @@ class GrailCLI(LightningCLI):
                 "checkpoint.filename": "best",
                 "checkpoint.enable_version_counter": False,
                 "trainer.num_sanity_val_steps": 0,
+                "trainer.enable_model_summary": False,  # One row: the policy.
                 "trainer.log_every_n_steps": 1,
             }
         )
@@ -228,10 +229,9 @@ def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def main(args: ArgsType = None) -> None:
     """Entry point. What the user got wrong is one line and exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
-    # Lightning 2.6 calls what jsonargparse 4.53 and torch 2.13 deprecate (`add_instantiator`, `LeafSpec`); nothing that
-    # a user could mend.
+    # Lightning 2.6 calls what jsonargparse 4.53 deprecates (`add_instantiator`); nothing that a user could mend.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+    leave_out_messages()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # So that `--model.credit=mypackage.Mine` is found, as `python -m` would.
     quiet = {"exit_on_error": False}

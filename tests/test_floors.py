@@ -9,7 +9,7 @@ PACKAGE = Path(grail_lightning.__file__).parent
 FLOORS = {
     0: {
         *("_version", "rollout", "functional", "answers", "ranks", "seeds", "run_folder", "clock"),
-        *("commands", "config_files", "optimizer_check", "writable"),
+        *("commands", "config_files", "optimizer_check", "quiet", "writable"),
     },
     1: {"policy", "locate", "tasks", "objective", "outputs"},
     2: {"grading", "engines", "credit", "data", "metrics", "update", "stepping", "reports", "refill"},

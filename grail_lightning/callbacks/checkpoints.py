@@ -81,5 +81,5 @@ class LastCheckpoint(Checkpoint):
         if trainer.fast_dev_run or trainer.global_step in (0, self._saved_at):
             return
         assert self._file is not None
-        trainer.save_checkpoint(self._file)
+        trainer.save_checkpoint(self._file, weights_only=False)  # Else Lightning remarks on it each time.
         self._saved_at = trainer.global_step
