@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning._version import __version__
+from grail_lightning.quiet import leave_out_leaf_spec
 
 if TYPE_CHECKING:
     from grail_lightning.callbacks import default_callbacks
@@ -19,6 +20,8 @@ _EXPORTS = {
     "ArithmeticData": "grail_lightning.data",
     "default_callbacks": "grail_lightning.callbacks",
 }
+
+leave_out_leaf_spec()
 
 
 def __getattr__(name: str) -> Any:

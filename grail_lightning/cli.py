@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
@@ -34,18 +31,19 @@ from grail_lightning.callbacks import (
     RolloutTable,
     Throughput,
 )
-from grail_lightning.errors import explain, one_line
+from grail_lightning.commands import SUBCOMMANDS, check_subcommand, refuse
+from grail_lightning.config_files import expand_configs
+from grail_lightning.errors import explain, one_line, option_error
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.checkpoint_io import check_whole
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.sharding import check_strategy
+from grail_lightning.quiet import leave_out_messages
 from grail_lightning.run_config import SaveRunConfig
 from grail_lightning.run_folder import RunFolder
 from grail_lightning.stage_loggers import beside_training, keep_tables
 from grail_lightning.tasks.boxed import BoxedTask
 
-CONFIGS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs")
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
 ALWAYS_ON = {
     "evaluation": Evaluation,
     "rollout_table": RolloutTable,
@@ -96,9 +94,23 @@ class GrailCLI(LightningCLI):
                 "checkpoint.filename": "best",
                 "checkpoint.enable_version_counter": False,
                 "trainer.num_sanity_val_steps": 0,
+                "trainer.enable_model_summary": False,  # One row: the policy.
                 "trainer.log_every_n_steps": 1,
             }
         )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """A wrong option is told with the names of those that there are, and with its file.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            known = {name for sub in self._subcommand_parsers.values() for name, _ in sub.get_defaults().items()}
+            given = args if isinstance(args, list) else sys.argv[1:]
+            raise ValueError(option_error(error, sorted(known), given)) from error
 
     def _parse_ckpt_path(self) -> None:
         # Lightning 2.6 lets hyper-parameters in a checkpoint override what the command line says. Here they never do.
@@ -185,72 +197,49 @@ def spread(trainer: Any) -> None:
 
 def main(args: ArgsType = None) -> None:
     """Entry point. What the user got wrong is one line and exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
-    # Lightning 2.6 calls what jsonargparse 4.53 and torch 2.13 deprecate (`add_instantiator`, `LeafSpec`); nothing that
-    # a user could mend.
+    # Lightning 2.6 calls what jsonargparse 4.53 deprecates (`add_instantiator`); nothing that a user could mend.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     # `keep_tables` has kept the files that this one threatens.
     warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+    leave_out_messages()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # So that `--model.credit=mypackage.Mine` is found, as `python -m` would.
-    if args is None:
-        sys.argv[1:] = expand_configs(sys.argv[1:])
     quiet = {"exit_on_error": False}
+    given = sys.argv[1:] if args is None else args
     try:
+        if isinstance(given, list):
+            given = expand_configs(given)
+            check_subcommand(given)
+        if args is None:
+            sys.argv[1:] = given
         GrailCLI(
             GrailModule,
             LightningDataModule,
             subclass_mode_data=True,
-            args=expand_configs(args) if isinstance(args, list) else args,
+            args=None if args is None else given,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"save_to_log_dir": False},
-            parser_kwargs={"version": __version__, **quiet, **dict.fromkeys(SUBCOMMANDS, quiet)},
+            parser_kwargs={
+                "version": __version__,
+                "allow_abbrev": False,
+                **quiet,
+                **dict.fromkeys(SUBCOMMANDS, quiet),
+            },
         )
-    except (ArgumentError, ValueError, OSError, RuntimeError, MisconfigurationException) as error:
+    except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
         if not explain(error):
             raise
         if os.environ.get("GRAIL_DEBUG"):
             traceback.print_exc()
-        print(f"grail-lightning: error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        refuse(one_line(error))
 
 
 def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def expand_configs(args: list[str]) -> list[str]:
-    """Every ``--config FILE`` with the files that it builds on in front of it.
-
-    A file that is not in this folder stands for the one that came with the package, and a file's own key ``config``
-    names the file that it builds on, beside it; jsonargparse follows that key for options without a subcommand only.
-    """
-    expanded: list[str] = []
-    pending = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
-    while pending:
-        argument = pending.pop(0)
-        if argument in ("--config", "-c") and pending:
-            expanded += [part for file in _with_bases(Path(pending.pop(0))) for part in ("--config", str(file))]
-        else:
-            expanded.append(argument)
-    return expanded
-
-
-def _with_bases(file: Path) -> list[Path]:
-    shipped = [folder / file.name for folder in CONFIGS if (folder / file.name).is_file()]
-    # Only `quickstart.yaml` and `configs/quickstart.yaml`: a mistyped folder is a mistake.
-    if not file.is_file() and shipped and str(file.parent) in (".", "configs"):
-        file = shipped[0]
-    # What is not there, or not YAML, is the parser's to complain of.
-    with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-        content = yaml.safe_load(file.read_text())
-        if isinstance(content, dict) and isinstance(base := content.get("config"), str):
-            return [*_with_bases(file.parent / base), file]
-    return [file]
 
 
 if __name__ == "__main__":

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
+import errno
 import re
 import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from grail_lightning.commands import DEBUG_HINT
+from grail_lightning.config_files import file_that_sets
+from grail_lightning.option_errors import refusal
+
 PACKAGE = str(Path(__file__).parent)
-CONFIG_LIBRARIES = ("jsonargparse", "lightning/pytorch/cli", "configuration_validator", "accelerator_connector")
+CONFIG_LIBRARIES = (
+    "jsonargparse",
+    "lightning/pytorch/cli",
+    "configuration_validator",
+    "accelerator_connector",
+    "lightning/fabric/accelerators",
+    "lightning/fabric/utilities/device_parser",
+    "lightning/fabric/utilities/seed",
+)
 MISMATCH = "Error(s) in loading state_dict"
-EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
-DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"
+CHOOSE = "Choose another folder."
+# What the machine refuses, wherever it is noticed: the user's to mend.
+REMEDIES = {
+    errno.ENOSPC: "Free some space, or choose a folder on another disk.",
+    errno.EDQUOT: "Free some space, or choose a folder on another disk.",
+    errno.EROFS: CHOOSE,
+    errno.EACCES: CHOOSE,
+    errno.EPERM: CHOOSE,
+    errno.ENOTDIR: CHOOSE,
+}
 
 
 def explain(error: BaseException) -> bool:
@@ -26,16 +47,29 @@ def explain(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError):
         return str(error).startswith(MISMATCH)
+    if isinstance(error, OSError) and error.errno in REMEDIES and error.filename is not None:
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
     return raised_in.startswith(PACKAGE) or any(name in raised_in for name in CONFIG_LIBRARIES)
 
 
+def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence[str]) -> str:
+    """What is wrong with an option, and in which file it stands.
+
+    Args:
+        error: Of the parser.
+        known: All options of the command line.
+        arguments: The command line.
+    """
+    option, said = refusal(str(error), known)
+    file = file_that_sets(arguments, option) if option else None
+    return said if file is None else f"{said} It stands in {file}."
+
+
 def one_line(error: BaseException) -> str:
-    """The message on one line, with the known names where a class name was not one of them."""
+    """The message on one line."""
     text = str(error)
-    option = match.group(1) if (match := re.search(r'Parser key "([\w.]+)"', text)) else ""
-    unknown = re.search(r"Expected a dot import path string: (\S+)", text)
     if text.startswith(MISMATCH):
         differing = re.findall(r'"([\w.]+)"|size mismatch for ([\w.]+)', text)
         said = (
@@ -43,46 +77,8 @@ def one_line(error: BaseException) -> str:
             f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
             "trained with; they stand in the config.yaml of its run."
         )
-    elif option and (missing := re.search(r"No module named '(\w+)", text)):
-        said = f"`{option}` needs {(module := missing.group(1))}, which is not installed. " + (
-            f"Run: pip install 'grail-lightning[{EXTRAS[module]}]'." if module in EXTRAS else "Is it spelled right?"
-        )
-    elif unknown and option in _choices():
-        known = ", ".join(sorted(_names(_choices()[option])))
-        said = f"`{option}` must be one of {known}, or the import path of a class, but got {unknown.group(1)!r}."
+    elif isinstance(error, OSError):
+        said = f"{error.strerror or error}: {error.filename}. {REMEDIES.get(error.errno or 0, '')}".strip()
     else:
-        said = " ".join(_reasons(text)) or re.sub(r"\s+", " ", text).strip()
-        said = f"`{option}`: {said}" if option and option not in said else said
+        said = refusal(text)[1]
     return f"{said} {DEBUG_HINT}"
-
-
-def _reasons(text: str) -> list[str]:
-    """What jsonargparse lists under "Errors:" for a value that fits none of several types, without the noise."""
-    listed = re.findall(r"^\s*- (.+(?:\n(?!\s*- |\s*Given value).+)*)", text.partition("Errors:")[2], re.MULTILINE)
-    told = [re.sub(r"\s+", " ", reason) for reason in listed]
-    return [reason for reason in told if not reason.startswith("Expected a <class 'NoneType'>")]
-
-
-def _choices() -> dict[str, type]:
-    from lightning.pytorch import LightningDataModule
-
-    from grail_lightning.credit import CreditControl, TokenCredit
-    from grail_lightning.engines import RolloutEngine
-
-    return {
-        "model.credit": TokenCredit,
-        "model.control": CreditControl,
-        "model.engine": RolloutEngine,
-        "data": LightningDataModule,
-    }
-
-
-def _names(base: type) -> set[str]:
-    """Names of this package's subclasses of `base`, at any depth."""
-    found: set[str] = set()
-    subclasses: list[type] = base.__subclasses__()
-    for subclass in subclasses:
-        found |= _names(subclass)
-        if subclass.__module__.startswith("grail_lightning") and not inspect.isabstract(subclass):
-            found.add(subclass.__name__)
-    return found

@@ -23,6 +23,7 @@ from grail_lightning.engines.base import given_batch, sample_rollouts
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.locate import step_masks
 from grail_lightning.objective import Objective, advantages, loss_mask
+from grail_lightning.optimizer_check import check_optimizer
 from grail_lightning.outputs import EvaluationPlan, StepOutput
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.accumulation import accumulating, make_optimizer, master_weights, plain_gradients
@@ -69,6 +70,7 @@ class GrailModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        check_optimizer(optimizer, scheduler)
         check_policy(policy, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling, self.objective = policy, loading, sampling, objective
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control

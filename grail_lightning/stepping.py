@@ -67,16 +67,10 @@ def cut_off(trainer: Any, planned: int) -> int:
 
 
 def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
-    """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps.
-
-    Raises:
-        ValueError: If the schedule needs a metric.
-    """
+    """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps."""
     if make is None:
         return optimizer
     scheduler = make(optimizer)  # It adds `initial_lr` to the groups.
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ValueError("`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.")
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

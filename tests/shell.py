@@ -26,8 +26,6 @@ def main(args):
     """As the shell would."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["grail-lightning", *args])
-        # `main` filters one warning for the process; that must not outlive a test.
-        patch.setattr("warnings.filterwarnings", lambda *_, **__: None)
         entry_point()
 
 

@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grail_lightning._version import __version__
-from grail_lightning.cli import GrailCLI, expand_configs
+from grail_lightning.cli import GrailCLI
+from grail_lightning.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
 from tests.shell import RUN, SHORT, fails, main
 
@@ -295,8 +296,9 @@ def test_configs_are_found_from_any_folder(tmp_path):
         assert flag == "--config"
         assert Path(file).is_file()
     mistyped = ["--config", "runs/quikstart/quickstart.yaml"]
-    assert expand_configs(mistyped) == mistyped
-    (tmp_path / "quickstart.yaml").write_text("{}")
+    with pytest.raises(ValueError, match=r"runs/quikstart/quickstart\.yaml cannot be read: File does not exist"):
+        expand_configs(mistyped)
+    (tmp_path / "quickstart.yaml").write_text("seed_everything: 1")
     assert expand_configs(["--config=quickstart.yaml", "x.yaml"]) == ["--config", "quickstart.yaml", "x.yaml"]
 
 

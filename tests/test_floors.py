@@ -7,13 +7,17 @@ import grail_lightning
 
 PACKAGE = Path(grail_lightning.__file__).parent
 FLOORS = {
-    0: {"_version", "rollout", "functional", "answers", "ranks", "seeds", "folder_lock", "clock", "checks"},
+    0: {
+        *("_version", "rollout", "functional", "answers", "ranks", "seeds", "folder_lock", "clock", "checks"),
+        *("commands", "config_files", "optimizer_check", "quiet", "writable"),
+    },
     1: {"policy", "locate", "tasks", "objective", "outputs", "run_folder"},
     2: {"grading", "engines", "credit", "data", "metrics", "update", "stepping", "reports", "refill"},
-    3: {"module"},
-    4: {"callbacks", "errors", "run_config", "stage_loggers"},
-    5: {"cli"},
-    6: {"__main__"},
+    3: {"module", "choices"},
+    4: {"callbacks", "option_errors", "run_config", "stage_loggers"},
+    5: {"errors"},
+    6: {"cli"},
+    7: {"__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

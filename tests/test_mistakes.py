@@ -2,11 +2,14 @@
 
 import configparser
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from grail_lightning.errors import EXTRAS
+from grail_lightning._version import __version__
+from grail_lightning.option_errors import EXTRAS
 from tests.shell import SHORT, fails, main
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +28,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--model.credit=GRIAL"], "`model.credit` must be one of .*GRAIL, .* but got 'GRIAL'"),
         (["--model.control=Shufled"], "`model.control` must be one of AnswerOnly, Random, Shuffled, .*'Shufled'"),
         (["--data=MthData"], "`data` must be one of ArithmeticData, MathData, .* but got 'MthData'"),
-        (["--model.credit.wmin=1"], "Option 'wmin' is not accepted"),
+        (["--model.credit.wmin=1"], "no option `model.credit.wmin`. Did you mean `model.credit.w_min`?"),
         (["--model.credit.w_min=9"], r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),
         (["--trainer.gradient_clip_val=1"], "set `--model.objective.max_grad_norm` instead"),
         (["--trainer.accumulate_grad_batches=2"], "set `--model.objective.token_budget` instead"),
@@ -41,20 +44,77 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--model.objective.kl_coefficient=.nan"], "`objective.kl_coefficient` must be finite .* got nan"),
         (["--model.sampling.stop=['']"], "strings of at least one character"),
         (["--model.policy=./nowhere"], "there is no folder './nowhere'"),
-        (["--config=nowhere.yaml"], "File does not exist"),
+        (["--config=nowhere.yaml"], "nowhere.yaml cannot be read: File does not exist"),
         (["--ckpt_path=last"], "last.ckpt does not exist .*Train first"),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--data=MathData", "--data.train.path=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
         (["--trainer.accelerator=gpu"], "No supported gpu backend|cuda"),
         (["--model.objective.group_size=1"], "`objective.group_size` must be at least 2, but got 1"),
         (["--model.optimizer=nowhere.Adam"], "`model.optimizer` needs nowhere, which is not installed. Is it"),
-        (["--model.sampling.temperature=hot"], "model.sampling.temperature.*Got value: hot"),
+        (["--model.sampling.temperature=hot"], "`model.sampling.temperature` must be a number, but got 'hot'"),
         ([f"{OVERLONG}{{limit: 100}}}}]"], "The reward `overlong` must get `arguments` .*missing 1 required"),
         (
             [f"{OVERLONG}{{limit: 100, buffer: 9}}}}]"],
             "`overlong` must begin below .*longest response, .* 44, but",
         ),
         (["--evaluation.pass_at=[8]"], "must lie between 1 and `num_samples`"),
+        (["--model.optimizer.lr=-1"], "`optimizer` cannot be made: Invalid learning rate: -1"),
+        (["--model.optimizer.lr=.inf"], "`optimizer.lr` must be finite, but got inf"),
+        (["--model.optimizer.lr=abc"], "`model.optimizer.lr` must be a number, but got 'abc'"),
+        (["--model.optimizer.weight_deacy=1"], "no option .*weight_deacy`. Did you mean `.*weight_decay`"),
+        (["--model.optimizer.betas=0.9"], "`model.optimizer.betas` must be a list, but got '0.9'"),
+        (["--model.optimizer=Adamm"], "`model.optimizer` must be one of .*AdamW.*'Adamm'. Did you mean Adam?"),
+        (["--model.optimizer=torch.nn.Linear"], "`model.optimizer` must be one of .*but got 'torch.nn.Linear'"),
+        (["--model.optimizer=LBFGS"], "`optimizer` must step once for each gradient, but got LBFGS"),
+        (["--model.optimizer=SparseAdam"], "`optimizer` must take dense gradients, but got SparseAdam"),
+        (["--model.scheduler=LinearR"], "`model.scheduler` must be one of .*Did you mean LinearLR"),
+        (["--model.scheduler=StepLR"], "`model.scheduler` must be given step_size"),
+        (["--model.scheduler=ReduceLROnPlateau"], "must depend on the step alone, but got ReduceLROnPlateau"),
+        (
+            ["--model.scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"],
+            "must depend on the step alone, but got ReduceLROnPlateau",
+        ),
+        (
+            ["--model.scheduler=OneCycleLR", "--model.scheduler.max_lr=1e-4"],
+            "`scheduler` cannot be made: You must define either total_steps",
+        ),
+        (["--trainer.val_check_interval=0"], "`trainer.val_check_interval` must be positive, but got 0"),
+        (
+            ["--trainer.val_check_interval=99", "--trainer.check_val_every_n_epoch=1"],
+            "`trainer.val_check_interval` must be at most the 8 batches of an epoch, but got 99",
+        ),
+        (["--trainer.check_val_every_n_epoch=0"], "`trainer.check_val_every_n_epoch` must be at least 1 or null"),
+        (
+            ["--trainer.callbacks+=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 2}"],
+            "must leave out GradientAccumulationScheduler.* Set `model.objective.token_budget`",
+        ),
+        (["--trainer.callbacks+=LearningRateFinder"], "must leave out LearningRateFinder"),
+        (["--trainer.callbacks+=KeepRolouts"], "`trainer.callbacks` must be one of .*Did you mean KeepRollouts"),
+        (["--trainer.logger=CSVLoger"], "`trainer.logger` must be one of .*Did you mean CSVLogger"),
+        (["--trainer.logger.init_args.save_dir=/dev/null/runs"], "Not a directory"),
+        (["--export.folder=/dev/null/export"], "`export.folder` must be a folder that can be written, but"),
+        (["--last_checkpoint.folder=/dev/null/x"], "`last_checkpoint.folder` must be a folder that can be written"),
+        (["--trainer.devices=-3"], "should be an int > 0"),
+        (["--seed_everything=-5"], "-5 is not in bounds"),
+        (["--model.policy=arithmetc"], "`policy` must be arithmetic, .*'arithmetc'. Did you mean arithmetic?"),
+        (["--model.pol=arithmetic"], "There is no option `model.pol`. Did you mean `model.policy`?"),
+        (["--trainer.max_ste=3"], "There is no option `trainer.max_ste`. Did you mean `trainer.max_steps`?"),
+        (["--throughput.window=0"], "There is no option `throughput.window`"),
+        (["model.policy=arithmetic"], "must begin with two dashes"),
+        (["--model.objective.aggregation=ppo"], "must be one of grpo, dr_grpo, dapo, but got 'ppo'"),
+        (["--model.loading.lora={ranks: 3}"], "`model.loading.lora.ranks`. Did you mean `model.loading.lora.rank`"),
+        (["--model.loading.lora=yes"], "`model.loading.lora` must be .* a group of options, but got 'yes'"),
+        (["--data.num_trian=3"], "no option `data.num_trian`. Did you mean `data.num_train`"),
+        (["--data.task=ArithmeticTsk"], "`data.task` must be one of ArithmeticTask, MathTask, .*Did you mean Arith"),
+        (["--data=MathData", "--data.train=t.jsnl"], "'t.jsnl' does not exist .*Give a file"),
+        (
+            ["--data=MathData", "--data.train={path: t.jsonl, probelm: q}"],
+            "^[^<]*no option `data.train.probelm`. Did you mean `data.train.problem`[^<]*$",
+        ),
+        (
+            ["--data=MathData", "--data.train=[{path: t.jsonl, limit: many}]"],
+            "^[^<]*`data.train.limit` must be an integer or null, but got 'many'[^<]*$",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys, monkeypatch):
@@ -74,9 +134,64 @@ def test_what_an_extra_would_bring_is_named(capsys, monkeypatch):
     )
 
 
-def test_a_wrong_key_in_a_file_is_named(capsys, tmp_path):
-    (tmp_path / "wrong.yaml").write_text("model:\n  polcy: arithmetic\n")
-    assert "model.polcy" in fails(capsys, "fit", *SHORT, "--config=wrong.yaml")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model:\n  polcy: arithmetic\n", "no option `model.polcy`. Did you mean `model.policy`\\? It stands in"),
+        (b"model: {objective: {grup_size: 4}}\n", "Did you mean `model.objective.group_size`\\? It stands in"),
+        (
+            b"model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: abc}}}",
+            "`model.optimizer.lr` must be a n",
+        ),
+        (b"trainer: fast\n", "`trainer` must be a group of options, but got 'fast'"),
+        (b"data: {class_path: ArithmeticData, num_val: 3}\n", "must stand under `init_args`.* `data` has others"),
+        (b"", "must hold options, .* but got nothing"),
+        (b"# a comment\n", "must hold options, .* but got nothing"),
+        (b"- 1\n", "must hold options, .* but got a list"),
+        (b"model:\n  policy: [a\ntrainer: {}\n", "wrong.yaml, line 3, column 8: malformed YAML"),
+        (b"model:\n\tpolicy: a\n", "wrong.yaml, line 2, column 1: malformed YAML"),
+        (b"\xff\xfe", "must be UTF-8 text, but byte 0 is not"),
+        (b"config: wrong.yaml\n", "`config` must name another file .*: wrong.yaml -> wrong.yaml"),
+        (b"config: other.yaml\n", "`config` must name another file .*: wrong.yaml -> other.yaml -> wrong.yaml"),
+        (b"config: [other.yaml]\n", "`config` in wrong.yaml must be the path of one file .*'other.yaml'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_with_the_files_name(content, message, capsys, tmp_path):
+    (tmp_path / "wrong.yaml").write_bytes(content)
+    (tmp_path / "other.yaml").write_text("config: wrong.yaml\n")
+    said = fails(capsys, "fit", *SHORT, "--config=wrong.yaml")
+    assert re.search(message, said)
+    assert "wrong.yaml" in said
+
+
+def test_an_option_of_the_command_line_is_not_blamed_on_a_file(capsys, tmp_path):
+    (tmp_path / "right.yaml").write_text("model: {optimizer: {init_args: {lr: 1.0e-3}}}\n")
+    assert "stands in" not in fails(capsys, "fit", *SHORT, "--config=right.yaml", "--model.optimizer.lr=abc")
+
+
+def test_a_subcommand_that_is_none_is_named(capsys):
+    for given in ([], ["fti", "--config=quickstart.yaml"]):
+        assert "must be followed by fit, validate, test, predict or --help, but got" in fails(capsys, *given)
+
+
+def test_a_version_and_a_mistyped_subcommand_are_answered_before_torch_is_imported():
+    said = (
+        "import sys; sys.argv[1:] = {}\nfrom grail_lightning.__main__ import main\n"
+        "try: main()\nexcept SystemExit as end: print(end.code)\nprint('torch' in sys.modules)"
+    )
+    for arguments, lines in ((["--version"], [f"grail-lightning {__version__}", "False"]), (["fti"], ["2", "False"])):
+        done = subprocess.run(
+            [sys.executable, "-c", said.format(arguments)], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines() == lines
+
+
+def test_the_installed_command_is_the_one_that_answers_early():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["options.entry_points"]["console_scripts"].split() == [
+        *("grail-lightning", "=", "grail_lightning.__main__:main")
+    ]
 
 
 def test_the_traceback_is_shown_on_request(capsys, monkeypatch):

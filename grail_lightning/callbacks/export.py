@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.run_folder import RunFolder
+from grail_lightning.writable import check_writable
 
 PREFIX = "policy."
 
@@ -35,32 +36,53 @@ class ExportPolicy(Callback):
         if which not in ("last", "best"):
             raise ValueError(f"`which` must be last or best, but got {which!r}.")
         self.which, self.folder = which, folder
-        self._path: Path | None = None
+        self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Transformers would only log it when it finds a file in the folder's place.
+        """Look at the folder before the run rather than after it.
 
         Raises:
-            ValueError: If there is one.
+            ValueError: If there is a file in its place, which Transformers would only log, or it cannot be written.
         """
         if self.folder and Path(self.folder).is_file():
             raise ValueError(f"`folder` must be a folder, but {self.folder} is a file. Name another one.")
+        if self.folder and stage == "fit" and trainer.is_global_zero:
+            check_writable(Path(self.folder), "export.folder")
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Find out where to write: a broadcast that every rank takes part in."""
+        self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
+        self._trained = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Gather sharded weights; that takes every rank, and the strategy as it still is."""
+        self._trained = True
         if not trainer.fast_dev_run:
-            self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
             self._gathered = _gathered(trainer.model) if _is_sharded(trainer.model) else None
 
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Write the folder, when the last checkpoint is safe already."""
-        path, self._path = self._path, None
-        if path is None or not trainer.is_global_zero:
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the folder, when the last checkpoint is safe already; also of a resumed run with no step left.
+
+        Raises:
+            ValueError: If it cannot be written.
+        """
+        ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(pl_module.policy))
+        if not ended or trainer.fast_dev_run or not trainer.is_global_zero:
             return
-        weights, source = self._weights(trainer)
+        path, (weights, source) = self._path, self._weights(trainer)
         policy = pl_module.policy if weights is None else _unsharded(pl_module, weights)
-        policy.save(path)
+        try:
+            policy.save(path)
+        # Python, safetensors and tokenizers each have their own error for a full disk; the latter two quote the system.
+        except Exception as error:
+            if not isinstance(error, OSError) and "os error" not in str(error):
+                raise
+            raise ValueError(
+                f"The policy ({source}) must be written to `export.folder` {path}, but that failed: "
+                f"{' '.join(str(error).split())}. The checkpoints of the run are safe. Make room, or choose another "
+                "`--export.folder`, and run the same command with `--ckpt_path=last`, which exports without training."
+            ) from error
         rank_zero_info(f"Wrote the policy ({source}) to {path}. Use it as `--model.policy={path}`.")
 
     def _weights(self, trainer: Trainer) -> tuple[dict[str, Tensor] | None, str]:

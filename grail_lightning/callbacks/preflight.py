@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.functional.bnpo import ROUNDING
 from grail_lightning.objective import SAMPLER_GAP, Objective
 from grail_lightning.policy import Policy
@@ -61,6 +62,16 @@ class Preflight(Callback):
         self._statuses: Counter[str] = Counter()
         self._said: set[str] = set()
         self._looked = False
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Refuse what a fit would stumble over later, before the model is loaded.
+
+        Raises:
+            ValueError: If a callback cannot work here, validation would never or always be due, or the folder of the
+                run cannot be written.
+        """
+        if stage == "fit":
+            check_run(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Look at the sampler, and at dropout."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 
 class ProgressBar(TQDMProgressBar):
@@ -19,6 +26,27 @@ class ProgressBar(TQDMProgressBar):
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=leave)
+        self._beside = ExitStack()
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """From here on messages stand above the bar."""
+        super().setup(trainer, pl_module, stage)
+        self._beside.close()
+        if self.is_enabled:
+            self._beside.enter_context(
+                logging_redirect_tqdm(_on_console(["", "lightning.pytorch", "lightning.fabric"]))
+            )
+            self._beside.enter_context(_warnings_above_bars())
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """The bar is done."""
+        self._beside.close()
+        super().teardown(trainer, pl_module, stage)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Lightning calls no `teardown` then."""
+        self._beside.close()
+        super().on_exception(trainer, pl_module, exception)
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         """What the bar shows."""
@@ -33,3 +61,27 @@ class ProgressBar(TQDMProgressBar):
             return total
         needed: int = math.ceil(self.trainer.max_steps / objective.steps_per_batch)
         return min(total, needed)
+
+
+def _on_console(names: list[str]) -> list[logging.Logger]:
+    """The loggers that write to the console themselves; the others hand on to those."""
+    loggers = [logging.getLogger(name) for name in names]
+    console = (sys.stdout, sys.stderr)
+    return [lg for lg in loggers if any(getattr(handler, "stream", None) in console for handler in lg.handlers)]
+
+
+@contextmanager
+def _warnings_above_bars() -> Iterator[None]:
+    """Clear the bars of tqdm before a warning is shown, and draw them again below it."""
+    show = warnings.showwarning
+
+    def above(*args: Any, **kwargs: Any) -> None:
+        with tqdm.external_write_mode(file=sys.stderr):
+            show(*args, **kwargs)
+
+    warnings.showwarning = above
+    try:
+        yield
+    finally:
+        if warnings.showwarning is above:
+            warnings.showwarning = show

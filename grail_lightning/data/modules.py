@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
@@ -71,7 +72,7 @@ class PromptData(pl.LightningDataModule, ABC):
         for split in STAGES[stage]:
             sets = self.load(split)
             if not sets and not (stage == "fit" and split == "val"):
-                raise ValueError(f"`{stage}` needs `data.{split}`, but no dataset was given for it.")
+                raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
             if split == "train":
                 seed = derive_seed(run_seed(), "data")
                 sets = _overfitted(sets, self.trainer, self.prompts_per_batch)

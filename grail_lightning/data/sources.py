@@ -97,11 +97,12 @@ def check_path(spec: DatasetSpec) -> None:
         ValueError: If the path is neither there nor could be the name of a dataset on the hub.
     """
     path = Path(spec.path).expanduser()
+    file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if path.is_file() and not spec.is_file:
         raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)}, but got {spec.path}.")
     if path.exists():
         return
-    if spec.is_file or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
+    if spec.is_file or file_name or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
         raise ValueError(
             f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
             f"({', '.join(FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
@@ -168,6 +169,7 @@ def _read_json(source: str, path: Path) -> Table:
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"{table.place(index)}: expected a JSON object with named columns, but got {_short(row)}.")
+        _check_unicode(row, table.place(index))
     return table
 
 
@@ -181,6 +183,18 @@ def _parse(text: str, source: str, line: int) -> Any:
         ) from None
     except ValueError as error:  # a whole number of more digits than Python converts
         raise ValueError(f"{source}, line {line}: {error}. Write the number as text.") from None
+
+
+def _check_unicode(row: Mapping[str, Any], place: str) -> None:
+    r"""JSON can name half of a surrogate pair, such as ``\ud83d``; tokenizers and Parquet take no such text."""
+    for column, value in row.items():
+        try:
+            json.dumps([column, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{place}: `{_short(column)[1:-1]}` must be valid Unicode, but holds half of a surrogate pair, "
+                f"{error.object[error.start]!r}. Write the whole character, or remove it."
+            ) from None
 
 
 def _load(builder: str, source: str, /, **options: Any) -> Any:

@@ -78,13 +78,13 @@ def save_whole(trainer: Any, target: Path) -> None:
     A folder cannot replace another at once. Between the two steps that it takes the earlier one is ``old-last.ckpt``.
     """
     if not getattr(trainer.strategy, "_save_distributed_checkpoint", False):
-        trainer.save_checkpoint(target)
+        trainer.save_checkpoint(target, weights_only=False)  # Else Lightning remarks on it each time.
         return
     part, old = target.with_name(target.name + PART), target.with_name(f"old-{target.name}")
     if trainer.is_global_zero:
         _remove(part)
     trainer.strategy.barrier()
-    trainer.save_checkpoint(part)
+    trainer.save_checkpoint(part, weights_only=False)
     if trainer.is_global_zero:
         _remove(old)
         if target.exists():

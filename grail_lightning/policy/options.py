@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 import os
@@ -103,7 +104,8 @@ def resolve_policy(name: str) -> str:
     """A name as Transformers takes it: packaged policies by their short name, folders and hub names as they are.
 
     Raises:
-        ValueError: If it looks like a path and there is no such folder, or the folder holds no `config.json`.
+        ValueError: If it looks like a path and there is no such folder, the folder holds no `config.json`, or the name
+            is nearly that of a packaged policy.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -114,6 +116,13 @@ def resolve_policy(name: str) -> str:
         return str(ASSETS / name)
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/export"):
         raise ValueError(f"`policy` must be a model on the hub or an existing folder, but there is no folder {name!r}.")
+    packaged = sorted(folder.name for folder in ASSETS.iterdir())
+    # The hub would be asked for it, in vain and with retries. Its models are called owner/name, but for a few old ones.
+    if "/" not in name and (near := difflib.get_close_matches(name.lower(), packaged, n=1)):
+        raise ValueError(
+            f"`policy` must be {', '.join(packaged)}, which came with the package, a model on the hub or an existing "
+            f"folder, but got {name!r}. Did you mean {near[0]}?"
+        )
     return name
 
 

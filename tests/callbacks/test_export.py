@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -62,20 +64,45 @@ def test_without_a_best_checkpoint_the_last_weights_are_exported_with_a_warning(
     assert (tmp_path / "export" / "config.json").exists()
 
 
-def test_the_last_checkpoint_is_safe_before_the_export_is_tried(tmp_path):
-    class DiskFull(Scripted):
-        def on_fit_start(self):
-            def save(folder):
-                raise OSError("No space left on device")
-
-            self.policy.save = save
-
-    callbacks = (ExportPolicy(), LastCheckpoint(folder=str(tmp_path)))
-    with pytest.raises(OSError, match="No space left"):
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
+def test_a_full_disk_is_one_sentence_after_the_last_checkpoint_and_resuming_exports_without_training(file, tmp_path):
+    def fit(**resume):
+        callbacks = (ExportPolicy(folder=str(folder)), LastCheckpoint(folder=str(tmp_path)))
+        module = Scripted(_best_at_four)
         run(2, *callbacks, enable_checkpointing=True, default_root_dir=tmp_path).fit(
-            DiskFull(_best_at_four), loader(prompts(2)), loader(prompts(2))
+            module, loader(prompts(2)), loader(prompts(2)), **resume
         )
+        return module
+
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / file).symlink_to("/dev/full")
+    with pytest.raises(
+        ValueError, match=r"step 2.* `export.folder` .*export, but that failed: .*No space left"
+    ) as stop:
+        fit()
+    assert "--ckpt_path=last" in str(stop.value)
+    assert "\n" not in str(stop.value)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+    (folder / file).unlink()
+    module = fit(ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert module.seen == [], "no step is left"
+    exported = _weights(folder)
+    assert all(torch.equal(exported[name], w) for name, w in module.policy.model.state_dict().items())
+    untrained = load_policy("arithmetic").model.state_dict()
+    assert any(not torch.equal(exported[name], w) for name, w in untrained.items())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    module = Scripted(_best_at_four)
+    with pytest.raises(
+        ValueError, match=r"`export.folder` must be a folder that can be written, but .*Not a directory"
+    ):
+        run(2, ExportPolicy(folder=str(tmp_path / "file" / "below"))).fit(module, loader(prompts(2)))
+    assert module.seen == []
 
 
 def test_a_folder_that_is_a_file_is_refused_before_training(tmp_path):

@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 
 from grail_lightning.data import DatasetSpec, MathData
+from grail_lightning.data.sources import check_path, read_table
 from tests.data.recorder import rows, write
 
 
@@ -205,3 +206,27 @@ def test_training_data_of_two_files_are_mixed_by_weight(tmp_path):
     data.setup("fit")
     drawn = Counter(prompt.dataset for batch in data.train_dataloader() for prompt in batch)
     assert drawn == {"one": 8, "two": 32}  # 40 draws, 1 : 4
+
+
+@pytest.mark.parametrize("column", ["problem", "answer", "source"])
+def test_half_of_a_surrogate_pair_is_found_with_file_and_line(column, tmp_path):
+    """JSON can write it; the tokenizer of a run would stop at it, hours later perhaps."""
+    rows = [{"problem": "1+1?", "answer": "2", "source": "\U0001f600"}] * 2
+    bad = rows[0] | {column: "a\ud83d"}
+    file = tmp_path / "t.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in [*rows, bad]))
+    with pytest.raises(ValueError, match=rf"t\.jsonl, line 3: `{column}` must be valid Unicode, but holds half"):
+        read_table(DatasetSpec(str(file)))
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    assert read_table(DatasetSpec(str(file))).rows[1]["source"] == "\U0001f600"
+    array = tmp_path / "t.json"
+    array.write_text(json.dumps([*rows, bad]))
+    with pytest.raises(ValueError, match=rf"t\.json, row 3: `{column}` must be valid Unicode"):
+        read_table(DatasetSpec(str(array)))
+
+
+def test_a_file_name_with_a_mistyped_ending_is_not_looked_for_on_the_hub():
+    with pytest.raises(ValueError, match=r"'train\.jsnl' does not exist"):
+        check_path(DatasetSpec("train.jsnl"))
+    check_path(DatasetSpec("gsm8k"))
+    check_path(DatasetSpec("owner/name-v1.5"))

@@ -1,0 +1,52 @@
+"""What a fit asks of the Trainer, looked at before the model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from grail_lightning.choices import check_callbacks
+from grail_lightning.data.modules import PromptData
+from grail_lightning.run_folder import RunFolder
+from grail_lightning.writable import check_writable
+
+
+def check_run(trainer: Any) -> None:
+    """Refuse what a fit would stumble over later.
+
+    Raises:
+        ValueError: If a callback cannot work here, validation would never be due, or the folder of the run cannot be
+            written.
+    """
+    check_callbacks(trainer.callbacks)
+    check_validation(trainer)
+    folder = RunFolder(trainer).path  # A broadcast: every rank asks for it.
+    if trainer.is_global_zero and not trainer.fast_dev_run:
+        check_writable(folder, "trainer.logger.save_dir" if trainer.loggers else "trainer.default_root_dir")
+        for callback in trainer.checkpoint_callbacks:
+            for option, name in (("checkpoint.dirpath", "dirpath"), ("last_checkpoint.folder", "folder")):
+                if own := getattr(callback, name, None):
+                    check_writable(Path(own), option)
+
+
+def check_validation(trainer: Any) -> None:
+    """Whether validation is due now and then.
+
+    Raises:
+        ValueError: If its interval is not positive, or longer than an epoch that it is counted in.
+    """
+    interval, epochs, data = trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.datamodule
+    never = "For no validation set `trainer.limit_val_batches: 0`."
+    if interval <= 0:
+        raise ValueError(f"`trainer.val_check_interval` must be positive, but got {interval}. {never}")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"`trainer.check_val_every_n_epoch` must be at least 1 or null, but got {epochs}. {never}")
+    if epochs is None or not isinstance(interval, int) or not isinstance(data, PromptData):
+        return
+    batches, limit = len(data.train_dataloader()), trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    if interval > batches:
+        raise ValueError(
+            f"`trainer.val_check_interval` must be at most the {batches} batches of an epoch, but got {interval}. "
+            "Lower it, or count over epochs with `trainer.check_val_every_n_epoch: null`."
+        )
