@@ -10,6 +10,7 @@ from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
 from grail_lightning.credit import GRAIL, UCAS, AdvantageReweighting, OARGradient, Product, SaliencyOptions, WarmUp
 from tests.credit.rollouts import context, in_groups
+from tests.tolerance import near
 
 
 def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_batch):
@@ -20,8 +21,8 @@ def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_bat
         for row in range(6):
             for t in range(int(batch.response_lengths[row])):
                 w, a = inner.values[row, t].item(), inner.additive[row, t].item()
-                assert found.values[row, t].item() == pytest.approx(1 + strength * (w - 1), rel=1e-9)
-                assert found.additive[row, t].item() == pytest.approx(strength * a, rel=1e-9)
+                assert found.values[row, t].item() == near(1 + strength * (w - 1), 1000)
+                assert found.additive[row, t].item() == near(strength * a, 1000)
         assert (found.values[~batch.response_mask] == 0).all()
         assert found.metrics["strength"] == strength
 
@@ -40,7 +41,7 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     found = Product(Product(grail, reweighted), ucas)(golden_policy, batch, context())
     for row, t in ((0, 0), (1, 5), (3, 100), (5, 140)):
         product = one.values[row, t].item() * two.values[row, t].item() * three.values[row, t].item()
-        assert found.values[row, t].item() == pytest.approx(product, rel=1e-9)
+        assert found.values[row, t].item() == near(product, 1000)
     assert torch.equal(found.additive, three.additive)
     doubled = Product(ucas, ucas)(golden_policy, batch, context())
     torch.testing.assert_close(doubled.additive, 2 * three.additive)
