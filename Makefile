@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-slow lint wheel policy clean
+.PHONY: help quickstart tensorboard test test-other test-slow coverage lint wheel policy clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,8 +32,20 @@ quickstart: $(VENV)/installed  ## Train the packaged policy with GRAIL on this m
 tensorboard: $(VENV)/installed  ## Look at the runs in a browser
 	$(BIN)/tensorboard --logdir runs
 
-test: lint  ## Lint, types and the tests that take minutes
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+# Files stay together: their policies and runs are then made once, not by each process.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test: lint  ## Lint, types, the tests that take minutes, and some of them as on another processor
+	$(PYTEST)
+	@$(MAKE) --no-print-directory test-other
+
+# Other kernels round otherwise; these tests compare numbers that went through whole models.
+test-other: $(VENV)/installed  ## The tests that rounding could touch, with other kernels
+	ATEN_CPU_CAPABILITY=default $(PYTEST) tests/engines tests/functional \
+	    tests/credit/test_architectures.py tests/credit/test_shared.py tests/test_packing.py tests/test_trees.py
+
+coverage: $(VENV)/installed  ## Which lines no test runs
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 test-slow: $(VENV)/installed  ## The slow tests alone
 	$(BIN)/python -m pytest -m slow

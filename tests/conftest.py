@@ -1,6 +1,7 @@
 """Small real things that many tests share. Nothing here is a double."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -26,6 +27,14 @@ def _no_leaks_between_tests(monkeypatch):
     """Seeds travel through the environment; a test that sets one must not seed the next."""
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_reach_the_programs_that_tests_start():
+    """A shell lets what it starts in the background ignore Ctrl-C, and programs inherit that from pytest."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ KL = [{}] + [
 FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
 
 
-def steps(policy, batch, share, reference=None, shared=None, **options):
-    """Gradients and metrics of each optimiser step of two passes, and how many ids were embedded in them."""
+def steps(policy, batch, share, reference=None, shared=None, passes=2, **options):
+    """Gradients and metrics of each optimiser step of some passes, and how many ids were embedded in them."""
     policy.train()
-    objective = Objective(group_size=4, updates_per_batch=2, share_prompts=share, **options)
+    objective = Objective(group_size=4, updates_per_batch=passes, share_prompts=share, **options)
     update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0, shared=shared)
     start = {name: p.detach().clone() for name, p in policy.named_parameters()}
     embedded, found = 0, []

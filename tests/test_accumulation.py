@@ -7,6 +7,7 @@ from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.accumulation import accumulating, make_optimizer
 from tests.architectures import tiny
 from tests.runs import Watch, batches, module, trainer
+from tests.tolerance import assert_near
 
 ALONE = SingleDeviceStrategy("cpu")
 
@@ -33,10 +34,10 @@ def test_gradients_add_up_to_those_of_autograd(architecture, tied, chunk_tokens,
     for number, loss in enumerate(_losses(policy)):
         with accumulating(policy, ALONE, last=number == 1):
             loss.backward()
-    rough = {"rtol": 1e-3, "atol": 1e-4} if architecture == "gemma2" else {"rtol": 1e-9, "atol": 1e-9}
+    number = 1000 if architecture == "gemma2" else 64  # Norms run in float32, Gemma 2 altogether.
     for (name, parameter), wanted in zip(trained.items(), expected, strict=True):
         assert not parameter.grad.is_sparse, name
-        torch.testing.assert_close(parameter.grad, wanted, **rough)
+        assert_near(parameter.grad, wanted, number, torch.float32)
     assert all(p.grad is None for name, p in policy.named_parameters() if name not in trained)
 
 
@@ -93,7 +94,7 @@ def test_tensors_that_are_saved_elsewhere_change_no_gradient(tmp_path):
     with accumulating(policy, ALONE, last=True):
         loss.backward()
     for parameter, wanted in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-9, atol=1e-9)
+        assert_near(parameter.grad, wanted, 64, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -16,7 +16,9 @@ from grail_lightning.policy import Loading, LoRA, check_policy, load_policy
 from grail_lightning.policy.compiled import CompiledForward
 from grail_lightning.policy.sharding import gathered, shard
 from grail_lightning.rollout import Sampling
+from tests.draws import without_ties
 from tests.runs import beside_the_update, one_in_four, problems
+from tests.tolerance import assert_near, roundings
 
 SAMPLING = Sampling(max_response_length=40)
 # Dynamo looks at `.grad` of its inputs, and hides the warning by a way that an error does not take.
@@ -81,7 +83,7 @@ def _gap(found, expected):
 def test_forward_gradients_and_saliency_are_those_of_eager_blocks(options, batch, traced):
     plain, compiled = _pair(**options)
     before = _graphs()
-    assert _gap(_passes(compiled, batch), _passes(plain, batch)) <= 1e-4
+    assert _gap(_passes(compiled, batch), _passes(plain, batch)) <= roundings(1000, torch.float32)
     assert _graphs() > before
 
 
@@ -91,7 +93,7 @@ def test_forward_gradients_and_saliency_are_those_of_eager_blocks(options, batch
 def test_generated_code_gives_what_eager_blocks_give(batch):
     dynamo.reset()
     plain, compiled = _pair()
-    assert _gap(_passes(compiled, batch), _passes(plain, batch)) <= 1e-4
+    assert _gap(_passes(compiled, batch), _passes(plain, batch)) <= roundings(1000, torch.float32)
 
 
 @pytest.mark.slow
@@ -112,11 +114,12 @@ def test_decoding_is_compiled_with_few_graphs_for_all_blocks_and_samples_the_sam
     for policy in _pair():
         engine, before = HFEngine(), _graphs()
         engine.update_weights(policy.eval())
-        batch = engine.generate(prompts, 4, SAMPLING, seed=0)
+        with without_ties():
+            batch = engine.generate(prompts, 4, SAMPLING, seed=0)
         found.append((batch.texts, batch.sampling_logprobs, _graphs() - before))
     (texts, logprobs, none), (ours, also, made) = found
     assert ours == texts
-    torch.testing.assert_close(also, logprobs, rtol=1e-4, atol=1e-4)
+    assert_near(also, logprobs, 100, torch.float32)
     assert none == 0
     assert (
         1 <= made <= 3
@@ -144,7 +147,7 @@ def test_credit_beside_the_update_runs_backward_twice_through_a_compiled_graph(l
     for policy in _pair():
         grads, weights = beside_the_update(policy, batch, leaf, SAMPLING, token_budget=8192)
         found.append(grads | {"scores": weights.scores})
-    assert _gap(found[1], found[0]) <= 1e-4
+    assert _gap(found[1], found[0]) <= roundings(1000, torch.float32)
 
 
 def test_hooks_that_come_and_go_are_called(batch, traced):
@@ -158,7 +161,7 @@ def test_hooks_that_come_and_go_are_called(batch, traced):
     assert calls == [1]
     assert list(compiled.state_dict()) == list(plain.state_dict())
     assert _graphs() == before + 1
-    torch.testing.assert_close(found, plain(*rows).logprobs, rtol=1e-4, atol=1e-4)
+    assert_near(found, plain(*rows).logprobs, 100, torch.float32)
 
 
 @pytest.mark.slow
@@ -176,7 +179,7 @@ def test_names_copies_and_exports_are_those_of_eager_blocks(lora, batch, tmp_pat
         assert (twin(*run).logprobs - expected).abs().max() > 0.1
     compiled.save(tmp_path)
     again = load_policy(str(tmp_path))
-    torch.testing.assert_close(again(*run).logprobs, expected, rtol=1e-4, atol=1e-4)
+    assert_near(again(*run).logprobs, expected, 100, torch.float32)
 
 
 @pytest.mark.slow
@@ -191,16 +194,16 @@ def test_sharded_blocks_are_compiled_too(batch, tmp_path, traced):
         expected = plain(batch.input_ids, batch.attention_mask, batch.response_mask)
         expected.logprobs.sum().backward()
         assert _graphs() > before
-        torch.testing.assert_close(stats.logprobs, expected.logprobs, rtol=1e-4, atol=1e-4)
+        assert_near(stats.logprobs, expected.logprobs, 100, torch.float32)
         assert list(compiled.state_dict()) == list(plain.state_dict())
         theirs = dict(plain.named_parameters())
         for name, parameter in compiled.named_parameters():
             grad, other = parameter.grad.full_tensor(), theirs[name].grad
-            assert (grad - other).abs().max() <= 1e-4 * other.abs().max(), name
+            assert (grad - other).abs().max() <= roundings(1000, torch.float32, other.abs().max()), name
         with gathered(compiled):
             found = input_saliency(compiled, batch, batch.answer.content, leaf="middle")
         wanted = input_saliency(plain, batch, batch.answer.content, leaf="middle")
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+        assert_near(found, wanted, 100, torch.float32)
     finally:
         torch.distributed.destroy_process_group()
 

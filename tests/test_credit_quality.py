@@ -12,6 +12,7 @@ from grail_lightning.engines import HFEngine, build_batch
 from grail_lightning.locate import align_rows, answer_masks
 from grail_lightning.rollout import Sampling
 from tests.runs import TASK
+from tests.tolerance import near
 
 GREEDY = Sampling(max_response_length=48, temperature=0)
 SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
@@ -57,7 +58,7 @@ def test_rank_correlation_is_scipys_row_by_row(truth):
     assert found[2].isnan()
     for row in (0, 1, 3, 4, 5):
         expected = spearmanr(one[row][mask[row]], other[row][mask[row]]).statistic
-        assert found[row].item() == pytest.approx(expected, abs=1e-12)
+        assert found[row].item() == near(expected, 1000, scale=1.0)
 
 
 def test_forks_are_where_a_wrong_and_a_sound_result_part(truth, arithmetic):

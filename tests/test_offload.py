@@ -1,8 +1,6 @@
 """Sharded weights that stay on the host, which is the device, too, in all of these runs but the emulated one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from torch.utils import backend_registration
 
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.sharding import data_parallel_mesh, shard
+from tests.processes import run_script
 from tests.runs import batches, module, trainer
 
 OFFLOAD = Loading(offload=True)
@@ -32,17 +31,15 @@ def no_group():
         torch.distributed.destroy_process_group()
 
 
-def _run(script, *arguments):
-    command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def _run(script, *arguments, ranks=1):
+    printed = run_script(Path(__file__).with_name(script), *arguments, ranks=ranks)
+    return [json.loads(line) for rank in printed for line in rank.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_run_on_the_host_ends_on_the_weights_of_a_whole_one_on_the_device(ranks, tmp_path):
     """To the bit: the optimiser's state comes back from a checkpoint, and the export has the same weights."""
-    reports = _run("offloaded.py", ranks, tmp_path)
+    reports = _run("offloaded.py", ranks, tmp_path, ranks=ranks)
     assert sorted(report["rank"] for report in reports) == [*range(ranks)]
     begun = _sums(load_policy("arithmetic"))
     for report in reports:

@@ -13,6 +13,7 @@ from grail_lightning.policy.prefix import can_share, can_share_prompts
 from grail_lightning.rollout import RolloutBatch, lengths_to_mask
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 from tests.steps import FEWER, gap, steps
+from tests.tolerance import near, roundings
 
 PROMPTS = (9, 1, 5, 6)
 LENGTHS = (7, 2, 9, 4, 1, 8, 0, 5, 6, 3, 8, 2, 7, 7, 1, 9)  # Four responses to each; one of them is empty.
@@ -55,8 +56,10 @@ def test_gradients_are_those_of_whole_rows(name, budget, batch, tmp_path):
     shared, fewer = _steps(policy, batch, True, token_budget=budget)
     assert fewer < whole
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert gap(ours, theirs) <= (1e-3 if name == "gemma2" else 1e-5)  # Norms run in float32, Gemma 2 altogether.
-        assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-3, abs=1e-6)
+        # Norms run in float32, Gemma 2 altogether.
+        number = 4000 if name == "gemma2" else 100
+        assert gap(ours, theirs) <= roundings(number, torch.float32)
+        assert metrics | FEWER == near(expected | FEWER, number, torch.float32, scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,8 @@ def test_old_and_reference_logprobs_can_share_as_well(options, batch):
     shared, _ = _steps(policy, batch, True, reference, token_budget=60, **options)
     assert len(shared) == 2 * options.get("mini_batches", 1)
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert gap(ours, theirs) <= 1e-5
-        assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-4, abs=1e-6)
+        assert gap(ours, theirs) <= roundings(100, torch.float32)
+        assert metrics | FEWER == near(expected | FEWER, 100, torch.float32, scale=1.0)
 
 
 def test_each_prompt_is_run_once(batch):
@@ -96,19 +99,20 @@ def test_adapters_above_a_frozen_block_can_share(batch):
             torch.nn.init.normal_(p, std=0.1)
     (apart, whole), (shared, fewer) = (_steps(policy, batch, share, token_budget=60) for share in (False, True))
     assert fewer < whole
-    assert max(gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
+    gaps = [gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)]
+    assert max(gaps) <= roundings(100, torch.float32)
 
 
 def test_gradients_of_many_rows_add_up_in_full_precision(batch):
     """In bfloat16 a running sum over rows would lose what the later ones bring: no more may be lost than without."""
     rows = torch.arange(4).repeat(64)  # One prompt, 256 rows.
     many = batch.select(rows).replace(row=torch.arange(256), advantages=torch.ones(256))
-    (exact, _), *_ = _steps(load_policy("arithmetic").double(), many, False, token_budget=60)[0]
+    (exact, _), *_ = _steps(load_policy("arithmetic").double(), many, False, passes=1, token_budget=10**6)[0]
     for budget in (60, 100_000):
         gaps = {}
         for share in (False, True):
             policy = load_policy("arithmetic", Loading(dtype="bfloat16"))
-            (found, _), *_ = _steps(policy, many, share, token_budget=budget)[0]
+            (found, _), *_ = _steps(policy, many, share, passes=1, token_budget=budget)[0]
             gaps[share] = gap({name: g.double() for name, g in found.items()}, exact)
         assert gaps[True] <= 1.2 * gaps[False]
 
@@ -170,8 +174,8 @@ def test_compiled_blocks_share_with_the_same_graphs_for_all_of_them(batch, monke
     apart, whole = _steps(plain, batch, False, token_budget=60)
     assert embedded < whole
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
-        assert gap(ours, theirs) <= 1e-5
-        assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-4, abs=1e-6)
+        assert gap(ours, theirs) <= roundings(100, torch.float32)
+        assert metrics | FEWER == near(expected | FEWER, 100, torch.float32, scale=1.0)
 
 
 @pytest.mark.parametrize("option", ["packing", "gradient_checkpointing"])

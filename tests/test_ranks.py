@@ -1,37 +1,34 @@
 """Two CPU processes: replicated (DDP) and fully sharded (FSDP2) weights do the same."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from tests.processes import run_script
+from tests.tolerance import assert_near, near, roundings
 
 
 @cache
 def _run(strategy, credit, script="two_ranks.py", *more):
-    command = [sys.executable, str(Path(__file__).with_name(script)), strategy, credit, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return sorted(reports, key=lambda report: report["rank"])
+    printed = run_script(Path(__file__).with_name(script), strategy, credit, *more, ranks=1 if strategy == "one" else 2)
+    reports = [json.loads(line) for rank in printed for line in rank.stdout.splitlines() if line.startswith("{")]
+    assert [report["rank"] for report in reports] == [*range(len(printed))]
+    return reports
 
 
 def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
     """Every aggregation, scaling and KL; uneven shares, so that the ranks have different numbers of micro-batches."""
-    script = Path(__file__).with_name("grid_on_ranks.py")
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), tmp_path / "store"], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    reports = [json.loads(rank.communicate(timeout=300)[0].strip().splitlines()[-1]) for rank in ranks]
+    printed = run_script(Path(__file__).with_name("grid_on_ranks.py"), tmp_path / "store", ranks=2)
+    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
     assert len(reports[0]) == 3 * 4 * 7
     for first, second in zip(*reports, strict=True):
         assert first["options"] == second["options"]
-        assert max(first["gap"], second["gap"]) <= 1e-9, first["options"]
-        assert first["loss"][0] == pytest.approx(first["loss"][1], rel=1e-9)
+        assert max(first["gap"], second["gap"]) <= roundings(64, torch.float32), first["options"]  # Norms run in it.
+        assert first["loss"][0] == near(first["loss"][1], 64, torch.float32, scale=1.0)
         assert first["backward"] == second["backward"], "ranks must stay in step"
 
 
@@ -40,10 +37,10 @@ def test_sharded_weights_train_as_replicated_ones_do(credit):
     replicated, sharded = _run("ddp", credit), _run("fsdp2", credit)
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["texts"] == theirs["texts"]
-        assert ours["weights"] == pytest.approx(theirs["weights"], rel=1e-6 if credit == "OARGradient" else 1e-7)
+        assert ours["weights"] == near(theirs["weights"], 64 if credit == "OARGradient" else 16, torch.float32)
         # OAR-G differentiates the KL of a noise of 1e-3, of which float32 keeps a few digits.
-        digits = 1e-3 if credit == "OARGradient" else 1e-4
-        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=digits, abs=1e-6)
+        number = 10_000 if credit == "OARGradient" else 1000
+        assert ours["metrics"] == near(theirs["metrics"], number, torch.float32, scale=0.01)
 
 
 def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
@@ -52,7 +49,7 @@ def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
     assert first["weights"] == second["weights"]
     assert "credit/eligible" in first["metrics"]
     for name in first["metrics"]:
-        assert first["metrics"][name] == pytest.approx(second["metrics"][name], rel=1e-6), name
+        assert first["metrics"][name] == near(second["metrics"][name], 16, torch.float32), name
 
 
 @pytest.mark.parametrize(
@@ -76,12 +73,13 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     assert alone["live"] == [16, 8, 16]
     assert sorted(rank["live"][1] for rank in ranks) == [0, 8]
     start = _run("one", "nothing", "same_rollouts.py")[0]["weights"]
-    tolerance = {"fsdp2": 0.2 if few else 1e-3, "ddp": 1e-6 if few else 1e-5}[strategy]
-    rounding = 2e-7 if strategy == "fsdp2" else 0.0  # Of weights around 1 in float32.
+    # Of what the weights moved; and of the weights themselves, which are around 1, where they are held in float32.
+    tolerance = {"fsdp2": 0.2 if few else 1e-3, "ddp": roundings(16 if few else 100, torch.float32)}[strategy]
+    rounding = roundings(2, torch.float32) if strategy == "fsdp2" else 0.0
     for rank in ranks:
         assert rank["synchronised"] == (3 if strategy == "ddp" else 0)  # Once an optimiser step.
         assert rank["micro_batches"] > 3
-        assert rank["loss"] == pytest.approx(alone["loss"], rel=1e-4, abs=1e-7)
+        assert rank["loss"] == near(alone["loss"], 1000, torch.float32, scale=0.01)
         for ours, theirs, begun in zip(rank["weights"], alone["weights"], start, strict=True):
             moved = max(abs(a - b) for a, b in zip(theirs, begun, strict=True))
             assert moved > 0
@@ -94,20 +92,18 @@ def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
     for ours, theirs in zip(once, often, strict=True):
         assert ours["reductions"] == units * steps
         assert theirs["reductions"] > units * steps
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-        np.testing.assert_allclose(
-            np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6
-        )
+        assert ours["loss"] == near(theirs["loss"], 100, torch.float32)
+        ours, theirs = (torch.tensor(np.concatenate(report["weights"])) for report in (ours, theirs))
+        assert_near(ours, theirs, 8, torch.float32)
 
 
 def test_sharded_blocks_run_what_rows_begin_with_once():
     together, apart = (_run("fsdp2", "Uniform", "same_rollouts.py", *more) for more in ((), ("apart",)))
     for ours, theirs in zip(together, apart, strict=True):
         assert 0 < ours["embedded"] < 0.9 * theirs["embedded"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-7)
-        np.testing.assert_allclose(
-            np.concatenate(ours["weights"]), np.concatenate(theirs["weights"]), rtol=0, atol=1e-6
-        )
+        assert ours["loss"] == near(theirs["loss"], 1000, torch.float32, scale=0.01)
+        ours, theirs = (torch.tensor(np.concatenate(report["weights"])) for report in (ours, theirs))
+        assert_near(ours, theirs, 8, torch.float32)
 
 
 def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those_of_one_process():

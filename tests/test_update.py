@@ -13,6 +13,7 @@ from grail_lightning.stepping import clip_gradients
 from grail_lightning.update import Piece, Update
 from tests.runs import problems
 from tests.steps import KL
+from tests.tolerance import assert_near, near, roundings
 
 LIMIT = 36
 
@@ -50,7 +51,7 @@ def _gradients(policy, batch, objective, weights=None, order=None, reference=Non
 
 
 def _gap(ours, theirs):
-    """The largest difference of a tensor as a share of its largest entry."""
+    """The largest difference of a tensor as a share of its largest entry; RMS norms run in float32."""
     assert ours.keys() == theirs.keys()
     assert ours
     return max(
@@ -84,10 +85,11 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
     found, small_metrics = _gradients(
         policy, batch, Objective(token_budget=200, **options), token_weights, reference=reference
     )
-    assert _gap(found, expected) <= 1e-9
-    assert small_metrics == pytest.approx(metrics, rel=1e-9)
+    assert _gap(found, expected) <= roundings(64, torch.float32)
+    assert small_metrics == near(metrics, 64, torch.float32, scale=0.01)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
-    assert _gap(_gradients(policy, batch, big, token_weights, order, reference)[0], expected) <= 1e-9
+    shuffled, _ = _gradients(policy, batch, big, token_weights, order, reference)
+    assert _gap(shuffled, expected) <= roundings(64, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +112,8 @@ def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, b
     for budget in (1, 100, 333):
         small = Objective(token_budget=budget, **options)
         found, small_metrics = _gradients(policy, batch, small, token_weights, reference=reference)
-        assert _gap(found, expected) <= 1e-9
-        assert small_metrics == pytest.approx(metrics, rel=1e-9)
+        assert _gap(found, expected) <= roundings(64, torch.float32)
+        assert small_metrics == near(metrics, 64, torch.float32, scale=0.01)
     plain = Objective(group_size=4, kl_coefficient=0.1, token_budget=10**6, share_prompts=False)
     without, _ = _gradients(policy, batch, plain, token_weights, reference=reference)
     differs = max((without[name] - expected[name]).abs().max().item() for name in expected)
@@ -141,7 +143,7 @@ def test_entropy_bonus_and_sampler_correction_equal_a_loss_written_by_hand(how, 
         "dr_grpo": token.sum() / (rows * LIMIT),
         "dapo": token.sum() / mask.sum(),
     }[how].backward()
-    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= 1e-6
+    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
 
 
 def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_level(policy, reference, batch):
@@ -166,7 +168,7 @@ def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_
     estimate = (lp - old).exp() * ((ref - lp).exp() - 1 - (ref - lp))
     mask = batch.response_mask & batch.finished[:, None]
     (0.1 * (estimate * mask).sum() / (batch.finished.sum() * LIMIT)).backward()
-    assert _gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= 1e-5
+    assert _gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= roundings(64, torch.float32)
 
 
 def test_a_sampler_that_reports_no_log_probabilities_cannot_be_corrected(policy, batch):
@@ -193,8 +195,8 @@ def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, bat
         "dapo": token.sum() / mask.sum(),
     }[how]
     loss.backward()
-    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= 1e-6  # RMS norms compute in float32
-    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-9)
+    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
+    assert metrics["loss"] == near(loss.item(), 64, torch.float32, scale=0.01)
 
 
 def test_unmasked_truncated_rollouts_count_in_both_numerator_and_denominator(policy, batch):
@@ -237,7 +239,7 @@ def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, ba
         ratios.append(metrics["clip_ratio/region_mean"])
         optimizer.step()
     live = update.live
-    torch.testing.assert_close(update.batch.old_logprobs[live].double(), expected[live], rtol=0, atol=1e-6)
+    assert_near(update.batch.old_logprobs[live].double(), expected[live], 64, torch.float32)
     assert ratios[0] == 0
     assert ratios[-1] > 0
 
@@ -261,9 +263,7 @@ def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step
     for rows in update.plan(token_weights, None):
         update.accumulate(rows, lambda loss, last: loss.backward())
         optimizer.step()
-    torch.testing.assert_close(
-        update.batch.old_logprobs[update.live].double(), expected[update.live], rtol=0, atol=1e-6
-    )
+    assert_near(update.batch.old_logprobs[update.live].double(), expected[update.live], 64, torch.float32)
 
 
 def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, batch):
@@ -292,7 +292,7 @@ def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(c
     for rows in update.plan(batch.response_mask.double(), None):
         update.accumulate(rows, lambda loss, last: loss.backward())
         found = update.batch.old_logprobs[update.live].double()
-        torch.testing.assert_close(found, expected[update.live], rtol=0, atol=1e-5)
+        assert_near(found, expected[update.live], 64, torch.float32)
     assert dropping.training
 
 
@@ -341,5 +341,5 @@ def test_entropies_of_the_rows_that_came_by_are_kept(mini_batches, policy, batch
     logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
     width = batch.response_mask.shape[1]
     expected = torch.distributions.Categorical(logits=logits[:, -width - 1 : -1]).entropy() * batch.response_mask
-    torch.testing.assert_close(update.entropies[update.live].double(), expected[update.live], rtol=1e-5, atol=1e-6)
+    assert_near(update.entropies[update.live].double(), expected[update.live], 64, torch.float32)
     assert (update.entropies[~update.live] == 0).all()

@@ -14,6 +14,7 @@ import torch
 
 from grail_lightning.answers import Verifier
 from tests.answers.test_verifier import gone, workers_of
+from tests.processes import run_script
 
 # Each needs a worker process: roots are beyond the cheap layers.
 PAIRS = [(rf"\sqrt{{{n * n * 2}}}", rf"{n + n % 2}\sqrt{{2}}") for n in range(2, 10)]
@@ -72,11 +73,11 @@ def test_an_abandoned_loader_leaves_no_worker():
 
 RANK = textwrap.dedent(
     r"""
-    import json, sys
+    import json, os, sys
     import torch, torch.distributed as dist
     from grail_lightning.answers import Verifier
 
-    rank, store = int(sys.argv[1]), sys.argv[2]
+    rank, store = int(os.environ["RANK"]), sys.argv[1]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     # Each rank grades its own: n√2 against √(2n²), which rank 1 gets wrong.
     pairs = [(rf"\sqrt{{{n * n * 2}}}", rf"{n + rank}\sqrt{{2}}") for n in range(2, 8)]
@@ -92,12 +93,9 @@ RANK = textwrap.dedent(
 
 
 def test_two_ranks_grade_at_the_same_time_each_with_workers_of_its_own(tmp_path):
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    reports = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    (tmp_path / "rank.py").write_text(RANK)
+    ranks = run_script(tmp_path / "rank.py", tmp_path / "store", ranks=2)
+    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in ranks]
     assert [report["right"] for report in reports] == [6, 6]  # six of rank 0, none of rank 1
     assert len({pid for report in reports for pid in report["workers"]}) == 2
     assert gone([pid for report in reports for pid in report["workers"]])

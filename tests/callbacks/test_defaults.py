@@ -1,9 +1,5 @@
 """All callbacks together: on the real module, on two ranks, and built from the command line's kind of config."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -17,6 +13,7 @@ from grail_lightning.callbacks import Evaluation, default_callbacks
 from grail_lightning.data import ArithmeticData
 from grail_lightning.rollout import Sampling
 from tests.callbacks.scripted import panels, run, scalars
+from tests.processes import run_script
 from tests.runs import module
 
 
@@ -91,23 +88,15 @@ trainer.predict(model, Shard(prompts(5), prompts(2)), return_predictions=False)
 '''
 
 
-def test_two_ranks_agree_and_write_one_run(tmp_path):
+def test_two_ranks_agree_and_write_one_run(tmp_path, monkeypatch):
     script = tmp_path / "two_ranks.py"
     script.write_text(_TWO_RANKS)
-    root = Path(grail_lightning.callbacks.__file__).parents[2]
-    environment = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "before the ``update`` method" not in done.stderr, "a rank without a dataset must take part in it quietly"
-    assert "sync_dist" not in done.stderr
-    figures = [line.split(" ", 2)[2] for line in done.stdout.splitlines() if line.startswith("RANK")]
+    monkeypatch.chdir(tmp_path)
+    ranks = run_script(script, tmp_path / "run", ranks=2)
+    stdout, stderr = ("".join(said) for said in zip(*ranks, strict=True))
+    assert "before the ``update`` method" not in stderr, "a rank without a dataset must take part in it quietly"
+    assert "sync_dist" not in stderr
+    figures = [line.split(" ", 2)[2] for line in stdout.splitlines() if line.startswith("RANK")]
     assert len(figures) == 2
     assert figures[0] == figures[1]
     found = scalars(tmp_path / "run")
@@ -117,8 +106,8 @@ def test_two_ranks_agree_and_write_one_run(tmp_path):
     expected |= {"val/odd/accuracy": (0, 1), "val/verdict/wrong": (3 / 7, 0)}
     for name, values in expected.items():
         assert found[name] == [(0, pytest.approx(values[0])), (4, pytest.approx(values[1]))], name
-    assert "held-out accuracy: 0.571 -> 1.000 (7 problems x 2 samples, temperature 1.0)" in done.stdout
-    assert done.stdout.count("held-out accuracy") == 1
+    assert "held-out accuracy: 0.571 -> 1.000 (7 problems x 2 samples, temperature 1.0)" in stdout
+    assert stdout.count("held-out accuracy") == 1
     rows = pq.read_table(tmp_path / "run" / "rollouts").to_pylist()
     # Two batches of 4 prompts with 2 samples, half of them on each rank.
     assert [(r["step"], r["rank"]) for r in rows].count((2, 1)) == 4
@@ -126,7 +115,7 @@ def test_two_ranks_agree_and_write_one_run(tmp_path):
     lengths = {r["prompt"]: r["num_tokens"] for r in rows}
     assert found["num_tokens"][1][1] == 2 * found["num_tokens"][0][1]
     assert found["num_tokens"][0][1] > sum(r["num_tokens"] for r in rows if r["step"] == 2), lengths
-    table = done.stdout[done.stdout.index("problems  ") :]
+    table = stdout[stdout.index("problems  ") :]
     assert "odd" in table
     predictions = pq.read_table(tmp_path / "run" / "predictions.parquet").to_pylist()
     # Rank 0 has problems 1, 3, 5 and 1, rank 1 has 2, 4 and 2.

@@ -19,6 +19,7 @@ from grail_lightning.policy import LoRA
 from grail_lightning.rollout import AnswerMasks, RolloutBatch
 from tests.architectures import ARCHITECTURES, tiny
 from tests.credit.closeness import golden_error
+from tests.tolerance import assert_near, roundings
 
 CASES = list(itertools.product(ARCHITECTURES, ["tied", "untied"], ["all", "lora"]))
 METHODS = {
@@ -29,7 +30,7 @@ METHODS = {
 }
 PROMPTS, LENGTHS = (3, 6, 5), (14, 9, 12)
 # Norms run in float32 inside most of these models; Gemma 2 runs in it altogether (see `policies`).
-CLOSE = dict.fromkeys(ARCHITECTURES, 1e-5) | {"gemma2": 1e-4}
+CLOSE = dict.fromkeys(ARCHITECTURES, roundings(100, torch.float32)) | {"gemma2": roundings(1000, torch.float32)}
 BOXES = ((8, 12), (5, 9), None)  # A row with tokens behind its box, one without, and one without a box.
 TEMPERATURE = 0.7
 
@@ -188,7 +189,7 @@ def test_grail_is_the_gradient_of_the_whole_model(name, head, trained, policies,
     boxed = batch.response_mask[:2]
     assert golden_error(weights.scores[:2], expected[:2], boxed) < CLOSE[name]
     assert (expected[:2] > 0).sum() >= 18, "it is not zero against zero"
-    torch.testing.assert_close(weights.values.double(), _grail_weights(expected, batch), rtol=0, atol=1e-4)
+    assert_near(weights.values.double(), _grail_weights(expected, batch), 200, torch.float32)
     assert weights.fallback.tolist() == [False, False, True]
 
 
@@ -202,7 +203,7 @@ def test_every_leaf_and_alignment_is_the_gradient_of_the_whole_model(
     rows = batch.select(torch.tensor([0, 1]))
     found = input_saliency(policy, rows, rows.answer.whole, leaf=leaf, alignment=alignment, temperature=TEMPERATURE)
     expected = _saliency(policy, batch, number, alignment)[:2]
-    assert golden_error(found, expected, rows.response_mask) < 1e-5
+    assert golden_error(found, expected, rows.response_mask) < CLOSE[name]
 
 
 @pytest.mark.parametrize(("name", "head", "trained"), CASES)

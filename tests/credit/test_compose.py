@@ -25,6 +25,7 @@ from grail_lightning.credit import (
 )
 from tests.credit.rollouts import context, in_groups
 from tests.runs import batches, module, trainer
+from tests.tolerance import near
 
 
 def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_batch):
@@ -35,8 +36,8 @@ def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_bat
         for row in range(6):
             for t in range(int(batch.response_lengths[row])):
                 w, a = inner.values[row, t].item(), inner.additive[row, t].item()
-                assert found.values[row, t].item() == pytest.approx(1 + strength * (w - 1), rel=1e-9)
-                assert found.additive[row, t].item() == pytest.approx(strength * a, rel=1e-9)
+                assert found.values[row, t].item() == near(1 + strength * (w - 1), 1000)
+                assert found.additive[row, t].item() == near(strength * a, 1000)
         assert (found.values[~batch.response_mask] == 0).all()
         assert found.metrics["strength"] == strength
 
@@ -55,7 +56,7 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     found = Product(Product(grail, reweighted), ucas)(golden_policy, batch, context())
     for row, t in ((0, 0), (1, 5), (3, 100), (5, 140)):
         product = one.values[row, t].item() * two.values[row, t].item() * three.values[row, t].item()
-        assert found.values[row, t].item() == pytest.approx(product, rel=1e-9)
+        assert found.values[row, t].item() == near(product, 1000)
     assert torch.equal(found.additive, three.additive)
     doubled = Product(ucas, ucas)(golden_policy, batch, context())
     torch.testing.assert_close(doubled.additive, 2 * three.additive)

@@ -6,6 +6,7 @@ import torch
 from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions, input_saliency
 from grail_lightning.credit.saliency import block_number
 from tests.credit.closeness import golden_error
+from tests.tolerance import assert_near, roundings
 
 LEAVES = ["embeddings", "first", "middle", "last"]
 GATES = {"all": "both", "positive": "correct", "negative": "wrong"}
@@ -21,7 +22,9 @@ def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_
     batch = golden_batch.select(rows)
     for alignment, name in (("predictor", "scores"), ("token", "scores_own_token")):
         found = input_saliency(golden_policy, batch, batch.answer.whole, leaf=leaf, alignment=alignment)
-        assert golden_error(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask) < 1e-5
+        assert golden_error(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask) < roundings(
+            100, torch.float32
+        )
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -29,19 +32,16 @@ def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_
 def test_weights_equal_the_golden_tensors(leaf, gate, golden, golden_policy, golden_batch):
     credit = GRAIL(gate=gate, saliency=SaliencyOptions(leaf=leaf))
     weights = credit(golden_policy, golden_batch, _context())
-    assert (
-        golden_error(weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask) < 1e-5
-    )
+    assert golden_error(
+        weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask
+    ) < roundings(100, torch.float32)
 
 
 def test_weights_at_another_temperature_equal_the_golden_tensors(golden, golden_policy, golden_batch):
     weights = GRAIL()(golden_policy, golden_batch, _context(temperature=0.6))
-    assert (
-        golden_error(
-            weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask
-        )
-        < 1e-5
-    )
+    assert golden_error(
+        weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask
+    ) < roundings(100, torch.float32)
 
 
 def test_saliency_is_the_finite_difference_of_the_objective(golden_policy, golden_batch):
@@ -73,7 +73,7 @@ def test_cutting_off_what_follows_the_span_changes_nothing(golden_policy, golden
     credit = GRAIL(gate="all")
     weights = credit(golden_policy, golden_batch, _context())
     whole = input_saliency(golden_policy, golden_batch, golden_batch.answer.whole)
-    torch.testing.assert_close(weights.scores, whole, rtol=1e-9, atol=1e-12)
+    assert_near(weights.scores, whole, 64, torch.float32)
 
 
 @pytest.mark.parametrize("budget", [1, 250, 600, 10_000])
@@ -81,7 +81,7 @@ def test_weights_do_not_depend_on_micro_batching(budget, golden_policy, golden_b
     context = CreditContext(step=0, generator=torch.Generator(), token_budget=budget)
     found = GRAIL(gate="all")(golden_policy, golden_batch, context).values
     expected = GRAIL(gate="all")(golden_policy, golden_batch, _context()).values
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert_near(found, expected, 64, torch.float32)
 
 
 @pytest.mark.parametrize("leaf", ["embeddings", "middle"])
@@ -132,7 +132,7 @@ def test_answer_tokens_are_overwritten_where_the_option_says(overwrite, golden_p
 def test_mean_one_keeps_the_step_size_of_each_rollout(golden_policy, golden_batch):
     values = GRAIL(normalise="mean_one")(golden_policy, golden_batch, _context()).values
     lengths = golden_batch.response_lengths.double()
-    torch.testing.assert_close(values.double().sum(1) / lengths, torch.ones(6).double(), rtol=0, atol=1e-6)
+    assert_near(values.double().sum(1) / lengths, torch.ones(6).double(), 16, torch.float32)
 
 
 @pytest.mark.parametrize(

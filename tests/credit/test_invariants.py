@@ -23,6 +23,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.objective import token_advantages
 from tests.credit.rollouts import context, in_groups
+from tests.tolerance import roundings
 
 METHODS = {
     "Uniform": Uniform,
@@ -77,7 +78,10 @@ def _same(found, expected, mask):
     """Whether both have the same weights (and additive stage) up to rounding, in the same dtype."""
     pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
     assert all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
-    return all(torch.allclose(one * mask, other * mask, rtol=1e-4, atol=1e-4) for one, other in pairs)
+    return all(
+        torch.allclose(one * mask, other * mask, rtol=0, atol=roundings(1000, torch.float32, other.abs().max()))
+        for one, other in pairs
+    )
 
 
 def test_every_method_is_here():

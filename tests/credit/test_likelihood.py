@@ -8,6 +8,7 @@ import torch
 from grail_lightning.credit import AdvantageReweighting, HighEntropy
 from grail_lightning.functional.certainty import quantile_of_all
 from tests.credit.rollouts import context, in_groups, row_logits
+from tests.tolerance import near
 
 
 def _entropies_by_hand(policy, batch, temperature):
@@ -33,7 +34,7 @@ def test_high_entropy_keeps_the_top_fifth_of_the_batch(temperature, golden_polic
     for row, entropies in enumerate(by_hand):
         expected = [float(h >= threshold) for h in entropies]
         assert weights.values[row, : len(entropies)].tolist() == expected
-        assert weights.scores[row, : len(entropies)].tolist() == pytest.approx(entropies, rel=1e-5)
+        assert weights.scores[row, : len(entropies)].tolist() == near(entropies, 100, torch.float32)
     assert weights.values.sum().item() / len(everything) == pytest.approx(0.2, abs=2 / len(everything))
     assert (weights.values[~batch.response_mask] == 0).all()
 
@@ -50,7 +51,7 @@ def test_reweighting_grows_with_the_tokens_probability(golden_policy, golden_bat
         for t, z in enumerate(row_logits(golden_policy, batch, row) / 0.7):
             token = batch.response_ids[row, t]
             p = (z[token] - z.max()).exp() / (z - z.max()).exp().sum()
-            assert weights.values[row, t].item() == pytest.approx(0.2 * p.item() + 0.8, rel=1e-6)
+            assert weights.values[row, t].item() == near(0.2 * p.item() + 0.8, 16, torch.float32)
     assert torch.equal(weights.values[5].bool(), batch.response_mask[5])
     assert weights.values[5].max() == 1
 
@@ -72,7 +73,7 @@ def test_old_logprobs_that_are_there_are_not_computed_again(golden_policy, golde
 def test_the_quantile_is_that_of_torch():
     values = torch.rand(37)
     for q in (0.0, 0.3, 0.8, 1.0):
-        assert quantile_of_all(values, q).item() == pytest.approx(torch.quantile(values.double(), q).item(), rel=1e-12)
+        assert quantile_of_all(values, q).item() == near(torch.quantile(values.double(), q).item(), 1000)
     assert quantile_of_all(values[:0], 0.5) == 0
 
 

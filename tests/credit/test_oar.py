@@ -10,6 +10,7 @@ from grail_lightning.credit.oar import gradient_scores, scoped_tokens
 from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
 from tests.credit.closeness import golden_error
+from tests.tolerance import assert_near, roundings
 
 GRAIL_REPOSITORY = {"scope": "response", "alignment": "predictor", "product": "noisy"}
 
@@ -45,16 +46,18 @@ def test_scores_equal_the_golden_tensors_end_to_end(golden, golden_policy, golde
         golden["oar_g.scores"][rows],
     )
     ours = gradient_scores(golden_policy, batch, noise, alignment="predictor", product="noisy")
-    assert golden_error(ours, expected, batch.response_mask) < 1e-4
+    assert golden_error(ours, expected, batch.response_mask) < roundings(1000, torch.float32)
     monkeypatch.setattr(Policy, "hidden", _hidden_without_positions)
     same = gradient_scores(golden_policy, batch, noise, alignment="predictor", product="noisy")
-    assert golden_error(same, expected, batch.response_mask) < 1e-9
+    assert golden_error(same, expected, batch.response_mask) < roundings(100, torch.float32)
 
 
 def test_weights_equal_the_golden_tensors_given_the_golden_scores(golden, golden_batch):
     rows = _boxed(golden_batch)
     found = bilevel_map(golden["oar_g.scores"][rows], golden_batch.response_mask[rows], interpolate=False)
-    assert golden_error(found, golden["oar_g.weights"][rows], golden_batch.response_mask[rows]) < 1e-5
+    assert golden_error(found, golden["oar_g.weights"][rows], golden_batch.response_mask[rows]) < roundings(
+        100, torch.float32
+    )
 
 
 def test_the_class_with_golden_noise_gives_the_golden_weights(golden, golden_policy, golden_batch):
@@ -69,7 +72,9 @@ def test_the_class_with_golden_noise_gives_the_golden_weights(golden, golden_pol
 
     credit = Given(**GRAIL_REPOSITORY, bilevel=BilevelOptions(interpolate=False, eps=1e-12))
     weights = credit(golden_policy, golden_batch, _context())
-    assert golden_error(weights.values, golden["oar_g.weights"], golden_batch.response_mask) < 1e-4
+    assert golden_error(weights.values, golden["oar_g.weights"], golden_batch.response_mask) < roundings(
+        4000, torch.float32
+    )
     assert weights.fallback.tolist() == [False, False, False, False, True, False]
 
 
@@ -82,7 +87,7 @@ def test_scores_are_finite_and_reach_the_reasoning_alone(distribution, golden_po
     assert (weights.values[golden_batch.response_mask & ~scope] == 1).all()
     assert (weights.values[~golden_batch.response_mask] == 0).all()
     sums = (weights.values * scope).sum(1)[eligible]
-    torch.testing.assert_close(sums, scope.sum(1)[eligible].to(sums), rtol=1e-6, atol=0)
+    assert_near(sums, scope.sum(1)[eligible].to(sums), 64, torch.float32)
     assert ((weights.scores > 0) & scope).any(1)[eligible].all()
 
 
@@ -111,7 +116,7 @@ def test_cutting_off_what_follows_the_answer_changes_nothing(
 def test_weights_do_not_depend_on_micro_batching(budget, golden_policy, golden_batch):
     expected = OARGradient()(golden_policy, golden_batch, _context()).values
     found = OARGradient()(golden_policy, golden_batch, _context(budget=budget)).values
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)  # norms compute in float32
+    assert_near(found, expected, 1000, torch.float32)  # norms compute in float32
 
 
 def test_without_noise_there_is_nothing_to_see():

@@ -14,6 +14,7 @@ from grail_lightning.policy.prefix import can_share
 from grail_lightning.rollout import AnswerMasks
 from tests.conftest import GOLDEN
 from tests.credit.closeness import golden_error
+from tests.tolerance import assert_near, near, roundings
 
 
 def _context(budget=2000):
@@ -36,8 +37,10 @@ def test_scores_and_weights_equal_the_golden_tensors(share, golden, golden_polic
     weights = OARPerturbation(share_prefix=share)(golden_policy, exact_batch, _context())
     mask = exact_batch.response_mask
     boxed = exact_batch.answer.whole.any(1)
-    assert golden_error(weights.scores[boxed], golden["oar_p.answer_mean.scores"][boxed], mask[boxed]) < 1e-9
-    assert golden_error(weights.values, golden["oar_p.answer_mean.weights"], mask) < 1e-5
+    assert golden_error(weights.scores[boxed], golden["oar_p.answer_mean.scores"][boxed], mask[boxed]) < roundings(
+        16, torch.float32
+    )
+    assert golden_error(weights.values, golden["oar_p.answer_mean.weights"], mask) < roundings(100, torch.float32)
     assert weights.fallback.tolist() == [False, False, False, False, True, False]
 
 
@@ -83,7 +86,7 @@ def test_each_score_is_the_one_of_a_single_forward_pass(distribution, share, gol
         first = exact_batch.answer.whole[row].nonzero()[0].item()
         for token in (0, 7, first - 1):
             by_hand = _by_hand(golden_policy, exact_batch, row, token, distribution)
-            assert found[row, token].item() == pytest.approx(by_hand, rel=1e-4, abs=1e-9)
+            assert found[row, token].item() == near(by_hand, 1000, torch.float32, scale=1e-5)
         assert (found[row, first:] == 0).all()
     assert (found[[0, 3, 4, 5]] == 0).all()
 
@@ -99,7 +102,7 @@ def test_the_map_on_the_scores_is_the_bilevel_one(golden_policy, exact_batch):
     q = low + (high - low) * (place - int(place))
     expected = [max(x / q, 0.1) if x < q else 1 + 3.0 * (x - q) / (1 - q) for x in scaled]
     expected = [w * first / sum(expected) for w in expected]
-    torch.testing.assert_close(weights.values[row, :first], torch.tensor(expected).double(), rtol=1e-5, atol=1e-6)
+    assert_near(weights.values[row, :first], torch.tensor(expected).double(), 64, torch.float32)
     assert (weights.values[row, first:][exact_batch.response_mask[row, first:]] == 1).all()
 
 
@@ -146,7 +149,7 @@ def test_sharing_the_prefix_changes_nothing(distribution, budget, golden_policy,
         )
         for share in (True, False)
     )
-    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-9)
+    assert_near(shared, plain, 1000, torch.float32)
     assert (plain[rows] != 0).any(1).all()
     assert all(module.training for module in policy.modules())
 
@@ -170,7 +173,7 @@ def test_logits_are_made_for_some_positions_at_a_time(distribution, golden_polic
     found = perturbation_scores(policy, exact_batch, torch.tensor([1, 2]), **options)
     assert max(sizes) == 7
     expected = perturbation_scores(golden_policy, exact_batch, torch.tensor([1, 2]), **options)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    assert_near(found, expected, 64, torch.float32)
 
 
 def test_a_bad_distribution_is_named():

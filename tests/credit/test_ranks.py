@@ -20,6 +20,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.reports import credit_report
 from tests.credit.rollouts import context, in_groups
+from tests.tolerance import assert_near
 
 
 class Longest(TokenCredit):
@@ -80,7 +81,7 @@ def test_two_ranks_of_different_size_give_the_weights_and_figures_of_one(golden_
             for found, expected in zip(results[rank][0][k], (whole.values, whole.additive), strict=True):
                 assert (found is None) == (expected is None)
                 if found is not None:
-                    torch.testing.assert_close(found, expected[rows, :width], rtol=1e-6, atol=1e-6)
+                    assert_near(found, expected[rows, :width], 64, torch.float32)
     assert named >= FIGURES
     alone = HighEntropy()(golden_policy, batch.select(SHARES[0]), context()).values
     assert not torch.equal(alone, results[0][0][0][0]), "a rank by itself has another threshold"

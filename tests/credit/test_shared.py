@@ -16,6 +16,7 @@ from grail_lightning.policy.options import LoRA
 from grail_lightning.rollout import Sampling
 from grail_lightning.update import Update
 from tests.runs import Watch, batches, module, problems, trainer
+from tests.tolerance import assert_near, near
 
 SAMPLING = Sampling(max_response_length=40)
 
@@ -68,14 +69,14 @@ def test_weights_and_gradients_are_those_of_a_separate_pass(batch, leaf, alignme
     credit = WarmUp(GRAIL(saliency=SaliencyOptions(leaf=leaf, alignment=alignment)), steps=6)
     apart, expected = _run(load_policy("arithmetic").double().train(), batch, credit, objective, share=False)
     beside, found = _run(load_policy("arithmetic").double().train(), batch, credit, objective, share=True)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-7, atol=1e-12)
-    torch.testing.assert_close(found.values, expected.values, rtol=1e-7, atol=1e-9)
+    assert_near(found.scores, expected.scores, 64, torch.float32)
+    assert_near(found.values, expected.values, 64, torch.float32)
     assert found.metrics == expected.metrics
     assert len(beside) == len(apart) == mini_batches * updates_per_batch
     for ours, theirs in zip(beside, apart, strict=True):
         assert ours.keys() == theirs.keys()
         for name in theirs:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-8)
+            assert_near(ours[name], theirs[name], 64, torch.float32)
 
 
 def test_the_weights_matter_to_the_gradients(batch, policy):
@@ -98,10 +99,10 @@ def test_adapters_over_frozen_embeddings_can_share(batch):
     (apart, expected), (beside, found) = (
         _run(policy, batch, GRAIL(), objective, share=share) for policy, share in zip(made, (False, True), strict=True)
     )
-    torch.testing.assert_close(found.values, expected.values, rtol=1e-6, atol=1e-8)
+    assert_near(found.values, expected.values, 64, torch.float32)
     assert len(beside[0]) == len(apart[0]) > 0
     for name in apart[0]:
-        torch.testing.assert_close(beside[0][name], apart[0][name], rtol=1e-6, atol=1e-8)
+        assert_near(beside[0][name], apart[0][name], 64, torch.float32)
 
 
 class Remapped(GRAIL):
@@ -157,7 +158,7 @@ def test_an_additive_stage_reaches_the_loss_of_shared_rows(batch):
         for share in (False, True)
     )
     for name in apart:
-        torch.testing.assert_close(beside[name], apart[name], rtol=1e-6, atol=1e-8)
+        assert_near(beside[name], apart[name], 64, torch.float32)
 
 
 def test_a_rate_of_dropout_that_a_block_keeps_as_a_number_is_seen(batch):
@@ -188,11 +189,11 @@ def test_a_training_step_gives_the_same_sharing_or_not():
     (apart, one), (beside, other) = runs
     assert apart.batch.texts == beside.batch.texts
     assert (apart.weights.scores != 0).any()
-    torch.testing.assert_close(beside.weights.values, apart.weights.values, rtol=1e-3, atol=1e-4)
+    assert_near(beside.weights.values, apart.weights.values, 1000, torch.float32)
     timing = {name for name in apart.metrics if name.startswith("time/")}
     assert beside.metrics.keys() == apart.metrics.keys()
     assert beside.metrics["time/credit"] > 0
     for name in apart.metrics.keys() - timing:
-        assert beside.metrics[name] == pytest.approx(apart.metrics[name], rel=1e-2, abs=1e-4), name
+        assert beside.metrics[name] == near(apart.metrics[name], 10**5, torch.float32, scale=0.01), name
     for p, q in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=3e-4)

@@ -97,4 +97,4 @@ def ten(**options):
 
 
 if __name__ == "__main__":
-    fit(Recorder(path=sys.argv[1]), ten(), max_epochs=2, strategy="ddp_fork", devices=2)
+    fit(Recorder(path=sys.argv[1]), ten(), max_epochs=2, strategy="ddp", devices=2)

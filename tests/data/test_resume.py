@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +6,7 @@ import pytest
 from grail_lightning.data import MathData
 from grail_lightning.tasks.math import MathTask
 from tests.data.recorder import Recorder, SaveEveryBatch, fit, ten, write
+from tests.processes import run_script
 
 pytestmark = pytest.mark.usefixtures("_calm")
 
@@ -68,15 +66,7 @@ def test_lengths_are_measured_as_the_module_encodes(tmp_path):
 def test_two_processes_take_disjoint_shares_of_the_batches_of_one(tmp_path):
     alone = Recorder()
     fit(alone, ten(), max_epochs=2)
-    # A process of its own: what other tests left in this one must not be forked.
-    subprocess.run(
-        [sys.executable, "-m", "tests.data.recorder", str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
+    run_script(Path(__file__).with_name("recorder.py"), tmp_path, ranks=2)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for which, expected in enumerate((alone.train_prompts, alone.val_prompts)):
         shares = list(zip(ranks[0][which], ranks[1][which], strict=True))

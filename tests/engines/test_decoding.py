@@ -18,6 +18,8 @@ from grail_lightning.engines.decoding import Decoding, pick, supports
 from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.rollout import Prompt, Sampling, pad_left
 from grail_lightning.tasks import ArithmeticTask
+from tests.draws import without_ties
+from tests.tolerance import assert_near
 
 TASK = ArithmeticTask()
 TEXTS = ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.", "Compute 2+2+2+2+2+2+2+2.")
@@ -81,7 +83,8 @@ def decode(policy, rows, sampling, seed=0, **options):
 def test_greedy_decoding_is_that_of_transformers(family):
     policy = policy_of(MODELS[family](), end_bias=4.0)
     rows = rows_of(policy, 2)
-    ours, _, _ = decode(policy, rows, Sampling(max_response_length=30, temperature=0.0))
+    with without_ties():
+        ours, _, _ = decode(policy, rows, Sampling(max_response_length=30, temperature=0.0))
     ids, mask = pad_left(rows, 0)
     config = GenerationConfig(max_new_tokens=30, do_sample=False, eos_token_id=1, pad_token_id=0)
     theirs = policy.model.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config)
@@ -95,17 +98,19 @@ def test_who_has_left_the_batch_changes_nothing(family):
     policy = policy_of(MODELS[family](), end_bias=14.0 if family == "gemma2" else 10.0)
     rows, sampling = rows_of(policy, 4), Sampling(max_response_length=40, temperature=0.8)
     stay, stay_logprobs, whole = decode(policy, rows, sampling, leave=2.0)
-    left, left_logprobs, shrunk = decode(policy, rows, sampling, leave=1e-9)
+    with without_ties():
+        left, left_logprobs, shrunk = decode(policy, rows, sampling, leave=1e-9)
     assert len(whole.rows) == 16
     assert len(shrunk.rows) < 8, "the case must make rows leave"
     assert torch.equal(stay, left)
-    torch.testing.assert_close(stay_logprobs, left_logprobs, rtol=0, atol=1e-6)  # kept in float32
+    assert_near(stay_logprobs, left_logprobs, 64, torch.float32)  # kept in float32
 
 
 def test_where_rows_are_cut_into_calls_changes_nothing():
     policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
     sampling = Sampling(max_response_length=20)
-    whole = engine_of(policy).generate(PROMPTS, 5, sampling, seed=4)
+    with without_ties():
+        whole = engine_of(policy).generate(PROMPTS, 5, sampling, seed=4)
     cut = engine_of(policy, cache_tokens=3 * 45).generate(PROMPTS, 5, sampling, seed=4)
     assert torch.equal(whole.response_ids, cut.response_ids)
 
@@ -268,17 +273,17 @@ def test_rows_that_draw_the_same_tokens_are_run_once_and_as_if_they_were_alone(n
     policy = policy_of(MODELS[name]()).eval()
     prompts = [policy.encode(prompt.messages) for prompt in PROMPTS[:2]]
     sampling = Sampling(max_response_length=12, temperature=temperature)
-    noise = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     mixed = torch.arange(12).reshape(2, 6).T.flatten()  # Row 0 of the one, row 0 of the other …
     run = []
     hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, args, out: run.append(len(args[0])))
-    with torch.no_grad():
+    with torch.no_grad(), without_ties():
         drawn = Decoding(policy, [prompts[0]] * 6 + [prompts[1]] * 6, sampling, noise).run()
         together, run = run, []
         apart = Decoding(policy, [prompts[k // 6] for k in mixed], sampling, noise[mixed], leave=0).run()
     hook.remove()
     assert torch.equal(drawn.ids[mixed], apart.ids)
-    torch.testing.assert_close(drawn.logprobs[mixed].double(), apart.logprobs.double(), rtol=1e-4, atol=1e-5)
+    assert_near(drawn.logprobs[mixed].double(), apart.logprobs.double(), 64, torch.float32)
     assert together[0] == 2
     assert max(together) == 2 if temperature == 0 else max(together) > 2
 
@@ -317,7 +322,7 @@ def test_half_precision_by_autocast_samples_what_it_reports():
         batch = engine_of(policy).generate(PROMPTS, 4, Sampling(max_response_length=12), seed=0)
         trained = policy(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
     assert batch.sampling_logprobs.dtype == torch.float32
-    torch.testing.assert_close(trained.float(), batch.sampling_logprobs, rtol=0, atol=0.05)
+    assert_near(trained.float(), batch.sampling_logprobs, 8, torch.bfloat16)
 
 
 def test_a_method_that_does_not_exist_is_an_error():

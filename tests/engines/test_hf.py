@@ -6,6 +6,8 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
 from grail_lightning.rollout import Prompt, Sampling
 from grail_lightning.tasks import ArithmeticTask
+from tests.draws import without_ties
+from tests.tolerance import assert_near
 
 TASK = ArithmeticTask()
 PROMPTS = [
@@ -29,14 +31,14 @@ def test_sampling_and_training_agree_on_the_log_probabilities(temperature, engin
         trained = arithmetic(
             batch.input_ids, batch.attention_mask, batch.response_mask, temperature=sampling.logprob_temperature
         ).logprobs
-    torch.testing.assert_close(trained, batch.sampling_logprobs, rtol=0, atol=1e-4)
+    assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
 def test_log_probabilities_are_taken_before_top_k_and_top_p(engine, arithmetic):
     batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=20, top_k=2, top_p=0.9), seed=1)
     with torch.no_grad():
         trained = arithmetic(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
-    torch.testing.assert_close(trained, batch.sampling_logprobs, rtol=0, atol=1e-4)
+    assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
 def test_top_k_one_is_greedy(engine):
@@ -136,7 +138,8 @@ def _generated(policy, method, sampling):
 def test_decoding_in_several_calls_keeps_the_layout(arithmetic):
     engine = HFEngine(cache_tokens=5 * 60)
     engine.update_weights(arithmetic)
-    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1)
+    with without_ties():
+        batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1)
     whole = HFEngine()
     whole.update_weights(arithmetic)
     assert batch.texts == whole.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1).texts

@@ -9,6 +9,7 @@ from scipy.stats import beta
 
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.bnpo import beta_scale
+from tests.tolerance import near
 
 BATCHES = {
     "uneven": [0.0, 0.125, 0.25, 0.5, 0.75, 0.75, 1.0],
@@ -32,7 +33,7 @@ def _scale(p, means):
 def test_the_scale_is_the_inverse_density_of_the_groups_mean(name):
     means = BATCHES[name]
     found = beta_scale(torch.tensor(means), torch.tensor(means))
-    assert found.tolist() == pytest.approx([_scale(p, means) for p in means], rel=1e-9)
+    assert found.tolist() == near([_scale(p, means) for p in means], 1000)
 
 
 def test_a_case_by_hand():
@@ -51,7 +52,7 @@ def test_advantages_are_centred_rewards_times_the_groups_scale():
     expected = [
         (r - p) * _scale(p, [*means, *elsewhere]) for group, p in zip(rewards, means, strict=True) for r in group
     ]
-    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert found.tolist() == near(expected, 16, torch.float32)
     assert (found[8:12] == 0).all(), "a dead group stays at exactly 0 under the largest scale"
     assert found.dtype == torch.float32
 

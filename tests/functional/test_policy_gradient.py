@@ -7,6 +7,7 @@ import torch
 
 from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages, kl_estimate
 from grail_lightning.functional.policy_gradient import sampler_correction
+from tests.tolerance import assert_near, near
 
 
 def test_advantages_are_rewards_less_their_groups_mean():
@@ -19,12 +20,12 @@ def test_advantages_are_rewards_less_their_groups_mean():
 def test_group_scaling_divides_by_the_unbiased_std_plus_epsilon():
     # mean 0.5, unbiased std of (1, 0) = sqrt((0.25 + 0.25) / 1) = 0.70711
     scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "group")
-    assert scaled[0].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-4), rel=1e-6)
+    assert scaled[0].item() == near(0.5 / (math.sqrt(0.5) + 1e-4), 16, torch.float32)
 
 
 def test_batch_scaling_takes_the_std_it_is_given():
     scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "batch", batch_std=2.0)
-    assert scaled.tolist() == pytest.approx([0.5 / 2.0001, -0.5 / 2.0001])
+    assert scaled.tolist() == near([0.5 / 2.0001, -0.5 / 2.0001], 16, torch.float32)
 
 
 @pytest.mark.parametrize("scale", ["none", "group"])
@@ -61,7 +62,7 @@ def test_batch_scaling_without_a_std_is_an_error():
 def test_the_surrogate_clips_by_hand(ratio, advantage, expected):
     lp = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
     loss = clipped_surrogate(lp, torch.zeros_like(lp), torch.full_like(lp, advantage))
-    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert loss.item() == near(expected, 1000)
 
 
 def test_the_ratio_cap_bounds_negative_advantages_alone():
@@ -82,9 +83,9 @@ def test_the_ratio_cap_is_the_constant_of_dual_clip(ratio, advantage):
     # Ye et al., equation 5: the clipped objective, and for a negative advantage not below c·A.
     plain = min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
     expected = plain if advantage >= 0 else max(plain, 3.0 * advantage)
-    assert ours.item() == pytest.approx(-expected, rel=1e-12)
+    assert ours.item() == near(-expected, 1000)
     moves = plain == ratio * advantage and (advantage >= 0 or plain > 3.0 * advantage)
-    assert slope.item() == pytest.approx(-ratio * advantage if moves else 0.0, rel=1e-12)
+    assert slope.item() == near(-ratio * advantage if moves else 0.0, 1000)
 
 
 @pytest.mark.parametrize(("ratio", "weight"), [(0.5, 0.8), (1.0, 1.0), (1.2, 1.2), (4.0, 1.28)])
@@ -94,8 +95,8 @@ def test_cispo_clips_the_weight_of_a_token_and_keeps_its_gradient(ratio, weight,
     old = lp.detach() - math.log(ratio)
     loss = clipped_surrogate(lp, old, torch.full_like(old, advantage), surrogate="cispo")
     (slope,) = torch.autograd.grad(loss.sum(), lp)
-    assert loss.item() == pytest.approx(2.0 * weight * advantage, rel=1e-12)  # −w·A·lp
-    assert slope.item() == pytest.approx(-weight * advantage, rel=1e-12)
+    assert loss.item() == near(2.0 * weight * advantage, 1000)  # −w·A·lp
+    assert slope.item() == near(-weight * advantage, 1000)
 
 
 def test_cispo_needs_no_cap():
@@ -122,7 +123,7 @@ def test_an_infinite_upper_clip_range_clips_nothing():
         losses = clipped_surrogate(
             ratio.log(), 0 * ratio, torch.full((1, 3), advantage), clip_low=1.0, clip_high=math.inf
         )
-        assert torch.allclose(losses, -advantage * ratio)
+        assert_near(losses, -advantage * ratio, 16)
 
 
 def test_a_cap_inside_the_clip_range_is_an_error():
@@ -147,7 +148,7 @@ def test_kl_estimates_equal_their_formulas(estimator):
     p, q = math.log(0.7), math.log(0.4)
     formula = {"k1": p - q, "k2": (p - q) ** 2 / 2, "k3": 0.4 / 0.7 - (q - p) - 1}[estimator]
     found = kl_estimate(torch.tensor([[p]], dtype=torch.float64), torch.tensor([[q]], dtype=torch.float64), estimator)
-    assert found.item() == pytest.approx(formula, rel=1e-9)
+    assert found.item() == near(formula, 1000)
 
 
 @pytest.mark.parametrize("moved", [0.0, 0.5])
@@ -162,10 +163,10 @@ def test_the_corrected_kl_gradient_is_that_of_the_exact_kl(estimator, moved):
     (exact,) = torch.autograd.grad((lp.exp() * (lp - ref)).sum(), logits, retain_graph=True)
     expected = (old.exp() * kl_estimate(lp, ref, estimator, ratio=(lp - old).exp())).sum()
     (corrected,) = torch.autograd.grad(expected, logits, retain_graph=True)
-    torch.testing.assert_close(corrected, exact, rtol=0, atol=1e-12)
+    assert_near(corrected, exact, 1000, scale=1.0)
     (biased,) = torch.autograd.grad((old.exp() * kl_estimate(lp, ref, estimator)).sum(), logits)
     if estimator == "k2" and not moved:
-        torch.testing.assert_close(biased, exact, rtol=0, atol=1e-12)
+        assert_near(biased, exact, 1000, scale=1.0)
     else:
         assert (biased - exact).abs().max() > 0.01, "the test must see the bias that the correction takes away"
 
@@ -179,7 +180,7 @@ def test_what_an_estimate_without_correction_has_the_gradient_of(estimator, what
         (lp.detach().exp() * kl_estimate(lp, ref, estimator)).sum(), logits, retain_graph=True
     )
     (other,) = torch.autograd.grad((ref.exp() * (ref - lp)).sum(), logits)
-    torch.testing.assert_close(found, other if what == "the other direction" else 0 * other, rtol=0, atol=1e-12)
+    assert_near(found, other if what == "the other direction" else 0 * other, 1000, scale=1.0)
 
 
 def _losses():
@@ -199,7 +200,7 @@ def _losses():
 def test_aggregations_by_hand(how, expected):
     losses, mask = _losses()
     found = aggregate(losses, mask, how, num_rollouts=2, num_tokens=4, max_response_length=8)
-    assert found.item() == pytest.approx(expected, rel=1e-12)
+    assert found.item() == near(expected, 1000)
 
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
@@ -208,7 +209,7 @@ def test_micro_batches_add_up_to_the_whole(how):
     counts = {"num_rollouts": 2, "num_tokens": 4, "max_response_length": 8}
     whole = aggregate(losses, mask, how, **counts)
     parts = sum(aggregate(losses[k : k + 1], mask[k : k + 1], how, **counts) for k in range(2))
-    assert parts.item() == pytest.approx(whole.item(), rel=1e-12)
+    assert parts.item() == near(whole.item(), 1000)
 
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])

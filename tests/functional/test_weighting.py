@@ -5,6 +5,7 @@ import torch
 
 from grail_lightning.functional import answer_overwrite, bilevel_map, grail_map, mean_one
 from grail_lightning.rollout import AnswerMasks
+from tests.tolerance import near
 
 
 def test_grail_weights_are_clamped_z_scores_of_the_log_saliency():
@@ -15,7 +16,7 @@ def test_grail_weights_are_clamped_z_scores_of_the_log_saliency():
     std = math.sqrt(sum((x - mean) ** 2 for x in logs) / 3 + 1e-8)
     expected = [min(max(1 + 0.5 * (x - mean) / std, 0.5), 5.0) for x in logs]
     found = grail_map(scores, mask)
-    assert found[0, :3].tolist() == pytest.approx(expected, rel=1e-12)
+    assert found[0, :3].tolist() == near(expected, 1000)
     assert found[0, 3] == 0
 
 
@@ -67,8 +68,8 @@ def test_the_bilevel_map_equals_a_loop(interpolate):
     found = bilevel_map(scores, mask, interpolate=interpolate)
     for row, length in enumerate([11, 7, 3]):
         expected = _bilevel_row(scores[row, :length].tolist(), 0.4, 2.0, 0.1, interpolate)
-        assert found[row, :length].tolist() == pytest.approx(expected, rel=1e-9)
-        assert found[row, :length].sum().item() == pytest.approx(length, rel=1e-9)
+        assert found[row, :length].tolist() == near(expected, 10**6)
+        assert found[row, :length].sum().item() == near(length, 10**6)
     assert (found[~mask] == 0).all()
 
 
