@@ -31,7 +31,7 @@ KINDS = {
 # How jsonargparse goes on about a union after the reasons, and what it adds where a class would have been possible.
 ASIDE = re.compile(
     r"Subtypes:|Errors:|Given value type:|Does not validate against|Not a valid subclass|Subclass types expect|"
-    r"a class path \(str\)|a dict with|a dict without|Expected a path but .* not accessible or invalid"
+    r"a class path \(str\)|a dict with|a dict without|Not of type \w+:|Expected a path but .* not accessible or invalid"
 )
 TREE = re.compile(r"Parser key|^Errors:|accept option '|unrecognized arguments:|required: |\.help:", re.MULTILINE)
 KEY = re.compile(r'Parser key "([\w.]+)":')
