@@ -60,7 +60,7 @@ data:
     main(["test", *_options("text", *shared), "--ckpt_path=last"])
     table = capsys.readouterr().out
     assert "sums" in table
-    tags = set(EventAccumulator("runs/text").Reload().Tags()["scalars"])
+    tags = set(EventAccumulator("runs/text/test").Reload().Tags()["scalars"])
     assert {"test/a/accuracy", "test/sums/accuracy", "test/verdict/missing"} <= tags
 
 
