@@ -178,7 +178,8 @@ def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named
         last.write_bytes(whole[: len(whole) // 2])
         for command in (["fit", *SHORT], ["validate", *_without_fit(SHORT)]):
             said = fails(capsys, *command, "--ckpt_path=last")
-            assert re.search(rf"got runs/quickstart/checkpoints/last\.ckpt, .*best\.ckpt \(step {step}\): give that", said)
+            assert "got runs/quickstart/checkpoints/last.ckpt, " in said
+            assert f"best.ckpt (step {step}): give that" in said
     finally:
         last.write_bytes(whole)
 
