@@ -27,12 +27,12 @@ import lightning.pytorch as pl
 import torch
 from stand_in import StandInEngine, StandInTask, random_qwen3
 
+from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, SaliencyOptions, TokenCredit, TokenWeights, Uniform
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
-from grail_lightning.objective import Objective
-from grail_lightning.rollout import Sampling
+from grail_lightning.step.options import Execution
 
 
 class Published(TokenCredit):
@@ -57,7 +57,7 @@ class Published(TokenCredit):
 CREDITS = {
     "GRPO": Uniform(),
     "GRAIL": GRAIL(),
-    "own pass": GRAIL(saliency=SaliencyOptions(share_forward=False)),
+    "own pass": GRAIL(saliency=SaliencyOptions(fuse=False)),
     "every update": GRAIL(saliency=SaliencyOptions(refresh="update")),
     "published way": Published(),
 }
@@ -102,7 +102,7 @@ class Alternate(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         name, updates = self._side(batch_idx)
         pl_module.credit = CREDITS[name]
-        pl_module.objective = replace(pl_module.objective, updates_per_batch=updates)
+        pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
         self._start = self.clock()
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -125,13 +125,13 @@ def build(case: str, repeats: int, mini_batches: int = 1) -> tuple[GrailModule, 
         return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
 
     if case == "quickstart":
-        objective, sampling = Objective(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
+        execution, sampling = Execution(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
         (problems,) = ArithmeticData(num_train=512).load("train")
-        made = GrailModule("arithmetic", sampling, engine=SamePairs(repeats), objective=objective, optimizer=still)
+        made = GrailModule("arithmetic", sampling, engine=SamePairs(repeats), execution=execution, optimizer=still)
         return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
     engine = StandInEngine(256, repeats)
-    objective, sampling = Objective(group_size=4), Sampling(max_response_length=512)
-    made = GrailModule("arithmetic", sampling, engine=engine, objective=objective, optimizer=still)
+    execution, sampling = Execution(group_size=4), Sampling(max_response_length=512)
+    made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still)
     made.policy = random_qwen3(hidden=512, layers=8, vocabulary=8192).train()
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
@@ -178,7 +178,8 @@ def peak(case: str, side: str) -> None:
 
     if side == "saliency":  # A pass of its own, and no update.
         module.credit = CREDITS["own pass"]
-        module.update = lambda batch, weights, shared=None: ({}, None)
+        module.execution = replace(module.execution, updates_per_batch=1)
+        module.take_steps = lambda update: {}
     else:
         module.credit = CREDITS[side]
     fit(module, prompts[:1], Before())

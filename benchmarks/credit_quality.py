@@ -34,6 +34,7 @@ from credit_truth import (  # fmt: skip
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
+from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit import (
     GRAIL,
     LESS,
@@ -53,17 +54,17 @@ from grail_lightning.credit import (
     TokenCredit,
     Uniform,
 )
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.attribution import pairwise_auroc
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.objective import token_advantages
+from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
-from grail_lightning.rollout import RolloutBatch, Sampling, TokenWeights
-from grail_lightning.seeds import derive_seed
+from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.step.advantages import token_advantages
 
 GROUP_SIZE = 8
 PROMPTS_PER_BATCH = 32

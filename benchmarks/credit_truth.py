@@ -19,14 +19,14 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
+from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import decode
-from grail_lightning.grading import judge
-from grail_lightning.locate import align_rows, step_masks
+from grail_lightning.grading.grade import grade_answers
+from grail_lightning.grading.locate import align_rows, step_masks
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import RolloutBatch, Sampling
-from grail_lightning.seeds import derive_seed
+from grail_lightning.runtime.seeds import derive_seed
 
 ERRORS = ("slip", "misconception")
 KINDS = ("sound", *ERRORS, "inherited")
@@ -275,7 +275,7 @@ class Resampling:
             drawn = self.engine.generate(prompts, self.num_samples, rest, key)
             whole = [texts[k // self.num_samples] + text for k, text in enumerate(drawn.texts)]
             asked = [owners[k // self.num_samples] for k in range(len(whole))]
-            right = torch.tensor([v.correct for v in judge(whole, asked, self.verifier)]).float()
+            right = torch.tensor([v.correct for v in grade_answers(whole, asked, self.verifier)]).float()
             found |= dict(zip(some, right.reshape(len(some), -1), strict=True))
         return found
 

@@ -13,11 +13,11 @@ import time
 import torch
 
 from grail_lightning.answers.verifier import Verifier
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import grade, grade_and_locate
-from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.grading.grade import grade, grade_and_locate
+from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import RolloutBatch
 from grail_lightning.tasks import MathTask
 
 

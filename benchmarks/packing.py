@@ -1,31 +1,37 @@
-"""Forward and backward pass of a policy over uneven rows: padded, packed, compiled, and packed and compiled.
+"""Forward and backward pass of a policy over uneven rows: padded, and packed.
 
     OMP_NUM_THREADS=1 python benchmarks/packing.py --case quickstart | 30m     # --device cuda for flash-attn
 
 Rows are cut into micro-batches as the update does (sorted by length), or into ones of random rows, which holds more
-padding. CPU seconds of the process and their ratio to padded rows, medians; sides alternate. Compiled sides also give
-the seconds until their code was there, and how many graphs all lengths together needed.
+padding. CPU seconds of the process and their ratio to padded rows, medians; sides alternate.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
+from typing import NamedTuple
 
 import torch
 from transformers import Qwen3Config
 
+from grail_lightning.batch import micro_batches
 from grail_lightning.policy import Loading, load_policy, load_tokenizer
-from grail_lightning.rollout import micro_batches
 
 SIDES = {
     "padded": {},
     "packed": {"packing": True},
-    "compiled": {"compile": True},
-    "packed, compiled": {"packing": True, "compile": True},
 }
 # Rows, prompt lengths, response lengths, token budget.
 CASES = {"quickstart": (128, (10, 16), (16, 64), 8192), "30m": (8, (16, 64), (32, 256), 2048)}
+
+
+class Rows(NamedTuple):
+    """What a layout is made of."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    response_mask: torch.Tensor
 
 
 def make_policy(case: str, folder: str, **options):
@@ -66,7 +72,7 @@ def run(policy, rows) -> float:
     clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
     start = clock()
     for piece in rows:
-        policy(*(tensor.to(policy.device) for tensor in piece)).logprobs.sum().backward()
+        policy(policy.layout(Rows(*(tensor.to(policy.device) for tensor in piece)))).logprobs.sum().backward()
     policy.zero_grad()
     if policy.device.type == "cuda":
         torch.cuda.synchronize()
@@ -81,23 +87,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    import torch._dynamo as dynamo
-
     folder = tempfile.TemporaryDirectory()
     half = options.device == "cuda"
     policies = {}
     for side in options.sides:
         policies[side] = make_policy(options.case, folder.name, dtype="bfloat16" if half else "float32", **SIDES[side])
         policies[side].train().to(options.device)
-    print("| rows | padding | side | seconds | beside padded | first time | graphs |\n|---|--:|---|--:|--:|--:|--:|")
+    print("| rows | padding | side | seconds | beside padded |\n|---|--:|---|--:|--:|")
     for cut in ("sorted", "random"):
         rows, padding = make_rows(options.case, cut)
-        seconds, first, graphs = {side: [] for side in policies}, {}, {}
-        for side, policy in policies.items():
-            before, start = dynamo.utils.counters["stats"]["unique_graphs"], time.perf_counter()
-            run(policy, rows)
-            first[side] = time.perf_counter() - start
-            graphs[side] = dynamo.utils.counters["stats"]["unique_graphs"] - before
+        seconds = {side: [] for side in policies}
+        for policy in policies.values():
+            run(policy, rows)  # To warm up.
         for _ in range(options.rounds):
             for side, policy in policies.items():
                 seconds[side].append(run(policy, rows))
@@ -105,7 +106,7 @@ def main() -> None:
         for side in policies:
             print(
                 f"| {cut}, {len(rows)} micro-batches | {padding:.0%} | {side} | {median[side]:.2f} | "
-                f"{median[side] / median[options.sides[0]]:.2f} | {first[side]:.1f} | {graphs[side]} |",
+                f"{median[side] / median[options.sides[0]]:.2f} |",
                 flush=True,
             )
 

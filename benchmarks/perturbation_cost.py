@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from grail_lightning.batch import AnswerMasks, RolloutBatch, Sampling
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.policy import Policy, load_policy
-from grail_lightning.rollout import AnswerMasks, RolloutBatch, Sampling
 
 PROMPT, ANSWER = 64, 8
 LENGTHS = (64, 128, 256, 512)

@@ -24,11 +24,11 @@ def measure(policy_name: str) -> dict[str, float]:
     """Accuracy at temperature 1, greedy accuracy and pass@8 on the test problems."""
     import torch
 
+    from grail_lightning.batch import Sampling
     from grail_lightning.data import ArithmeticData
     from grail_lightning.engines import HFEngine
     from grail_lightning.functional import pass_at_k
     from grail_lightning.policy import load_policy
-    from grail_lightning.rollout import Sampling
 
     # Recipe and learning rate were tried out on the problems of seed 0.
     data = ArithmeticData(seed=1)

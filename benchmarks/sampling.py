@@ -15,10 +15,11 @@ import time
 import torch
 from stand_in import random_qwen3
 
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import Prompt, Sampling
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.problems import ProblemSpace
 
 

@@ -20,14 +20,15 @@ import time
 import torch
 from stand_in import StandInTask, random_qwen3, stand_in_responses
 
+from grail_lightning.batch import GradedBatch
 from grail_lightning.credit import GRAIL, CreditContext
-from grail_lightning.credit.shared import share_forward
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import group_advantages
-from grail_lightning.locate import align_rows, answer_masks
-from grail_lightning.objective import Objective, loss_mask
-from grail_lightning.rollout import Sampling
-from grail_lightning.update import Update
+from grail_lightning.grading.locate import align_rows, answer_masks
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.assign import forward_with_credit
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.update import prepare
 
 BASE = {"length": 128, "group": 8, "vocabulary": 8192, "width": 256}
 POINTS = {
@@ -43,22 +44,26 @@ def measure(length: int, group: int, vocabulary: int, width: int) -> None:
     torch.set_num_threads(1)
     policy = random_qwen3(hidden=width, layers=4, vocabulary=vocabulary).train()
     prompts = [StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]
-    sampling = Sampling(max_response_length=length)
 
     def step(length: int, size: int) -> None:
         responses = stand_in_responses(policy.tokenizer, 2, size, (length, length), seed=0)
         batch = build_batch(policy, prompts, size, responses, [True] * len(responses))
         right = torch.tensor([1.0] * (size // 2) + [0.0] * (size - size // 2)).repeat(2)
-        batch = batch.replace(
-            advantages=group_advantages(right, size), answer=answer_masks(batch, align_rows(batch, policy.tokenizer))
+        graded = GradedBatch(
+            **batch.fields(),
+            answer=answer_masks(batch, align_rows(batch, policy.tokenizer)),
+            rewards=right,
+            correct=right > 0,
+            verdicts=[],
         )
-        objective = Objective(group_size=size, token_budget=1024)
+        ready = graded.with_advantages(group_advantages(right, size))
+        objective, execution = Objective(), Execution(group_size=size, token_budget=1024)
         context = CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=1024)
-        shared = share_forward(GRAIL(), policy, batch, context, loss_mask(batch, objective).any(1))
-        update = Update(policy, None, batch, objective, sampling, 0, shared)
-        weights = shared.weights(policy)
-        for rows in update.plan(weights.values, None):
-            update.accumulate(rows, lambda loss, last: loss.backward())
+        clock = PhaseClock(policy.device)
+        forward = forward_with_credit(GRAIL(), None, policy, ready, context, objective, clock)
+        update = prepare(forward, objective, execution, None, limit=length, seed=0)
+        for number in range(len(update.plan.steps)):
+            update.accumulate(number, lambda loss, last: loss.backward(), in_place=True)
         policy.zero_grad(set_to_none=True)
 
     step(16, 2)

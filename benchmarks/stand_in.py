@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from grail_lightning.answers import find_boxes
+from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Policy, load_tokenizer
-from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, Task
+from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"
 

@@ -10,9 +10,6 @@ model, prompts, sampling, batch, optimiser (fused AdamW) and precision (float32)
 checkpointing, without a reference and without logging; `--trl-rows` are the rows of its micro-batches, `--budgets` the
 padded tokens of ours: several of each run side by side, and ratios are to the fastest of TRL.
 
-With `--compile` sides whose model goes through `torch.compile` (`loading.compile`, TRL's `torch_compile`) run beside
-the others; warm up with `--warm-up 6` or so, since graphs are made for the shapes that come by.
-
 `quickstart`: the packaged policy, 16 prompts × 8 responses of at most 64 tokens, really sampled, TRL with
 Transformers' `generate`, ours with `HFEngine`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's
 vocabulary (151,936, tied) on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `--dead` is the
@@ -34,20 +31,20 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 from stand_in import StandInEngine, StandInTask, random_qwen3
 
+from grail_lightning.batch import Sampling
 from grail_lightning.credit import Uniform
 from grail_lightning.data import ArithmeticData
 from grail_lightning.module import GrailModule
-from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, Policy, load_policy
-from grail_lightning.policy.compiled import compile_blocks
-from grail_lightning.rollout import Prompt, Sampling
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.tasks.base import Prompt
 
 OURS, TRL = "ours", "TRL"
 PHASES = ("sample", "grade", "update")
@@ -130,7 +127,7 @@ def _resident(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
-def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float, compiled: bool) -> None:
+def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float) -> None:
     """Our side of the wire."""
     turns = Turns()
 
@@ -151,15 +148,14 @@ def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float
         "arithmetic",
         Sampling(max_response_length=case.limit),
         engine=None if case.name == "quickstart" else StandInEngine(case.shortest, dead=dead),
-        objective=Objective(group_size=case.group_size, mask_truncated=False, token_budget=budget),
+        objective=Objective(mask_truncated=False),
+        execution=Execution(group_size=case.group_size, token_budget=budget),
         credit=Uniform(),
         optimizer=lambda p: torch.optim.AdamW(p, lr=case.learning_rate, weight_decay=0.0, fused=True),
     )
     module.policy = case.policy().train()
     if chunk:
         module.policy.loading = Loading(chunk_tokens=chunk)
-    if compiled:
-        compile_blocks(module.policy.blocks)
     pl.seed_everything(seed, verbose=False)
     loader = torch.utils.data.DataLoader(case.batches(steps, seed), batch_size=None)
     pl.Trainer(
@@ -175,20 +171,17 @@ class Side:
     program: str
     setting: int
     chunk: int = 0
-    compiled: bool = False
 
     def __str__(self) -> str:
-        more = ", compiled" if self.compiled else ""
         if self.program == TRL:
-            return f"TRL, {self.setting} rows a micro-batch{more}"
-        return f"ours, {self.setting} tokens" + (f", chunks of {self.chunk}" if self.chunk else "") + more
+            return f"TRL, {self.setting} rows a micro-batch"
+        return f"ours, {self.setting} tokens" + (f", chunks of {self.chunk}" if self.chunk else "")
 
     def command(self, case: Case, steps: int, seed: int, dead: float) -> list[str]:
         script = Path(__file__) if self.program == OURS else Path(__file__).with_name("trl_side.py")
         words = {"case": case.name, "worker": self.setting, "steps": steps, "seeds": seed, "dead": dead}
         words |= {"chunks": self.chunk} if self.program == OURS else {}
-        flags = ["--compile"] if self.compiled else []
-        return [sys.executable, str(script), *(f"--{name}={value}" for name, value in words.items()), *flags]
+        return [sys.executable, str(script), *(f"--{name}={value}" for name, value in words.items())]
 
 
 class Worker:
@@ -312,7 +305,6 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--trl-rows", type=int, nargs="*", help="rows of TRL's micro-batches; default all")
     parser.add_argument("--budgets", type=int, nargs="*", default=[16384], help="padded tokens of our micro-batches")
     parser.add_argument("--chunks", type=int, nargs="*", default=[0], help="our `chunk_tokens`; 0 is the default")
-    parser.add_argument("--compile", action="store_true", help="compiled sides, too")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--steps", type=int, default=40)
@@ -327,13 +319,10 @@ def main() -> None:
     torch.set_num_threads(1)
     case = CASES[options.case]
     if options.worker:
-        return work(
-            case, options.steps, options.seeds[0], options.worker, options.chunks[0], options.dead, options.compile
-        )
+        return work(case, options.steps, options.seeds[0], options.worker, options.chunks[0], options.dead)
     rows = [case.rows] if options.trl_rows is None else options.trl_rows
     mine = [Side(OURS, budget, chunk) for budget in options.budgets for chunk in options.chunks]
     sides = mine + [Side(TRL, number) for number in rows]
-    sides += [replace(side, compiled=True) for side in sides] if options.compile else []
     if options.curves:
         return curves(case, [mine[0], Side(TRL, rows[-1])], options.steps, options.seeds, options.jobs)
     return alternate(case, sides, options.rounds, options.warm_up, options.dead)

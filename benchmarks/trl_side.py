@@ -78,7 +78,7 @@ class Given:
         return {"prompt_ids": self.tokenizer(prompts)["input_ids"], "completion_ids": made, "logprobs": None}
 
 
-def config(case: Case, rows: int, steps: int, seed: int, folder: str, compiled: bool) -> GRPOConfig:
+def config(case: Case, rows: int, steps: int, seed: int, folder: str) -> GRPOConfig:
     """One optimiser step for each sampling, in micro-batches of `rows`; nothing that costs time and can be left out."""
     return GRPOConfig(
         output_dir=folder,
@@ -106,11 +106,10 @@ def config(case: Case, rows: int, steps: int, seed: int, folder: str, compiled: 
         logging_strategy="no",
         disable_tqdm=True,
         log_completions=False,
-        torch_compile=compiled,
     )
 
 
-def work(case: Case, steps: int, seed: int, rows: int, dead: float, compiled: bool) -> None:
+def work(case: Case, steps: int, seed: int, rows: int, dead: float) -> None:
     """TRL's side of the wire."""
     turns = Turns()
     policy = case.policy()
@@ -123,7 +122,7 @@ def work(case: Case, steps: int, seed: int, rows: int, dead: float, compiled: bo
         report.trainer = Watched(
             model=policy.model,
             reward_funcs=right_box,
-            args=config(case, rows, steps, seed, folder, compiled),
+            args=config(case, rows, steps, seed, folder),
             train_dataset=Dataset.from_list([{"prompt": p.messages, "reference": p.reference} for p in prompts]),
             processing_class=policy.tokenizer,
             callbacks=[report],
@@ -135,7 +134,7 @@ def work(case: Case, steps: int, seed: int, rows: int, dead: float, compiled: bo
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    work(CASES[options.case], options.steps, options.seeds[0], options.worker, options.dead, options.compile)
+    work(CASES[options.case], options.steps, options.seeds[0], options.worker, options.dead)
 
 
 if __name__ == "__main__":

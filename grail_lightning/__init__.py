@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning._version import __version__
-from grail_lightning.quiet import leave_out_leaf_spec
+from grail_lightning.runtime.quiet import leave_out_leaf_spec
 
 if TYPE_CHECKING:
     from grail_lightning.callbacks import default_callbacks

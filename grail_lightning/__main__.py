@@ -3,7 +3,7 @@
 import sys
 
 from grail_lightning._version import __version__
-from grail_lightning.commands import check_subcommand, refuse
+from grail_lightning.cli.commands import check_subcommand, refuse
 
 
 def main() -> None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import AnswerMasks, Prompt, RolloutBatch
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
+from tests.batches import rollouts
 
 # The packaged policy's matrices are too small for threads, and workers of pytest-xdist share the cores.
 torch.set_num_threads(1)
@@ -60,7 +62,7 @@ def golden_batch(golden):
         after=golden["mask.post"].bool(),
     )
     task = ArithmeticTask()
-    return RolloutBatch(
+    sampled = SampledBatch(
         input_ids=golden["input_ids"],
         attention_mask=golden["attention_mask"].bool(),
         response_ids=golden["completion_ids"],
@@ -70,9 +72,8 @@ def golden_batch(golden):
         finished=torch.ones(len(mask), dtype=torch.bool),
         prompts=[Prompt(messages="", reference="", task=task) for _ in mask],
         texts=[""] * len(mask),
-        answer=answer,
-        advantages=golden["advantages"],
     )
+    return rollouts(sampled, advantages=golden["advantages"], answer=answer)
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,13 @@ warnings.filterwarnings("ignore")
 import torch
 import torch.distributed as dist
 
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.objective import Objective, advantages
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import Sampling
-from grail_lightning.update import Update
+from grail_lightning.step.advantages import with_advantages
+from tests.batches import graded
 from tests.runs import problems
-from tests.steps import KL
+from tests.steps import KL, update_of
 
 SAMPLING = Sampling(max_response_length=36)
 GRID = [
@@ -35,17 +35,18 @@ GRID = [
 
 def gradient(policy, reference, batch, weights, options):
     """Of all weights, end to end, as DDP has it: the mean over the ranks; and how many micro-batches there were."""
-    objective = Objective(group_size=4, token_budget=200, share_prompts=False, **options)
-    batch = batch.replace(advantages=advantages(batch, objective))
+    batch = with_advantages(batch, 4, options["scale_rewards"])
     policy.zero_grad()
-    update, number = Update(policy, reference, batch, objective, SAMPLING, seed=0), 0
+    frozen = reference if options.get("kl_coefficient") else None
+    how = {"limit": SAMPLING.max_response_length, "token_budget": 200, "share_prefixes": False}
+    update, number = update_of(policy, batch, weights, frozen, **how, **options), 0
 
     def backward(loss, last):
         nonlocal number
         number += 1
         loss.backward()
 
-    metrics = update.accumulate(update.plan(weights, None)[0], backward)
+    metrics = update.accumulate(0, backward)
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
     if dist.is_initialized():
         dist.all_reduce(found)
@@ -61,7 +62,7 @@ def main(rank, file):
     engine = HFEngine()
     engine.update_weights(policy)
     batch = engine.generate(problems(3), 4, SAMPLING, seed=1)
-    batch = batch.replace(rewards=torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 0], dtype=torch.float64))
+    batch = graded(batch, torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 0], dtype=torch.float64))
     weights = (
         torch.rand(batch.response_mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 0.5
     )

@@ -3,18 +3,16 @@
 import lightning.pytorch as pl
 import torch
 
-from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions
-from grail_lightning.credit.shared import share_forward
+from grail_lightning.batch import Sampling
+from grail_lightning.credit import GRAIL, SaliencyOptions
 from grail_lightning.engines import HFEngine
-from grail_lightning.functional import group_advantages
-from grail_lightning.locate import align_rows, answer_masks
 from grail_lightning.module import GrailModule
-from grail_lightning.objective import Objective, loss_mask
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import Sampling
+from grail_lightning.step.forward import SaliencyForward
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.problems import ProblemSpace
-from grail_lightning.update import Update
+from tests.batches import rollouts
+from tests.steps import backward, configured, update_of
 
 TASK = ArithmeticTask()
 SAMPLING = Sampling(max_response_length=48)
@@ -25,27 +23,28 @@ def problems(number, split="train", seed=0):
     return [TASK.prompt({"problem": p.expression}) for p in ProblemSpace().sample(number, split, seed)]
 
 
+def sampled(policy, prompts, group_size, sampling, seed):
+    """Responses of a policy to prompts, as the engine gives them."""
+    engine = HFEngine()
+    engine.update_weights(policy)
+    return engine.generate(prompts, group_size, sampling, seed=seed)
+
+
 def one_in_four(number, sampling):
     """Groups of four rollouts of the packaged policy; only the first of each is counted as right."""
-    policy, engine = load_policy("arithmetic"), HFEngine()
-    engine.update_weights(policy)
-    made = engine.generate(problems(number), 4, sampling, seed=3)
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0] * number)
-    made = made.replace(answer=answer_masks(made, align_rows(made, policy.tokenizer)))
-    return made.replace(rewards=rewards, advantages=group_advantages(rewards, 4))
+    policy = load_policy("arithmetic")
+    made = sampled(policy, problems(number), 4, sampling, seed=3)
+    return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * number), tokenizer=policy.tokenizer)
 
 
 def beside_the_update(policy, batch, leaf, sampling, token_budget):
     """Gradients of one optimiser step with GRAIL on its forward pass, and the token weights."""
-    credit = GRAIL(saliency=SaliencyOptions(leaf=leaf))
-    objective = Objective(group_size=4, token_budget=token_budget)
-    context = CreditContext(step=3, generator=torch.Generator().manual_seed(0), token_budget=token_budget)
-    shared = share_forward(credit, policy, batch, context, loss_mask(batch, objective).any(1))
-    assert shared.rows.any()
-    update = Update(policy, None, batch, objective, sampling, seed=0, shared=shared)
-    (rows,) = update.plan(shared.weights(policy).values, None)
-    update.accumulate(rows, lambda loss, last: loss.backward())
-    return {name: p.grad for name, p in policy.named_parameters()}, shared.weights(policy)
+    credit, limit = GRAIL(saliency=SaliencyOptions(leaf=leaf)), sampling.max_response_length
+    update = update_of(policy, batch, credit=credit, limit=limit, token_budget=token_budget)
+    assert isinstance(update.forward, SaliencyForward)
+    assert update.forward.pending.any()
+    update.accumulate(0, backward)
+    return {name: p.grad for name, p in policy.named_parameters()}, update.forward.weights()
 
 
 def batches(number, size=4, seed=0):
@@ -56,9 +55,13 @@ def batches(number, size=4, seed=0):
 
 
 def module(objective=None, **changes):
-    """A module on the packaged policy with a learning rate that shows."""
+    """A module on the packaged policy with a learning rate that shows.
+
+    `objective` holds options of `Objective` and of `Execution` alike.
+    """
     options = {"sampling": SAMPLING, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4, weight_decay=0.0)} | changes
-    return GrailModule("arithmetic", objective=Objective(**({"group_size": 4} | (objective or {}))), **options)
+    what, how = configured(objective or {})
+    return GrailModule("arithmetic", objective=what, execution=how, **options)
 
 
 class Watch(pl.Callback):

@@ -78,7 +78,7 @@ def main(strategy, credit, extra=None):
     torch.set_num_threads(1)
     prompts = problems(PROMPTS * STEPS, seed=3)
     ours = module(
-        {"token_budget": 150, "kl_coefficient": 0.0, "share_prompts": extra != "apart"},
+        {"token_budget": 150, "kl_coefficient": 0.0, "share_prefixes": extra != "apart"},
         credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(),
         engine=ByPrompt(prompts),
         loading=Loading(
@@ -113,7 +113,7 @@ def main(strategy, credit, extra=None):
     run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
     with Reductions() as reductions:
         run.fit(ours, loader)
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.policy.trained_weights]
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.gradients.weights]
     print(
         "\n"
         + json.dumps(

@@ -1,8 +1,17 @@
-"""Optimiser steps whose rows share what they begin with, or do not; and the KL terms to try."""
+"""Optimiser steps on ready batches, whose rows share what they begin with, or do not; and the KL terms to try."""
 
-from grail_lightning.objective import Objective
-from grail_lightning.rollout import Sampling
-from grail_lightning.update import Update
+import dataclasses
+
+import torch
+
+from grail_lightning.credit import CreditContext
+from grail_lightning.credit.base import TokenWeights, uniform_weights
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.assign import forward_with_credit
+from grail_lightning.step.forward import Forward
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.reference import Reference
+from grail_lightning.step.update import prepare
 
 KL = [{}] + [
     {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
@@ -10,13 +19,68 @@ KL = [{}] + [
     for corrected in (True, False)
 ]
 FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
+EXECUTION = {field.name for field in dataclasses.fields(Execution)}
 
 
-def steps(policy, batch, share, reference=None, shared=None, passes=2, **options):
-    """Gradients and metrics of each optimiser step of some passes, and how many ids were embedded in them."""
+def configured(options, group_size=4):
+    """Options of either kind by name as an `Objective` and an `Execution`."""
+    execution = {name: value for name, value in options.items() if name in EXECUTION}
+    objective = {name: value for name, value in options.items() if name not in EXECUTION}
+    return Objective(**objective), Execution(**{"group_size": group_size} | execution)
+
+
+def context_for(policy, token_budget=16384, step=3, **more):
+    """A context of credit with a generator of its own."""
+    return CreditContext(step=step, generator=torch.Generator().manual_seed(0), token_budget=token_budget, **more)
+
+
+def token_weights(batch, values=None, additive=None):
+    """Token weights ``[B, T]`` as a credit method gives them; without values all are 1."""
+    if values is None:
+        return dataclasses.replace(uniform_weights(batch), additive=additive)
+    return TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool), additive=additive)
+
+
+def update_of(policy, batch, weights=None, reference=None, *, credit=None, limit=9, seed=0, temperature=1.0, **options):
+    """The `Update` of a batch.
+
+    Args:
+        policy: In the mode that it is in.
+        batch: `RolloutBatch`.
+        weights: Token weights ``[B, T]``, or `TokenWeights`; without them and a credit method all are 1.
+        reference: A frozen policy.
+        credit: A method that gives the token weights, beside the update's forward pass if it can.
+        limit: The longest response.
+        seed: Of the order of groups.
+        temperature: Of sampling.
+        options: Of `Objective` and of `Execution`.
+    """
+    objective, execution = configured(options)
+    share = execution.share_prefixes
+    context = context_for(policy, execution.token_budget, temperature=temperature)
+    if credit is not None:
+        clock = PhaseClock(policy.device)
+        forward = forward_with_credit(credit, None, policy, batch, context, objective, clock, share=share)
+    else:
+        given = weights if isinstance(weights, TokenWeights) else token_weights(batch, weights)
+        entropy = objective.entropy_coefficient > 0
+        forward = Forward(policy, batch, context, given, share=share, entropy_gradient=entropy)
+    frozen = None if reference is None else Reference(reference)
+    return prepare(forward, objective, execution, frozen, limit=limit, seed=seed)
+
+
+def backward(loss, last):
+    """The backward pass of a micro-batch without a strategy."""
+    loss.backward()
+
+
+def steps(policy, batch, share, reference=None, credit=None, **options):
+    """Gradients and metrics of each optimiser step of two passes, and how many ids were embedded in them.
+
+    With a credit method, the token weights that were used, too.
+    """
     policy.train()
-    objective = Objective(group_size=4, updates_per_batch=passes, share_prompts=share, **options)
-    update = Update(policy, reference, batch, objective, Sampling(max_response_length=9), seed=0, shared=shared)
+    assert policy.supports_prefix_trees in (True, False)  # It tries that once, with passes of its own.
     start = {name: p.detach().clone() for name, p in policy.named_parameters()}
     embedded, found = 0, []
 
@@ -25,9 +89,11 @@ def steps(policy, batch, share, reference=None, shared=None, passes=2, **options
         embedded += args[0].numel()
 
     hook = policy.model.get_input_embeddings().register_forward_hook(count)
-    for rows in update.plan(batch.response_mask.double(), None):
+    passes = {"updates_per_batch": 2, "share_prefixes": share}
+    update = update_of(policy, batch, reference=reference, credit=credit, **passes | options)
+    for number in range(len(update.plan.steps)):
         policy.zero_grad()
-        metrics = update.accumulate(rows, lambda loss, last: loss.backward())
+        metrics = update.accumulate(number, backward)
         found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))
         for p in policy.parameters():
             if p.grad is not None:
@@ -35,7 +101,7 @@ def steps(policy, batch, share, reference=None, shared=None, passes=2, **options
     hook.remove()
     for name, p in policy.named_parameters():
         p.data.copy_(start[name])
-    return found, embedded
+    return (found, embedded) if credit is None else (found, embedded, update.forward.weights())
 
 
 def gap(ours, theirs):

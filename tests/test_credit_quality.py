@@ -8,9 +8,9 @@ import torch
 from scipy.stats import spearmanr
 
 from grail_lightning.answers import Verifier
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, build_batch
-from grail_lightning.locate import align_rows, answer_masks
-from grail_lightning.rollout import Sampling
+from tests.batches import rollouts
 from tests.runs import TASK
 from tests.tolerance import near
 
@@ -33,7 +33,7 @@ def group(policy, problem, *responses):
     """Responses to one prompt, with their end tokens."""
     ids = [[*policy.tokenizer(text)["input_ids"], policy.end_token_ids[0]] for text in responses]
     rows = build_batch(policy, [TASK.prompt({"problem": problem})], len(ids), ids, [True] * len(ids))
-    return rows.replace(answer=answer_masks(rows, align_rows(rows, policy.tokenizer)))
+    return rollouts(rows, group_size=len(ids), tokenizer=policy.tokenizer)
 
 
 def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):

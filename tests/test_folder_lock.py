@@ -11,11 +11,11 @@ import threading
 
 import pytest
 
-from grail_lightning.folder_lock import LOCK, held
+from grail_lightning.runtime.folder_lock import LOCK, held
 
 HOLDS = """
 import pathlib, sys, time
-from grail_lightning.folder_lock import held
+from grail_lightning.runtime.folder_lock import held
 with held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -23,7 +23,7 @@ with held(pathlib.Path(sys.argv[1])):
 # Enters and leaves many times. Inside, making a folder fails if another process is inside, too.
 ENTERS = """
 import pathlib, sys, time
-from grail_lightning.folder_lock import held
+from grail_lightning.runtime.folder_lock import held
 folder, entered = pathlib.Path(sys.argv[1]), 0
 while entered < 150:
     try:
@@ -109,7 +109,7 @@ def test_a_holder_on_another_host_counts_while_it_touches_the_lock(locks, tmp_pa
 
 
 def test_a_live_holder_touches_its_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr("grail_lightning.folder_lock.BEAT_SECONDS", 0.02)
+    monkeypatch.setattr("grail_lightning.runtime.folder_lock.BEAT_SECONDS", 0.02)
     _left_by("elsewhere", tmp_path / "run")
     with held(tmp_path / "run", patience=0.1):
         file = tmp_path / "run" / LOCK

@@ -7,8 +7,8 @@ import torch
 
 from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import grade, grade_and_locate
-from grail_lightning.locate import align_rows, answer_masks
+from grail_lightning.grading.grade import grade_and_locate, grade_answers
+from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.tasks import MathTask
 
 
@@ -21,12 +21,12 @@ def _batch(policy):
 def test_rewards_and_masks_are_those_of_one_after_the_other(arithmetic):
     batch = _batch(arithmetic)
     with Verifier(num_workers=1) as verifier:
-        found, verdicts = grade_and_locate(batch, verifier, arithmetic.tokenizer)
-        graded, expected = grade(batch, verifier)
+        found = grade_and_locate(batch, verifier, arithmetic.tokenizer)
+        expected = grade_answers(batch.texts, batch.prompts, verifier)
     masks = answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
-    assert verdicts == expected
-    assert found.correct.tolist() == graded.correct.tolist() == [True, False, False]
-    assert torch.equal(found.rewards, graded.rewards)
+    assert found.verdicts == expected
+    assert found.correct.tolist() == [verdict.correct for verdict in expected] == [True, False, False]
+    assert found.rewards.tolist() == MathTask().reward(batch.texts, batch.prompts, expected) == [1.0, 0.0, 0.0]
     for name in ("whole", "content", "marker", "after"):
         assert torch.equal(getattr(found.answer, name), getattr(masks, name)), name
     assert found.answer.whole.any(1).tolist() == [True, True, False]
@@ -50,7 +50,7 @@ def test_answers_are_located_while_the_verifier_is_at_work(arithmetic):
             locating.set()
             return getattr(arithmetic.tokenizer, name)
 
-    batch, _ = grade_and_locate(_batch(arithmetic), Waiting(), Tokenizer())
+    batch = grade_and_locate(_batch(arithmetic), Waiting(), Tokenizer())
     assert batch.answer.whole.any(1).tolist() == [True, True, False]
 
 
@@ -74,4 +74,4 @@ def test_an_answer_that_is_no_string_is_an_error_that_names_the_task(answer, ari
     batch = build_batch(arithmetic, prompts, 1, [arithmetic.tokenizer.encode("7")], [True])
     message = rf"`Mine\.answer` must return a string, or None .*, but got {type(answer).__name__} \("
     with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
-        grade(batch, verifier)
+        grade_and_locate(batch, verifier, arithmetic.tokenizer)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grail_lightning._version import __version__
-from grail_lightning.option_errors import EXTRAS
+from grail_lightning.cli.option_errors import EXTRAS
 from tests.shell import SHORT, fails, main
 
 ROOT = Path(__file__).parents[1]
@@ -30,10 +30,10 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--data=MthData"], "`data` must be one of ArithmeticData, MathData, .* but got 'MthData'"),
         (["--model.credit.wmin=1"], "no option `model.credit.wmin`. Did you mean `model.credit.w_min`?"),
         (["--model.credit.w_min=9"], r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),
-        (["--trainer.gradient_clip_val=1"], "set `--model.objective.max_grad_norm` instead"),
-        (["--trainer.accumulate_grad_batches=2"], "set `--model.objective.token_budget` instead"),
+        (["--trainer.gradient_clip_val=1"], "set `--model.execution.max_grad_norm` instead"),
+        (["--trainer.accumulate_grad_batches=2"], "set `--model.execution.token_budget` instead"),
         (["--trainer.strategy=fdsp"], "invalid strategy name: `strategy='fdsp'`"),
-        (["--trainer.gradient_clip_algorithm=value"], "set `--model.objective.max_grad_norm`"),
+        (["--trainer.gradient_clip_algorithm=value"], "set `--model.execution.max_grad_norm`"),
         (["--trainer.enable_checkpointing=false"], "but got False. .* `--checkpoint.save_top_k=0`"),
         (["--trainer.barebones=true"], "`trainer.barebones` must be left out"),
         (["--trainer.precision=16-mixed"], "Use bf16-mixed, or 32-true"),
@@ -49,7 +49,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--data=MathData", "--data.train.path=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
         (["--trainer.accelerator=gpu"], "No supported gpu backend|cuda"),
-        (["--model.objective.group_size=1"], "`objective.group_size` must be at least 2, but got 1"),
+        (["--model.execution.group_size=1"], "`execution.group_size` must be at least 2, but got 1"),
         (["--model.optimizer=nowhere.Adam"], "`model.optimizer` needs nowhere, which is not installed. Is it"),
         (["--model.sampling.temperature=hot"], "`model.sampling.temperature` must be a number, but got 'hot'"),
         ([f"{OVERLONG}{{limit: 100}}}}]"], "The reward `overlong` must get `arguments` .*missing 1 required"),
@@ -86,7 +86,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--trainer.check_val_every_n_epoch=0"], "`trainer.check_val_every_n_epoch` must be at least 1 or null"),
         (
             ["--trainer.callbacks+=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 2}"],
-            "must leave out GradientAccumulationScheduler.* Set `model.objective.token_budget`",
+            "must leave out GradientAccumulationScheduler.* Set `model.execution.token_budget`",
         ),
         (["--trainer.callbacks+=LearningRateFinder"], "must leave out LearningRateFinder"),
         (["--trainer.callbacks+=KeepRolouts"], "`trainer.callbacks` must be one of .*Did you mean KeepRollouts"),
@@ -138,7 +138,7 @@ def test_what_an_extra_would_bring_is_named(capsys, monkeypatch):
     ("content", "message"),
     [
         (b"model:\n  polcy: arithmetic\n", "no option `model.polcy`. Did you mean `model.policy`\\? It stands in"),
-        (b"model: {objective: {grup_size: 4}}\n", "Did you mean `model.objective.group_size`\\? It stands in"),
+        (b"model: {execution: {grup_size: 4}}\n", "Did you mean `model.execution.group_size`\\? It stands in"),
         (
             b"model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: abc}}}",
             "`model.optimizer.lr` must be a n",
@@ -204,9 +204,9 @@ def test_the_traceback_is_shown_on_request(capsys, monkeypatch):
 def test_an_error_of_ours_inside_a_run_keeps_its_traceback(monkeypatch):
     """A mistake of the user's is one line; a fault of a library's is not hidden."""
 
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("grail_lightning.module.GrailModule.share", broken)
+    monkeypatch.setattr("grail_lightning.module.forward_with_credit", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         main(["fit", *SHORT])

@@ -6,12 +6,14 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, CreditControl, Shuffled, TokenCredit
+from grail_lightning.credit.base import TokenWeights
+from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.accumulation import accumulating, make_optimizer
-from grail_lightning.rollout import Sampling, TokenWeights
-from grail_lightning.seeds import derive_seed
+from grail_lightning.policy.layout import padded_layout
+from grail_lightning.runtime.seeds import derive_seed
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
 from tests.tolerance import near
 
@@ -22,7 +24,8 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
     engine = HFEngine()
     engine.update_weights(policy)
     alone = SingleDeviceStrategy("cpu")
-    optimizer = make_optimizer(policy, alone, lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0))
+    gradients = Gradients(policy, alone)
+    optimizer = gradients.make_optimizer(lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0))
     losses, step = [], 0
     for _, prompts in zip(range(num_batches), loader, strict=False):
         batch = engine.generate(prompts, group_size, SAMPLING, derive_seed(0, "train", step, 0, 0))
@@ -33,7 +36,8 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
         rows = batch.select(kept)
         old = None
         for _ in range(updates):
-            lp = policy(rows.input_ids, rows.attention_mask, rows.response_mask, with_entropy=True).logprobs
+            layout = padded_layout(rows.input_ids, rows.attention_mask, rows.response_mask)
+            lp = policy(layout, with_entropy=True, in_place=gradients.in_place).logprobs
             old = lp.detach() if old is None else old
             ratio, a = (lp - old).exp(), advantages[kept][:, None]
             token_losses = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a)
@@ -41,7 +45,7 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
                 batch.finished.sum().item() * SAMPLING.max_response_length
             )
             optimizer.zero_grad()
-            with accumulating(policy, alone, last=True):  # The same sums in the same order.
+            with gradients.accumulating(last=True):  # The same sums in the same order.
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
@@ -59,7 +63,7 @@ def TASK_ANSWER(text):  # noqa: N802
 def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, tmp_path):
     loader = batches(3)
     expected_losses, expected = _grpo_by_hand(loader, 3, updates)
-    ours = module({"updates_per_batch": updates, "share_prompts": False})
+    ours = module({"updates_per_batch": updates, "share_prefixes": False})
     logger = _Losses(tmp_path)
     trainer(3 * updates, logger=logger).fit(ours, loader)
     assert logger.losses == expected_losses
@@ -137,7 +141,7 @@ def test_only_trainable_parameters_of_the_policy_reach_the_optimiser():
     run.fit(ours, batches(1))
     given = {id(p) for group in run.optimizers[0].param_groups for p in group["params"]}
     assert given == {id(p) for p in ours.policy.parameters()}
-    assert not any(p.requires_grad for p in ours.reference.parameters())
+    assert not any(p.requires_grad for p in ours.reference.policy.parameters())
 
 
 def test_evaluation_loads_no_reference_and_checkpoints_hold_none(tmp_path):
@@ -208,7 +212,7 @@ def test_adapters_train_against_themselves_switched_off():
     watch = Watch()
     ours = module({"kl_coefficient": 0.1}, loading=Loading(lora=LoRA(rank=2)))
     trainer(3, watch).fit(ours, batches(3))
-    assert ours.reference is None
+    assert ours.reference.policy is ours.policy
     assert watch.outputs[-1].metrics["kl"] > 0
 
 
@@ -347,7 +351,7 @@ def test_predicting_given_texts_marks_their_answers_and_weighs_them():
 
 
 def test_evaluation_has_a_sampling_of_its_own():
-    from grail_lightning.module import EvaluationPlan
+    from grail_lightning.step.outputs import EvaluationPlan
 
     ours = module()
     ours.evaluation = EvaluationPlan(num_samples=3, sampling=Sampling(max_response_length=5))
@@ -367,4 +371,4 @@ def test_an_empty_evaluation_batch_is_graded_as_nothing():
     loader = torch.utils.data.DataLoader([problems(2, "validation"), []], batch_size=None)
     trainer(1, caught).validate(module(), loader, verbose=False)
     assert [len(output.batch) for output in caught.outputs] == [2, 0]
-    assert caught.outputs[1].verdicts == []
+    assert caught.outputs[1].batch.verdicts == []

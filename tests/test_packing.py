@@ -16,11 +16,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, CreditContext, OARGradient, input_saliency
+from grail_lightning.distributed.sharding import gathered, shard
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
-from grail_lightning.policy.packing import check_packing, pack, unpack
-from grail_lightning.policy.sharding import gathered, shard
-from grail_lightning.rollout import Sampling
+from grail_lightning.policy.capabilities import check_packing
+from grail_lightning.policy.layout import packed_layout
 from tests.runs import batches as prompt_batches
 from tests.runs import beside_the_update, module, one_in_four, trainer, weights
 from tests.tolerance import assert_near
@@ -78,10 +79,20 @@ def _pair(**options):
 
 
 def test_packing_puts_rows_behind_each_other_and_back():
-    padded = torch.tensor([[0, 1, 2], [3, 4, 0]])[..., None]
-    mask = torch.tensor([[False, True, True], [True, True, False]])
-    assert pack(padded, mask).flatten().tolist() == [1, 2, 3, 4]
-    assert torch.equal(unpack(pack(padded, mask), mask), padded)
+    """The last column of padded rows predicts nothing."""
+    ids = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 0]])
+    mask = torch.tensor([[False, True, True, True], [True, True, True, False]])
+    layout = packed_layout(ids, mask, mask[:, 2:], flash=False)
+    assert layout.ids.tolist() == [[1, 2, 4, 5, 6]]
+    assert layout.positions.tolist() == [[0, 1, 0, 1, 2]]
+    assert layout.num_tokens == 5
+    assert not layout.shares
+    assert layout.targets.tolist() == [2, 3, 6]
+    values = torch.tensor([[10.0, 20.0, 40.0, 50.0, 60.0]])
+    assert layout.read(values, "predictor").tolist() == [[10, 20], [50, 0]]
+    assert layout.read(values, "token").tolist() == [[20, 0], [60, 0]]
+    assert layout.to_rows(torch.tensor([1.0, 2.0, 3.0])).tolist() == [[1, 2], [3, 0]]
+    assert layout.from_rows(torch.tensor([[1, 2], [3, 0]])).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -97,19 +108,22 @@ def test_states_and_gradients_are_those_of_each_row_alone(name, attention, arith
     ids, mask = _rows()
     widths = []
     policy.blocks[0].register_forward_pre_hook(lambda _module, args: widths.append(tuple(args[0].shape[:2])))
-    embeds = policy.embed(ids).detach().requires_grad_()
-    states = policy.hidden(mask, embeds=embeds)
-    assert widths == [(1, 31)]  # 12 + 9 + 1 + 9 valid tokens.
-    assert (states[~mask] == 0).all()
-    torch.testing.assert_close(policy.hidden(mask, input_ids=ids), states)
+    mask[:, -1] = False  # The last column predicts nothing, and is not run.
+    layout = packed_layout(ids, mask, torch.ones(4, 0, dtype=torch.bool), flash=False)
+    embeds = policy.embed(layout.ids).detach().requires_grad_()
+    states = policy.decode(layout, embeds)
+    assert widths == [(1, 30)]  # 11 + 9 + 1 + 9 valid tokens.
+    torch.testing.assert_close(policy.decode(layout), states)
     factor = torch.randn(states.shape)
     (found,) = torch.autograd.grad((states * factor).sum(), embeds)
+    begin = 0
     for row, kept in enumerate(mask):
-        alone = embeds[row, kept][None].detach().requires_grad_()
+        part = slice(begin, begin := begin + int(kept.sum()))
+        alone = policy.embed(ids[row, kept][None]).detach().requires_grad_()
         out = policy.decoder(inputs_embeds=alone, use_cache=False).last_hidden_state
-        assert_near(states[row, kept], out[0], 100, torch.float32)
-        (expected,) = torch.autograd.grad((out[0] * factor[row, kept]).sum(), alone)
-        assert_near(found[row, kept], expected[0], 1000, torch.float32)
+        assert_near(states[:, part], out, 100, torch.float32)
+        (expected,) = torch.autograd.grad((out * factor[:, part]).sum(), alone)
+        assert_near(found[:, part], expected, 1000, torch.float32)
 
 
 def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
@@ -117,7 +131,7 @@ def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
     torch.manual_seed(0)
     config = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3)
     policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer, PACKED)
-    with pytest.raises(ValueError, match=r"rows that do not see each other, but in Lfm2ForCausalLM they do"):
+    with pytest.raises(ValueError, match=r"rows that do not attend to each other, but in Lfm2ForCausalLM they do"):
         check_packing(policy)
 
 
@@ -134,9 +148,7 @@ def test_the_packaged_policy_can_be_packed(dtype):
 def test_log_probabilities_entropy_and_gradients_are_those_of_padded_rows(options, batch):
     grads, found = [], []
     for policy in _pair(**options):
-        stats = policy(
-            batch.input_ids, batch.attention_mask, batch.response_mask, with_entropy=True, entropy_gradient=True
-        )
+        stats = policy(policy.layout(batch), with_entropy=True, entropy_gradient=True)
         (stats.logprobs.sum() + 0.1 * stats.entropy.sum()).backward()
         found.append(stats)
         grads.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
@@ -184,9 +196,8 @@ def test_sharded_policies_can_be_packed(batch, tmp_path):
     try:
         plain, packed = _pair()
         shard(packed, init_device_mesh("cpu", (1,)))
-        rows = (batch.input_ids, batch.attention_mask, batch.response_mask)
         for policy in (plain, packed):
-            policy(*rows).logprobs.sum().backward()
+            policy(policy.layout(batch)).logprobs.sum().backward()
         theirs = dict(plain.named_parameters())
         for name, parameter in packed.named_parameters():
             assert_near(parameter.grad.full_tensor(), theirs[name].grad, 64, torch.float32)
@@ -248,7 +259,7 @@ def test_variable_length_kernels_are_told_once_where_rows_begin(batch, monkeypat
         policy.model.config._attn_implementation = implementation
         for part in (torch.arange(5), torch.arange(5, 9)):
             piece = batch.select(part)
-            policy(piece.input_ids, piece.attention_mask, piece.response_mask).logprobs.sum().backward()
+            policy(policy.layout(piece)).logprobs.sum().backward()
         grads.append(torch.cat([p.grad.float().flatten() for p in policy.parameters()]))
     assert len(calls) == 2 * len(policy.blocks)
     assert len({id(bounds) for bounds, _ in calls}) == 2

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from grail_lightning.quiet import leave_out_leaf_spec
+from grail_lightning.runtime.quiet import leave_out_leaf_spec
 from tests.runs import batches, module, trainer
 from tests.shell import SHORT, main
 

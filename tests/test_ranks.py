@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from grail_lightning.policy import load_policy
 from tests.processes import run_script
 from tests.tolerance import assert_near, near, roundings
 
@@ -104,6 +105,26 @@ def test_sharded_blocks_run_what_rows_begin_with_once():
         assert ours["loss"] == near(theirs["loss"], 1000, torch.float32, scale=0.01)
         ours, theirs = (torch.tensor(np.concatenate(report["weights"])) for report in (ours, theirs))
         assert_near(ours, theirs, 8, torch.float32)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(ranks, tmp_path):
+    """To the bit: the optimiser's state comes back from a checkpoint, and the export has the same weights."""
+    printed = run_script(Path(__file__).with_name("interrupted.py"), ranks, tmp_path, ranks=ranks)
+    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    assert [report["rank"] for report in reports] == [*range(ranks)]
+    begun = _sums(load_policy("arithmetic"))
+    for report in reports:
+        for figure in ("texts", "norms", "weights"):
+            assert report[figure]["resumed"] == report[figure]["whole"], figure
+        assert report["norms"]["resumed"] > 0
+        assert report["weights"]["resumed"] != begun
+    assert _sums(load_policy(str(tmp_path / "export"))) == near(reports[0]["weights"]["resumed"], 64)
+
+
+def _sums(policy):
+    flat = [p.detach().double().flatten() for p in policy.parameters()]
+    return [(w * torch.linspace(1, 2, len(w), dtype=torch.float64)).sum().item() for w in flat]
 
 
 def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those_of_one_process():

@@ -29,7 +29,7 @@ def _options(run, *more):
         f"--trainer.logger.init_args.name={run}",
         "--trainer.enable_progress_bar=false",
         "--model.sampling.max_response_length=12",
-        "--model.objective.group_size=2",
+        "--model.execution.group_size=2",
         "--evaluation.sampling.max_response_length=12",
         "--data=MathData",
         *more,

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from grail_lightning.batch import Sampling
+from grail_lightning.batch.rows import join
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading import grade_and_locate
+from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import load_policy
-from grail_lightning.refill import join, refill, uniform_groups
-from grail_lightning.rollout import Sampling
+from grail_lightning.step.collect import refill, uniform_groups
 from tests.runs import Watch, batches, module, problems, trainer
 
 SAMPLING = Sampling(max_response_length=40)
@@ -47,8 +48,8 @@ def _valid(batch, row):
 
 
 def test_joined_rows_are_the_rows_of_both(draw):
-    first, _ = draw(problems(2), 0)
-    second, _ = draw(problems(5)[2:], 1)
+    first = draw(problems(2), 0)
+    second = draw(problems(5)[2:], 1)
     second = second.select(torch.tensor([1, 4, 7]))
     joined = join(first, second)
     assert joined.texts == first.texts + second.texts
@@ -65,19 +66,19 @@ def test_joined_rows_are_the_rows_of_both(draw):
 
 
 def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
-    batch, verdicts = draw(problems(6), 0)
+    batch = draw(problems(6), 0)
     dead = uniform_groups(batch)
-    expected = [len({v.correct for v in verdicts[4 * k : 4 * k + 4]}) == 1 for k in range(6)]  # by hand
+    expected = [len({v.correct for v in batch.verdicts[4 * k : 4 * k + 4]}) == 1 for k in range(6)]  # by hand
     assert dead.tolist() == expected
     assert 1 <= dead.sum() < 6
     stream = Stream(problems(40, seed=9))
-    filled, kept, figures = refill(batch, verdicts, draw, stream, rounds=8)
+    filled, figures = refill(batch, draw, stream, rounds=8)
     assert not uniform_groups(filled).any()
     for k in range(24):
         if not dead[k // 4]:
             assert filled.texts[k] == batch.texts[k]
-            assert kept[k] is verdicts[k]
-    assert [v.correct for v in kept] == filled.correct.tolist()
+            assert filled.verdicts[k] is batch.verdicts[k]
+    assert [v.correct for v in filled.verdicts] == filled.correct.tolist()
     assert [int(p.reference) for p in filled.prompts[::4]] == [
         int(filled.prompts[4 * k + 3].reference) for k in range(6)
     ]
@@ -91,23 +92,25 @@ def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
 
 
 def test_rounds_are_capped(draw):
-    batch, verdicts = draw(problems(6), 0)
+    batch = draw(problems(6), 0)
     hopeless = [batch.prompts[4 * k] for k in range(6) if uniform_groups(batch)[k]] * 10
     stream = Stream(hopeless)
 
     def same_again(prompts, number):
         """The very responses that were dead."""
         picked = [k for p in prompts for k in range(24) if batch.prompts[k] is p][: 4 * len(prompts)]
-        return batch.select(torch.tensor(picked)), [verdicts[k] for k in picked]
+        return batch.select(torch.tensor(picked))
 
-    filled, _, figures = refill(batch, verdicts, same_again, stream, rounds=2)
+    filled, figures = refill(batch, same_again, stream, rounds=2)
     assert len(stream.asked) == figures["refill/rounds"] == 2
     assert filled.texts == batch.texts
 
 
 def test_no_round_is_the_default_and_changes_nothing(draw):
-    batch, verdicts = draw(problems(2), 0)
-    assert refill(batch, verdicts, draw, None, rounds=0) == (batch, verdicts, {})
+    batch = draw(problems(2), 0)
+    filled, figures = refill(batch, draw, None, rounds=0)
+    assert filled is batch
+    assert figures == {}
 
 
 def test_a_run_takes_further_prompts_from_its_loader_and_logs_what_it_dropped():
@@ -129,5 +132,5 @@ def test_a_loader_that_gives_no_further_prompts_is_told_before_anything_is_sampl
         def generate(self, *arguments):
             raise AssertionError("a sampling for nothing")
 
-    with pytest.raises(ValueError, match=r"`objective.refill_rounds` needs a training loader .* but got DataLoader"):
+    with pytest.raises(ValueError, match=r"`execution.refill_rounds` needs a training loader .* but got DataLoader"):
         trainer(1).fit(module({"refill_rounds": 1}, engine=Silent()), batches(1))

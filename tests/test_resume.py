@@ -8,10 +8,10 @@ import torch
 from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import LastCheckpoint
 from grail_lightning.data import ArithmeticData
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import Sampling
 from tests.runs import Watch, batches, module, trainer, weights
 
 STEPS = 4

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from grail_lightning.answers import Verifier
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading import grade
-from grail_lightning.reports import rollout_report
-from grail_lightning.rollout import Sampling
+from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask, MathTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.tolerance import assert_near
@@ -23,13 +23,15 @@ def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arit
     texts = [r"\boxed{2}", "no", r"\boxed{2}", r"\boxed{2}"]
     batch = batch.replace(texts=texts)
     with Verifier(num_workers=1) as verifier:
-        graded, verdicts = grade(batch, verifier)
+        graded = grade_and_locate(batch, verifier, arithmetic.tokenizer)
     assert graded.correct.tolist() == [True, False, True, True]
     penalty = -(batch.response_lengths.float() / 4)  # limit = buffer: the slope begins at no token
     assert_near(graded.rewards, graded.correct.float() + 2 * penalty, 16)
     assert_near(graded.reward_values["long"], penalty, 16)
     assert torch.equal(graded.select(torch.tensor([1, 3])).reward_values["correctness"], torch.tensor([0.0, 1.0]))
-    report = rollout_report(graded, verdicts)
+    tally = Tally()
+    add_rollouts(tally, graded)
+    report = tally.compute()
     assert report["rewards/correctness/mean"] == report["accuracy"] == 0.75
     assert report["frac_correct_zero_std"] == 0.5  # the second group is right throughout
     assert report["verdict/missing"] == 0.25
@@ -79,4 +81,4 @@ def test_a_reward_that_raises_or_has_another_length_is_an_error_that_names_it(ta
     engine.update_weights(arithmetic)
     batch = engine.generate([task.prompt({"problem": "1+1"})], 2, Sampling(max_response_length=4), seed=1)
     with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
-        grade(batch, verifier)
+        grade_and_locate(batch, verifier, arithmetic.tokenizer)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grail_lightning.rollout import Sampling, lengths_to_mask, micro_batches, pad_left
+from grail_lightning.batch import Sampling, lengths_to_mask, micro_batches, pad_left
 
 
 @pytest.mark.parametrize("budget", [1, 7, 40, 1000])

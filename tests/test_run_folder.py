@@ -11,9 +11,9 @@ from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
-from grail_lightning.folder_lock import held
-from grail_lightning.run_folder import MARKER, RunFolder
-from grail_lightning.stage_loggers import beside_training
+from grail_lightning.cli.stage_loggers import beside_training
+from grail_lightning.runtime.folder_lock import held
+from grail_lightning.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer
 from tests.shell import RUN, SHORT, fails, main
 

@@ -12,12 +12,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import grail_lightning
 from grail_lightning.cli import GrailCLI
+from grail_lightning.distributed.sharding import check_strategy, data_parallel_mesh
 from grail_lightning.policy import Loading
-from grail_lightning.policy.sharding import check_strategy, data_parallel_mesh
 from tests.processes import run_script
 from tests.shell import RUN, SHORT, fails, main
-
-README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -33,18 +31,15 @@ def _built(monkeypatch, *options):
         def _run_subcommand(self, subcommand):
             built.append(self.trainer.strategy)
 
-    monkeypatch.setattr("grail_lightning.cli.GrailCLI", Built)
+    monkeypatch.setattr("grail_lightning.cli.app.GrailCLI", Built)
     main(["fit", *SHORT, *options])
     return built[0]
 
 
-def test_the_documented_command_for_weights_on_the_host_trains():
-    options = re.search(r"\*Optimiser on the host\.\* `([^`]+)`", README).group(1).split()
-    assert options == ["--trainer.strategy=ModelParallelStrategy", "--model.loading.offload=true"]
+def test_sharded_weights_train_from_the_command_line():
     # A process of its own, since a process group is made.
-    run_script(
-        Path(grail_lightning.__file__).with_name("__main__.py"), "fit", *SHORT, *options, "--trainer.max_steps=1"
-    )
+    options = ["--trainer.strategy=ModelParallelStrategy", "--trainer.max_steps=1"]
+    run_script(Path(grail_lightning.__file__).with_name("__main__.py"), "fit", *SHORT, *options)
     assert (RUN / "export" / "model.safetensors").is_file()
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
     assert saved["class_path"].endswith(".ModelParallelStrategy")

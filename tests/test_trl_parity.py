@@ -16,17 +16,17 @@ from a real `GRPOConfig`. Where the definitions differ, and which case shows it:
 """
 
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from grail_lightning.engines import HFEngine
+from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages
-from grail_lightning.objective import Objective
 from grail_lightning.policy import load_policy
-from grail_lightning.rollout import Sampling
-from grail_lightning.update import Update
-from tests.runs import problems
+from tests.batches import rollouts
+from tests.runs import problems, sampled
+from tests.steps import backward, update_of
 from tests.tolerance import assert_near, near, roundings
 
 with warnings.catch_warnings():
@@ -42,6 +42,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing` i
 LIMIT, GROUP, ROWS = 36, 4, 24
 FLOAT32 = roundings(2000, torch.float32)  # Of a share.
 HOW = ["grpo", "dr_grpo", "dapo"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored(RolloutBatch):
+    """Rollouts with log-probabilities ``[B, T]`` under the weights that sampled, and under a reference."""
+
+    old_logprobs: torch.Tensor | None = None
+    ref_logprobs: torch.Tensor | None = None
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +68,16 @@ def reference():
 @pytest.fixture(scope="module")
 def batch(policy):
     """24 rollouts of uneven length, some truncated; one group dead; old log-probabilities that clip at both ends."""
-    engine = HFEngine()
-    engine.update_weights(policy)
-    made = engine.generate(problems(ROWS // GROUP), GROUP, Sampling(max_response_length=LIMIT), seed=1)
+    made = sampled(policy, problems(ROWS // GROUP), GROUP, Sampling(max_response_length=LIMIT), seed=1)
     random = torch.Generator().manual_seed(0)
     rewards = torch.randint(2, (ROWS,), generator=random).float()
     rewards[GROUP : 2 * GROUP] = 1.0
     with torch.no_grad():
-        logprobs = policy(made.input_ids, made.attention_mask, made.response_mask).logprobs
+        logprobs = policy(policy.layout(made)).logprobs
     noise = 0.4 * torch.randn(logprobs.shape, generator=random)
-    made = made.replace(
-        rewards=rewards,
-        advantages=group_advantages(rewards, GROUP),
-        old_logprobs=(logprobs + noise).masked_fill(~made.response_mask, 0),
-    )
     assert 0 < (~made.finished).sum() < ROWS
-    return made
+    ready = rollouts(made, rewards, group_size=GROUP)
+    return Scored(**ready.fields(), old_logprobs=(logprobs + noise).masked_fill(~made.response_mask, 0))
 
 
 @pytest.fixture
@@ -135,13 +137,12 @@ def _theirs(trainer, *inputs):
 
 def _ours(policy, batch, weights=None, reference=None, temperature=1.0, **options):
     policy.zero_grad(set_to_none=True)
-    objective = Objective(group_size=GROUP, **({"mask_truncated": False} | options))
-    update = Update(
-        policy, reference, batch, objective, Sampling(max_response_length=LIMIT, temperature=temperature), 0
-    )
-    values = batch.response_mask.float() if weights is None else weights
-    (rows,) = update.plan(values, None)
-    metrics = update.accumulate(rows, lambda loss, *_: loss.backward())
+    options = {"mask_truncated": False, "group_size": GROUP, "limit": LIMIT, "temperature": temperature} | options
+    update = update_of(policy, batch, weights, reference, **options)
+    assert len(update.plan.steps) == 1
+    if batch.old_logprobs is not None:
+        update.old_logprobs.computed_before(torch.arange(len(batch)), batch.old_logprobs)
+    metrics = update.accumulate(0, backward)
     return metrics, {n.removeprefix("model."): p.grad.clone() for n, p in policy.named_parameters()}
 
 
@@ -203,7 +204,7 @@ def test_the_cap_on_the_ratio_is_delta(how, policy, batch, peer):
 @pytest.mark.parametrize("how", HOW)
 def test_the_kl_term_k3_equals_trl_with_and_without_the_ratio(how, corrected, policy, reference, batch, peer):
     with torch.no_grad():
-        found = reference(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+        found = reference(reference.layout(batch)).logprobs
     trainer = peer(loss_type=how, use_bias_correction_kl=corrected)
     trainer.beta = 0.3  # Not in the config: it would load a second model by name. The log-probabilities are given.
     loss, theirs = _theirs(trainer, _inputs(batch.replace(ref_logprobs=found)))
@@ -255,7 +256,7 @@ def test_truncated_rollouts_leave_our_denominators_but_not_all_of_trls(how, poli
 def test_cispo_equals_trl_with_its_bounds(policy, batch, peer):
     loss, theirs = _theirs(peer(loss_type="cispo", epsilon_high=1.3), _inputs(batch))
     policy.zero_grad(set_to_none=True)
-    stats = policy(batch.input_ids, batch.attention_mask, batch.response_mask)
+    stats = policy(policy.layout(batch))
     losses = clipped_surrogate(
         stats.logprobs, batch.old_logprobs, batch.advantages[:, None], clip_low=1.0, clip_high=0.3, surrogate="cispo"
     )
@@ -277,9 +278,7 @@ def test_logprobs_and_entropies_equal_trls_own(temperature, policy, batch, peer)
             batch.response_mask.shape[1],
             compute_entropy=True,
         )
-        ours = policy(
-            batch.input_ids, batch.attention_mask, batch.response_mask, temperature=temperature, with_entropy=True
-        )
+        ours = policy(policy.layout(batch), temperature=temperature, with_entropy=True)
     assert ours.logprobs.min() < -1
     assert_near(ours.logprobs, logprobs, 400, torch.float32)
     assert_near(ours.entropy, entropies, 400, torch.float32)

@@ -23,9 +23,9 @@ from tests.runs import Watch, module, trainer
 def main(strategy, credit):
     torch.set_num_threads(1)
     # A small budget gives the ranks different numbers of micro-batches; five problems, uneven shares.
-    # Sharded weights cannot share prompts; replicated ones must then not round differently.
+    # Rows apart, so that replicated and sharded weights round alike.
     ours = module(
-        {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05, "share_prompts": False},
+        {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05, "share_prefixes": False},
         credit=getattr(grail_lightning.credit, credit)(),
     )
     data = ArithmeticData(num_train=64, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=4)

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.termination import Termination
-from grail_lightning.policy.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
-from grail_lightning.run_folder import RunFolder
+from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
+from grail_lightning.runtime.run_folder import RunFolder
 
 
 class LastCheckpoint(Checkpoint):
@@ -152,5 +152,5 @@ class LastCheckpoint(Checkpoint):
 
 def _may_be_cut(trainer: Any, pl_module: Any) -> bool:
     """Whether `max_steps` may fall inside the next batch."""
-    most: int = pl_module.objective.steps_per_batch
+    most: int = pl_module.execution.steps_per_batch
     return 0 < int(trainer.max_steps - trainer.global_step) < most

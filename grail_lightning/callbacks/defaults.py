@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.checkpoints import LastCheckpoint
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.export import ExportPolicy
@@ -13,7 +14,6 @@ from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.progress import ProgressBar
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.throughput import Throughput
-from grail_lightning.rollout import Sampling
 
 
 def default_callbacks(

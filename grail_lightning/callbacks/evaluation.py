@@ -11,11 +11,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.figures import Figures, test_table
 from grail_lightning.callbacks.judged import tell_policy
-from grail_lightning.outputs import EvaluationPlan, StepOutput, metric_names
-from grail_lightning.ranks import all_rows, sums, world_size
-from grail_lightning.rollout import Prompt, Sampling
+from grail_lightning.data.names import metric_names
+from grail_lightning.runtime.collectives import all_gather_rows, sum_by_name, world_size
+from grail_lightning.step.outputs import EvaluationPlan, StepOutput
+from grail_lightning.tasks.base import Prompt
 
 
 class Evaluation(Callback):
@@ -169,7 +171,7 @@ class Evaluation(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Log the figures and print them as a table."""
         self._log(pl_module, "test")
-        correct = {name: all_rows(self._matrix(name)).cpu() for name in self._datasets() or [""]}
+        correct = {name: all_gather_rows(self._matrix(name)).cpu() for name in self._datasets() or [""]}
         if trainer.is_global_zero and all(len(right) for right in correct.values()):
             print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
 
@@ -181,7 +183,7 @@ class Evaluation(Callback):
         samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
         return {
             "conditions": f"{problems:.0f} problems{samples}, {drawn}",
-            "digest": int(sums({"digest": self._digests})["digest"]) % 2**64,
+            "digest": int(sum_by_name({"digest": self._digests})["digest"]) % 2**64,
             "sampling": repr(self._plan),
         }
 
@@ -200,7 +202,7 @@ class Evaluation(Callback):
                 batch.group[at],
                 batch.response_lengths[at],
                 batch.finished[at],
-                [output.verdicts[row].status for row in rows],
+                [output.batch.verdicts[row].status for row in rows],
             )
         for name, rows in rows_of.items():
             # Rows of one group are neighbours.

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from grail_lightning.policy import Policy, load_policy
-from grail_lightning.run_folder import RunFolder
-from grail_lightning.writable import check_writable
+from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.writable import check_writable
 
 PREFIX = "policy."
 
@@ -121,7 +121,7 @@ def _gathered(model: nn.Module | None) -> dict[str, Tensor]:
 
 def _unsharded(pl_module: Any, weights: dict[str, Tensor]) -> Policy:
     """A second policy, on the CPU, with other weights. It is only written: eager attention is what all models have."""
-    plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False, "compile": False}
+    plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False}
     loading = dataclasses.replace(pl_module.loading, **plain)
     policy = load_policy(pl_module.policy_name, loading)
     policy.load_state_dict({k.removeprefix(PREFIX): v for k, v in weights.items() if k.startswith(PREFIX)})

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from grail_lightning.run_folder import RunFolder
+from grail_lightning.runtime.run_folder import RunFolder
 
 
 def tell_policy(trainer: Trainer, pl_module: Any, loaded: int | None) -> int:

@@ -14,9 +14,9 @@ from torch import Tensor
 from grail_lightning.answers import find_boxes
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
-from grail_lightning.locate import align_rows
-from grail_lightning.outputs import StepOutput
-from grail_lightning.run_folder import RunFolder, unused
+from grail_lightning.grading.locate import align_rows
+from grail_lightning.runtime.run_folder import RunFolder, unused
+from grail_lightning.step.outputs import StepOutput
 
 PREDICTION_COLUMNS = {
     **ROLLOUT_COLUMNS,
@@ -116,7 +116,7 @@ def prediction_columns(output: StepOutput, tokenizer: Any) -> dict[str, list[Any
     batch, weights = output.batch, output.weights
     lengths = batch.response_lengths.tolist()
     ids = [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
-    columns = rollout_columns(batch, output.verdicts)
+    columns = rollout_columns(output)
     columns["token_ids"] = ids
     columns["tokens"] = [[encodable(tokenizer.decode([token])) for token in row] for row in ids]
     columns["weights"] = _rows(None if weights is None else weights.values, lengths)

@@ -11,14 +11,16 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.requirements import check_run
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.functional.bnpo import ROUNDING
-from grail_lightning.objective import SAMPLER_GAP, Objective
 from grail_lightning.policy import Policy
-from grail_lightning.policy.prefix import drops_out
-from grail_lightning.ranks import sums
-from grail_lightning.rollout import Sampling, TokenWeights
-from grail_lightning.stepping import finer
+from grail_lightning.policy.capabilities import has_dropout
+from grail_lightning.runtime.collectives import sum_by_name
+from grail_lightning.step.loss import SAMPLER_GAP
+from grail_lightning.step.optimizer import explain_stuck_weights
+from grail_lightning.step.options import Execution, Objective
 
 
 class Preflight(Callback):
@@ -76,7 +78,10 @@ class Preflight(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Look at the sampler, and at dropout."""
         self._start()
-        for problem in (sampler_problem(pl_module.sampling), dropout_problem(pl_module.policy, pl_module.objective)):
+        for problem in (
+            sampler_problem(pl_module.sampling),
+            dropout_problem(pl_module.policy, pl_module.objective, pl_module.execution),
+        ):
             if problem:
                 rank_zero_warn(problem)
 
@@ -85,15 +90,15 @@ class Preflight(Callback):
         if self._looked:
             return
         self._looked = True
-        parts, groups = pl_module.objective.mini_batches, len(batch)
+        parts, groups = pl_module.execution.mini_batches, len(batch)
         if parts > groups:
             self._warn(
                 "mini_batches",
-                f"`objective.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
+                f"`execution.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
                 f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
                 f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
             )
-        optimizer, weights = pl_module.optimizers(), list(pl_module.policy.trained_weights)
+        optimizer, weights = pl_module.optimizers(), pl_module.gradients.weights
         if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
             weights = [w for w in weights if w.dtype != torch.bfloat16]
         # A warm-up starts at nothing; the rate that it leads to is what counts.
@@ -101,14 +106,15 @@ class Preflight(Callback):
         if (stuck := stuck_share(weights, rate)) > self.most_stuck:
             self._warn(
                 "stuck",
-                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: {finer(weights)}",
+                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: "
+                f"{explain_stuck_weights(weights)}",
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the batch: its figures and its verdicts over all ranks."""
         output = outputs["output"]
         figures: dict[str, float] = output.metrics
-        verdicts = sums({kind: float(n) for kind, n in Counter(v.status for v in output.verdicts).items()})
+        verdicts = sum_by_name({kind: float(n) for kind, n in Counter(v.status for v in output.batch.verdicts).items()})
         self._dead = self._dead + 1 if figures["frac_reward_zero_std"] >= 1 else 0
         before = self._statuses if self._dead > 1 else Counter[str]()
         self._statuses = before + Counter({kind: round(count) for kind, count in verdicts.items()})
@@ -132,8 +138,8 @@ class Preflight(Callback):
                 "precision of training"
                 + (
                     "."
-                    if pl_module.objective.sampler_cap
-                    else ", or weigh the difference with `objective.sampler_cap: 2`."
+                    if pl_module.execution.sampler_cap
+                    else ", or weigh the difference with `execution.sampler_cap: 2`."
                 ),
             )
 
@@ -174,7 +180,7 @@ class Preflight(Callback):
             if mixed
             else "If the answers are missing, look at the rollouts in TensorBoard: the prompt or "
             "`sampling.max_response_length` may be at fault. If they are all wrong or all right, take easier or harder "
-            "problems, or a larger `objective.group_size`."
+            "problems, or a larger `execution.group_size`."
         )
         return (
             f"In each of the last {self._dead} batches, all rollouts of each group earned the same reward (mean reward "
@@ -252,12 +258,12 @@ def sampler_problem(sampling: Sampling) -> str | None:
     )
 
 
-def dropout_problem(policy: Policy, objective: Objective) -> str | None:
+def dropout_problem(policy: Policy, objective: Objective, execution: Execution) -> str | None:
     """What is wrong with dropout where a step compares the policy with another one; None if nothing is."""
-    steps = objective.updates_per_batch * objective.mini_batches
+    steps = execution.steps_per_batch
     compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
     compared += ["the reference of the KL term"] if objective.kl_coefficient else []
-    if not compared or not drops_out(policy):
+    if not compared or not has_dropout(policy):
         return None
     return (
         f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are clipped and "

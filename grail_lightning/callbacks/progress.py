@@ -56,10 +56,10 @@ class ProgressBar(TQDMProgressBar):
     def total_train_batches(self) -> int | float:
         """Batches until `max_steps`, which counts optimiser steps, several a batch; else Lightning's own."""
         total: int | float = super().total_train_batches
-        objective = getattr(self.trainer.lightning_module, "objective", None)
-        if objective is None or self.trainer.max_steps < 0:
+        execution = getattr(self.trainer.lightning_module, "execution", None)
+        if execution is None or self.trainer.max_steps < 0:
             return total
-        needed: int = math.ceil(self.trainer.max_steps / objective.steps_per_batch)
+        needed: int = math.ceil(self.trainer.max_steps / execution.steps_per_batch)
         return min(total, needed)
 
 

@@ -10,10 +10,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from grail_lightning.answers.verifier import Verdict
-from grail_lightning.rollout import Prompt, RolloutBatch
+from grail_lightning.step.outputs import StepOutput
+from grail_lightning.tasks.base import Prompt
 
 # pyarrow's names of types; the schema is fixed so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
@@ -63,26 +61,22 @@ def code_block(text: str, max_characters: int) -> str:
     return "\n".join(f"    {line}" for line in lines) if "".join(lines).strip() else "    (empty)"
 
 
-def rollout_columns(batch: RolloutBatch, verdicts: list[Verdict]) -> dict[str, list[Any]]:
-    """The `ROLLOUT_COLUMNS` of a graded batch, ``B`` values each."""
-    nothing = [None] * len(batch)
+def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
+    """The `ROLLOUT_COLUMNS` of a step's rollouts, ``B`` values each."""
+    batch = output.batch
     return {
         "dataset": [encodable(prompt.dataset) for prompt in batch.prompts],
         "prompt": [encodable(prompt_text(prompt)) for prompt in batch.prompts],
         "reference": [encodable(prompt.reference) for prompt in batch.prompts],
         "response": [encodable(text) for text in batch.texts],
-        "reward": _values(batch.rewards) or nothing,
-        "correct": _values(batch.correct) or nothing,
-        "status": [verdict.status for verdict in verdicts],
-        "advantage": _values(batch.advantages) or nothing,
+        "reward": batch.rewards.tolist(),
+        "correct": batch.correct.tolist(),
+        "status": [verdict.status for verdict in batch.verdicts],
+        "advantage": [None] * len(batch) if output.advantages is None else output.advantages.tolist(),
         "finished": batch.finished.tolist(),
         "num_tokens": batch.response_lengths.tolist(),
         "group": batch.group.tolist(),
     }
-
-
-def _values(tensor: Tensor | None) -> list[Any]:
-    return [] if tensor is None else tensor.tolist()
 
 
 def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:

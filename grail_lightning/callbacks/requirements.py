@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.choices import check_callbacks
+from grail_lightning.callbacks.choices import check_callbacks
 from grail_lightning.data.modules import PromptData
-from grail_lightning.run_folder import RunFolder
-from grail_lightning.writable import check_writable
+from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.writable import check_writable
 
 
 def check_run(trainer: Any) -> None:

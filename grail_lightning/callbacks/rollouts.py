@@ -19,8 +19,8 @@ from grail_lightning.callbacks.records import (
     rollout_columns,
     write_parquet,
 )
-from grail_lightning.outputs import StepOutput
-from grail_lightning.run_folder import RunFolder
+from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.step.outputs import StepOutput
 
 TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
 
@@ -65,11 +65,10 @@ class RolloutTable(Callback):
 
     def _section(self, output: StepOutput, row: int) -> str:
         rollout = output.batch
-        assert rollout.rewards is not None
         facts = [f"reward {rollout.rewards[row]:.3g}"]
-        if rollout.advantages is not None:
-            facts.append(f"advantage {rollout.advantages[row]:+.3g}")
-        facts += [re.sub(r"\W", " ", output.verdicts[row].status), f"{int(rollout.response_lengths[row])} tokens"]
+        if output.advantages is not None:
+            facts.append(f"advantage {output.advantages[row]:+.3g}")
+        facts += [re.sub(r"\W", " ", rollout.verdicts[row].status), f"{int(rollout.response_lengths[row])} tokens"]
         prompt = rollout.prompts[row]
         parts = {"prompt": prompt_text(prompt), "response": rollout.texts[row], "reference": prompt.reference}
         blocks = [f"{name}\n\n{code_block(encodable(text), self.max_characters)}" for name, text in parts.items()]
@@ -101,7 +100,7 @@ class KeepRollouts(Callback):
             return
         assert self._path is not None
         output: StepOutput = outputs["output"]
-        columns = rollout_columns(output.batch, output.verdicts)
+        columns = rollout_columns(output)
         columns["step"] = [trainer.global_step] * len(output.batch)
         columns["rank"] = [trainer.global_rank] * len(output.batch)
         name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"

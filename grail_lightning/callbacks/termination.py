@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from grail_lightning.ranks import over_ranks
+from grail_lightning.runtime.collectives import all_reduce
 
 NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
@@ -48,7 +48,7 @@ class Termination:
 
     def noted(self, device: torch.device) -> bool:
         """Whether any rank has had the signal. A collective."""
-        return bool(over_ranks(torch.tensor(int(self._noted), device=device), "max"))
+        return bool(all_reduce(torch.tensor(int(self._noted), device=device), "max"))
 
     def end(self) -> NoReturn:
         """Leave the trainer, through what cleans up after it."""

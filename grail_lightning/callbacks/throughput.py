@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from grail_lightning.ranks import over_ranks
+from grail_lightning.runtime.collectives import all_reduce
 
 GIB = 2**30
 
@@ -43,10 +43,10 @@ class Throughput(Callback):
             torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._started
         rollouts = outputs["output"].batch
-        tokens = over_ranks(rollouts.prompt_lengths.sum() + rollouts.response_lengths.sum(), "sum")
+        tokens = all_reduce(rollouts.prompt_lengths.sum() + rollouts.response_lengths.sum(), "sum")
         # The clocks of the ranks differ; collectives within the step make them wait for the slowest.
         slowest = torch.tensor([seconds, _peak_memory(pl_module.device)], device=pl_module.device)
-        seconds, peak = over_ranks(slowest, "max").tolist()
+        seconds, peak = all_reduce(slowest, "max").tolist()
         self.num_tokens += int(tokens)
         rate = int(tokens) / max(seconds, 1e-9)
         metrics = {

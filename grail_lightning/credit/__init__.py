@@ -1,6 +1,6 @@
 """Who gets the credit: methods that turn a rollout's advantage into token weights, and their controls."""
 
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, Uniform
+from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.compose import Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Random, Shuffled
 from grail_lightning.credit.distillation import RLSD
@@ -11,7 +11,6 @@ from grail_lightning.credit.oar import BilevelOptions, OARGradient
 from grail_lightning.credit.perturbation import OARPerturbation
 from grail_lightning.credit.saliency import input_saliency
 from grail_lightning.credit.ucas import UCAS
-from grail_lightning.rollout import Mean, TokenWeights
 
 __all__ = [
     "GRAIL",

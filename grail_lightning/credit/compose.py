@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, Explained, TokenCredit, explained_by, weigh_part
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
+from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
+from grail_lightning.credit.weigh import weigh_part
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import RolloutBatch, TokenWeights
 
 
 class WarmUp(TokenCredit):
@@ -35,7 +37,10 @@ class WarmUp(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, pulled towards 1."""
-        weights = weigh_part(self.inner, policy, batch, context)
+        return self.fade(weigh_part(self.inner, policy, batch, context), batch, context)
+
+    def fade(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of the inner method, pulled towards 1."""
         strength = min(context.step / self.steps, 1.0)
         metrics = {**weights.metrics, "strength": strength}
         if strength == 1:
@@ -44,9 +49,10 @@ class WarmUp(TokenCredit):
         additive = None if weights.additive is None else strength * weights.additive
         return replace(weights, values=values, additive=additive, metrics=metrics, parts=(weights,))
 
-    def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
-        """What the inner method explains: fading in needs nothing but a token's own weight."""
-        return explained_by(self.inner, policy, batch)
+    def as_saliency_credit(self) -> SaliencyCredit | None:
+        """Fading in needs nothing but a token's own weight, so the inner method decides."""
+        inner = self.inner.as_saliency_credit()
+        return None if inner is None else _FadedSaliency(inner, self)
 
     def state_dict(self) -> dict[str, Any]:
         """What the inner method has to remember."""
@@ -55,6 +61,21 @@ class WarmUp(TokenCredit):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hand it to the inner method."""
         self.inner.load_state_dict(state)
+
+
+class _FadedSaliency(SaliencyCredit):
+    """A `WarmUp` of a method of saliency, as one itself."""
+
+    def __init__(self, inner: SaliencyCredit, warm_up: WarmUp) -> None:
+        self.inner, self.warm_up = inner, warm_up
+
+    def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
+        """The inner method's."""
+        return self.inner.target(policy, batch)
+
+    def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The inner method's, pulled towards 1."""
+        return self.warm_up.fade(self.inner.weights_from(scores, policy, batch, context), batch, context)
 
 
 class Product(TokenCredit):

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, CreditControl
-from grail_lightning.rollout import RolloutBatch, TokenWeights
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeights
 
 
 class Shuffled(CreditControl):

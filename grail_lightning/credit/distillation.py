@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.batch import RolloutBatch, pad_left
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import logprobs
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import Messages, RolloutBatch, TokenWeights, pad_left
+from grail_lightning.tasks.base import Messages
 
 PLACE = "{answer}"
 
@@ -70,7 +71,6 @@ class RLSD(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch whose advantages are set."""
-        assert batch.advantages is not None
         mask, weighed = batch.response_mask, batch.advantages != 0
         none = torch.zeros_like(weighed)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)

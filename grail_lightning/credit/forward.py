@@ -10,20 +10,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.saliency import explaining
+from grail_lightning.functional.tokens import TokenStats, entropy_of
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import in_step
-from grail_lightning.rollout import RolloutBatch, micro_batches
+from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.policy.micro_batch import cut_rows, scatter, stand_in
+from grail_lightning.runtime.collectives import pad_to_longest_rank
 
-Measure = Callable[[RolloutBatch], tuple[Tensor, ...]]
+Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
 def measure_rows(
     policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, measure: Measure
 ) -> tuple[Tensor, ...]:
-    """What `measure` says of some rows, micro-batch by micro-batch, in evaluation mode.
+    """The figures of some rows, micro-batch by micro-batch, in evaluation mode.
 
     Ranks make as many forward passes as the one with the most, so that sharded weights stay in step.
 
@@ -32,37 +35,29 @@ def measure_rows(
         batch: ``B`` rows.
         context: Its token budget bounds a forward pass.
         rows: ``[n]`` long, the rows to measure.
-        measure: From ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
+        measure: From a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
 
     Returns:
         ``K`` tensors ``[B, T]``, zero on the other rows; ``()`` if no rank has a row.
     """
-    none = torch.zeros(0, dtype=torch.long)
-    parts = in_step(micro_batches(batch.lengths, context.token_budget, rows), none, batch.response_mask.device)
     everything: tuple[Tensor, ...] = ()
     with explaining(policy):
-        for part in parts:
-            found = measure(batch.select(part if len(part) else torch.zeros(1, dtype=torch.long)))
+        parts = cut_rows(policy, batch, rows, context.token_budget)
+        for micro in pad_to_longest_rank(parts, stand_in(batch), batch.response_mask.device):
+            found = measure(policy.layout(batch.select(micro.rows), micro.starts))
             everything = everything or tuple(f.new_zeros(batch.response_mask.shape) for f in found)
-            if len(part):
+            if not micro.stands_in:
                 for whole, figure in zip(everything, found, strict=True):
-                    whole[part.to(whole.device), : figure.shape[1]] = figure
+                    scatter(whole, micro.rows, figure)
     return everything
 
 
 def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
     """``[B, T]``: the entropy in nats of the distribution that each token was drawn from; zero on the other rows."""
 
-    def measure(piece: RolloutBatch) -> tuple[Tensor]:
-        stats = policy(
-            piece.input_ids,
-            piece.attention_mask,
-            piece.response_mask,
-            temperature=context.temperature,
-            with_entropy=True,
-        )
-        assert stats.entropy is not None
-        return (stats.entropy,)
+    def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
+        stats: TokenStats = policy(layout, temperature=context.temperature, with_entropy=True)
+        return (entropy_of(stats),)
 
     return _only(measure_rows(policy, batch, context, rows, measure), batch)
 
@@ -77,16 +72,15 @@ def logprobs(
         batch: ``B`` rows.
         context: Token budget and temperature.
         rows: ``[n]`` long, the rows to compute.
-        run: In place of calling the policy: gets ``input_ids, attention_mask, response_mask, temperature=``.
+        run: In place of calling the policy: gets a layout and ``temperature=``.
     """
 
-    def plain(*inputs: Tensor, temperature: float) -> Tensor:
-        found: Tensor = policy(*inputs, temperature=temperature).logprobs
+    def plain(layout: TokenLayout, *, temperature: float) -> Tensor:
+        found: Tensor = policy(layout, temperature=temperature).logprobs
         return found
 
-    def measure(piece: RolloutBatch) -> tuple[Tensor]:
-        inputs = piece.input_ids, piece.attention_mask, piece.response_mask
-        return ((run or plain)(*inputs, temperature=context.temperature),)
+    def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
+        return ((run or plain)(layout, temperature=context.temperature),)
 
     return _only(measure_rows(policy, batch, context, rows, measure), batch)
 

@@ -8,12 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import Alignment, CreditContext, Explained, Leaf, Refresh, TokenCredit
-from grail_lightning.credit.saliency import saliency_of_rows
+from grail_lightning.batch import AnswerMasks, RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, Refresh, TokenWeights
+from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
-from grail_lightning.locate import WhichBox, align_rows, answer_masks
+from grail_lightning.grading.locate import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import AnswerMasks, Mean, RolloutBatch, TokenWeights
+from grail_lightning.policy.layout import Alignment
 
 Gate = Literal["negative", "positive", "all"]
 Overwrite = Literal["always", "gated", "never"]
@@ -30,18 +31,18 @@ class SaliencyOptions:
         box: last is the box that is graded; first is what the published code explains.
         refresh: rollout computes the weights once for a batch of rollouts; update anew before every optimiser step, as
             the published code does.
-        share_forward: Take saliency from the update's first forward pass where that gives the same (no dropout, no
-            checkpointed or sharded blocks, no control, no entropy bonus, refresh: rollout); otherwise it makes its own.
+        fuse: Take saliency from the update's first forward pass where that gives the same (no dropout, no checkpointed
+            or sharded blocks, no control, no entropy bonus, refresh: rollout); otherwise it has a pass of its own.
     """
 
     leaf: Leaf | int = "embeddings"
     alignment: Alignment = "predictor"
     box: WhichBox = "last"
     refresh: Refresh = "rollout"
-    share_forward: bool = True
+    fuse: bool = True
 
 
-class GRAIL(TokenCredit):
+class GRAIL(SaliencyCredit):
     r"""Weights by how much each position moves the likelihood of the model's own answer.
 
     .. math:: \phi = -\sum_{t \in box} \log\pi(y_t), \quad s_t = \lVert \partial\phi/\partial a \odot a \rVert_2, \quad
@@ -92,19 +93,20 @@ class GRAIL(TokenCredit):
         self.gate, self.overwrite, self.normalise = gate, answer_overwrite, normalise
         self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
         self.saliency = saliency
-        self.refresh = saliency.refresh
+        self.refresh, self.fuse_saliency = saliency.refresh, saliency.fuse
 
-    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages and answer masks are set."""
-        assert batch.advantages is not None
+    def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
+        """The answer's likelihood, in the rows inside the gate."""
+        answer = self._answer(policy, batch)
+        rows = self.in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
+        leaf, alignment = self.saliency.leaf, self.saliency.alignment
+        return SaliencyTarget(objective=answer.whole, rows=rows, leaf=leaf, alignment=alignment)
+
+    def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights ``[B, T]`` from saliency ``[B, T]``."""
         answer, mask = self._answer(policy, batch), batch.response_mask
         gated, boxed = self.in_gate(batch.advantages), answer.whole.any(1)
-        explained = self._explained(answer, batch.advantages)
-        eligible, scores = explained.rows, context.scores
-        if scores is None:
-            scores = saliency_of_rows(
-                policy, batch, explained, token_budget=context.token_budget, temperature=context.temperature
-            )
+        eligible = gated & boxed & (batch.advantages != 0)
         mapped = self.map(scores, mask, eligible)
         values = self.write_answer(mapped, answer, mask, gated & boxed)
         if self.normalise == "mean_one":
@@ -119,17 +121,6 @@ class GRAIL(TokenCredit):
                 "at_clip": self._share_at_clips(mapped, mask, eligible),
             },
         )
-
-    def explains(self, policy: Policy, batch: RolloutBatch) -> Explained | None:
-        """The answer's likelihood, in the rows inside the gate."""
-        if self.refresh == "update" or not self.saliency.share_forward:
-            return None
-        assert batch.advantages is not None
-        return self._explained(self._answer(policy, batch), batch.advantages)
-
-    def _explained(self, answer: AnswerMasks, advantages: Tensor) -> Explained:
-        rows = self.in_gate(advantages) & answer.whole.any(1) & (advantages != 0)
-        return Explained(objective=answer.whole, rows=rows, leaf=self.saliency.leaf, alignment=self.saliency.alignment)
 
     def in_gate(self, advantages: Tensor) -> Tensor:
         """``[B]`` bool: rows that the method reweights."""
@@ -154,7 +145,7 @@ class GRAIL(TokenCredit):
         return written if self.overwrite == "always" else torch.where(gated[:, None], written, values)
 
     def _answer(self, policy: Policy, batch: RolloutBatch) -> AnswerMasks:
-        if self.saliency.box == "last" and batch.answer is not None:
+        if self.saliency.box == "last":
             return batch.answer
         return answer_masks(batch, align_rows(batch, policy.tokenizer), self.saliency.box)
 

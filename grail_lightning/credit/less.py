@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import entropies
 from grail_lightning.functional.segments import segment_weights
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import Mean, RolloutBatch, TokenWeights
 
 
 class LESS(TokenCredit):
@@ -42,8 +42,6 @@ class LESS(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch whose advantages and correctness are set."""
-        assert batch.advantages is not None
-        assert batch.correct is not None
         live = torch.isin(batch.group, batch.group[batch.advantages != 0])
         found = entropies(policy, batch, context, live.nonzero().flatten())
         values = batch.response_mask.to(found.dtype)

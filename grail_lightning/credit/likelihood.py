@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.functional.certainty import quantile_of_all
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import all_rows
-from grail_lightning.rollout import RolloutBatch, TokenWeights
+from grail_lightning.runtime.collectives import all_gather_rows
 
 
 class HighEntropy(TokenCredit):
@@ -41,7 +41,7 @@ class HighEntropy(TokenCredit):
         """Weight 1 on the tokens of highest entropy of the batch, else 0."""
         mask = batch.response_mask
         found = entropies(policy, batch, context, torch.arange(len(batch)))
-        threshold = quantile_of_all(all_rows(found[mask]), 1 - self.share)
+        threshold = quantile_of_all(all_gather_rows(found[mask]), 1 - self.share)
         kept = (found.double() >= threshold) & mask
         metrics = {"entropy_threshold": threshold.item()}
         return TokenWeights(values=kept.to(found.dtype), scores=found, fallback=_none(batch), metrics=metrics)
@@ -70,11 +70,8 @@ class AdvantageReweighting(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch whose advantages are set."""
-        assert batch.advantages is not None
         mask, weighed = batch.response_mask, batch.advantages != 0
-        old = batch.old_logprobs
-        if old is None:
-            old = logprobs(policy, batch, context, weighed.nonzero().flatten())
+        old = logprobs(policy, batch, context, weighed.nonzero().flatten())
         scored = mask & weighed[:, None]
         probability = old.exp().masked_fill(~scored, 0)
         values = torch.where(scored, self.alpha * probability + (1 - self.alpha), mask.to(old.dtype))

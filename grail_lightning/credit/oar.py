@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import Alignment, CreditContext, TokenCredit
+from grail_lightning.batch import AnswerMasks, RolloutBatch, micro_batches
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
 from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import AnswerMasks, Mean, RolloutBatch, TokenWeights, micro_batches
+from grail_lightning.policy.layout import Alignment
 
 AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
 Scope = Literal["reasoning", "response"]
@@ -96,15 +97,12 @@ class OARGradient(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch whose advantages and answer masks are set."""
-        assert batch.advantages is not None
-        assert batch.answer is not None
         eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
         scores = self._scores_of_rows(policy, batch, eligible.nonzero().flatten(), context)
         scope = scoped_tokens(batch, batch.answer, self.scope)
         return bilevel_weights(scores, scores, scope, eligible, batch, self.bilevel)
 
     def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
-        assert batch.answer is not None
         # What follows the last position that is read has no part in the scores: the answer's last token, and where that
         # token's own position is read, the token that reads it, too.
         beyond = self.distribution == "last" and self.alignment == "predictor"
@@ -113,7 +111,6 @@ class OARGradient(TokenCredit):
         scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
         for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
             piece = short.select(part)
-            assert piece.answer is not None
             noise = self.draw_noise(policy, piece, context)
             found = gradient_scores(
                 policy,
@@ -130,7 +127,6 @@ class OARGradient(TokenCredit):
 
     def draw_noise(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """``[B, P+T, D]``, zero outside the positions of the scoped tokens; keyed by row, whatever the padding."""
-        assert batch.answer is not None
         width = policy.model.get_input_embeddings().weight.shape[1]
         noise = torch.zeros(*batch.input_ids.shape, width, dtype=policy.model.dtype)
         scope = scoped_tokens(batch, batch.answer, self.scope).cpu()
@@ -200,7 +196,6 @@ def bilevel_weights(
         batch: Their rollouts, with answer masks.
         options: Of the map.
     """
-    assert batch.answer is not None
     mapped = bilevel_map(mapped_scores, scope, **asdict(options))
     return TokenWeights(
         values=torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype)),
@@ -232,7 +227,6 @@ def answer_log_distribution(
         distribution: answer_mean or last; answer_joint gives the mean log-likelihood of the answer's tokens.
         temperature: Divides the logits.
     """
-    assert batch.answer is not None
     length = batch.response_mask.shape[1]
     if distribution == "last":
         last = last_marked(batch.answer.whole) - 1 + states.shape[1] - length

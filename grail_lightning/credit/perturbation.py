@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.batch import RolloutBatch, micro_batches
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.credit.oar import (
     AnswerDistribution,
     BilevelOptions,
@@ -20,8 +21,7 @@ from grail_lightning.credit.oar import (
 )
 from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
 from grail_lightning.policy import Policy
-from grail_lightning.policy.prefix import Trunk, can_share
-from grail_lightning.rollout import RolloutBatch, TokenWeights, micro_batches
+from grail_lightning.policy.continuation import Trunk
 
 
 class OARPerturbation(TokenCredit):
@@ -65,8 +65,6 @@ class OARPerturbation(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch whose advantages and answer masks are set."""
-        assert batch.advantages is not None
-        assert batch.answer is not None
         eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
         scores = perturbation_scores(
             policy,
@@ -106,7 +104,6 @@ def perturbation_scores(
     Returns:
         ``[B, T]``, zero outside the reasoning and on all other rows.
     """
-    assert batch.answer is not None
     scope = scoped_tokens(batch, batch.answer, "reasoning")
     target = _final(scope) if distribution == "last" else batch.answer.whole
     ends = last_marked(target)
@@ -115,7 +112,7 @@ def perturbation_scores(
     costs = torch.stack([batch.prompt_lengths, ends], 1)
     scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
     rows = rows.to(scope.device)
-    share_prefix = share_prefix and can_share(policy)
+    share_prefix = share_prefix and policy.supports_kv_continuation
     with explaining(policy):
         policy.eval()  # Blocks that `explaining` leaves checkpointed refuse a cache.
         for part in micro_batches(costs, token_budget, rows[scope[rows].any(1)]):

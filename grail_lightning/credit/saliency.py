@@ -1,23 +1,92 @@
 """Input-gradient saliency: how much each position moves the log-likelihood of some of the response's tokens.
 
-Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width.
+Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``R × N`` places for tokens, ``M`` predictions,
+``D`` width.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.credit.base import Alignment, Explained, Leaf
+from grail_lightning.batch import RolloutBatch, lengths_to_mask
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
-from grail_lightning.policy.model import left_to_run, requiring_grad
-from grail_lightning.rollout import RolloutBatch, lengths_to_mask, micro_batches
-from grail_lightning.seeds import preserved
+from grail_lightning.policy.layout import Alignment, TokenLayout
+from grail_lightning.policy.micro_batch import cut_rows
+from grail_lightning.policy.model import requiring_grad
+from grail_lightning.runtime.seeds import preserved
+
+Leaf = Literal["embeddings", "first", "middle", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaliencyTarget:
+    """Which saliency a method asks for.
+
+    Attributes:
+        objective: ``[B, T]`` bool, the tokens whose likelihood is explained.
+        rows: ``[B]`` bool, the rows that are wanted.
+        leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
+        alignment: predictor reads for token t the position t − 1, which predicts it; token reads t itself.
+    """
+
+    objective: Tensor
+    rows: Tensor
+    leaf: Leaf | int = "embeddings"
+    alignment: Alignment = "predictor"
+
+
+class SaliencyCredit(TokenCredit):
+    """A method whose weights of a row are a function of the saliency in that row.
+
+    A subclass says which saliency it needs (`target`) and maps scores to weights (`weights_from`). Whether the scores
+    come from a pass of their own or from the update's first forward pass is decided elsewhere: `__call__` is fixed.
+    """
+
+    fuse_saliency: bool = True
+    """Whether the update's first forward pass may give the scores."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__call__" in vars(cls):
+            raise TypeError(
+                f"`{cls.__name__}.__call__` must not be defined, since a `SaliencyCredit` is not always called. Define "
+                "`weights_from`, or derive the class from `TokenCredit`."
+            )
+
+    @abstractmethod
+    def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
+        """The saliency that the weights of `batch` are made of."""
+
+    @abstractmethod
+    def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of some rows from their saliency ``[B, T]``, which is zero on rows that `target` leaves out.
+
+        There is no additive stage, and a row's weights depend on that row alone.
+        """
+
+    def as_saliency_credit(self) -> SaliencyCredit | None:
+        """Itself, unless its scores have to come from a pass of their own."""
+        return self if self.fuse_saliency and self.refresh == "rollout" else None
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch, from saliency in a pass of its own."""
+        scores = saliency_of_rows(
+            policy,
+            batch,
+            self.target(policy, batch),
+            token_budget=context.token_budget,
+            temperature=context.temperature,
+        )
+        return self.weights_from(scores, policy, batch, context)
 
 
 def input_saliency(
@@ -39,7 +108,7 @@ def input_saliency(
 
     Args:
         policy: Answers for the log-probabilities.
-        batch: ``B`` rows; columns behind the last masked token cannot change the result: cut them off before.
+        batch: ``B`` rows; columns after the last masked token cannot change the result: cut them off before.
         objective_mask: ``[B, T]`` bool, the tokens whose likelihood is explained.
         leaf: "embeddings", or the output of a block: "first" (block 1), "middle" (n // 2), "last" (n − 1, the
             penultimate), or its number from 1 to n.
@@ -58,94 +127,78 @@ def input_saliency(
         raise ValueError("`objective_mask` must lie within the response mask.")
     if alignment not in ("predictor", "token"):
         raise ValueError(f"`alignment` must be predictor or token, but got {alignment!r}.")
+    layout = policy.layout(batch)
     with explaining(policy), torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, batch, leaf, cut_off=True)
-        return _explain(policy, batch, objective_mask, states, activation, alignment=alignment, temperature=temperature)
+        states, activation = _forward_from_leaf(policy, layout, leaf, cut_off=True)
+        return _explain(policy, layout, objective_mask, states, activation, alignment, temperature)
 
 
 def forward_with_saliency(
     policy: Policy,
-    batch: RolloutBatch,
-    explained: Explained,
+    layout: TokenLayout,
+    target: SaliencyTarget,
     *,
     temperature: float = 1.0,
     frozen: bool = False,
-    behind: Any = None,
+    in_place: bool = False,
 ) -> tuple[TokenStats, Callable[[], Tensor]]:
     """`Policy.forward` with entropy, and `input_saliency` on top of the same forward pass.
 
     Args:
         policy: In the mode that it is in, if not `frozen`.
-        batch: ``B`` rows.
-        explained: Its objective ``[B, T]`` and where saliency is read; all rows are wanted.
+        layout: Of the rows. Where they share tokens, `share_responses` is off.
+        target: Its objective ``[b, T]`` and where saliency is read; all rows are wanted.
         temperature: Divides the logits.
         frozen: Log-probabilities without gradient, in evaluation mode.
-        behind: As for `Policy.forward`.
+        in_place: As for `Policy.head_gradient`.
 
     Returns:
-        Log-probabilities and entropy ``[B, T]``; and a function that gives the saliency ``[B, T]``, once. It leaves the
+        Log-probabilities and entropy ``[b, T]``; and a function that gives the saliency ``[b, T]``, once. It leaves the
         graph of the log-probabilities to the caller's backward pass.
     """
-
-    def score(states: Tensor) -> TokenStats:
-        before = states[:, -batch.response_mask.shape[1] - 1 : -1]
-        return policy.score(before, batch.input_ids, batch.response_mask, temperature=temperature, with_entropy=True)
-
     with explaining(policy) if frozen else nullcontext(), torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, batch, explained.leaf, cut_off=frozen, behind=behind)
+        states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=frozen)
         with torch.no_grad() if frozen else nullcontext():
-            stats = score(states)
+            stats = policy.score(states, layout, temperature=temperature, with_entropy=True, in_place=in_place)
 
     def saliency() -> Tensor:
+        options = target.alignment, temperature
         with torch.enable_grad():
-            return _explain(
-                policy,
-                batch,
-                explained.objective,
-                states,
-                activation,
-                alignment=explained.alignment,
-                temperature=temperature,
-                keep=not frozen,
-            )
+            return _explain(policy, layout, target.objective, states, activation, *options, keep=not frozen)
 
     return stats, saliency
 
 
 def saliency_of_rows(
-    policy: Policy, batch: RolloutBatch, explained: Explained, *, token_budget: int, temperature: float = 1.0
+    policy: Policy, batch: RolloutBatch, target: SaliencyTarget, *, token_budget: int, temperature: float = 1.0
 ) -> Tensor:
-    """`input_saliency` of some rows, each cut off behind its last masked token, in micro-batches.
+    """`input_saliency` of some rows, each cut off after its last masked token, in micro-batches.
 
     Args:
         policy: As for `input_saliency`.
         batch: ``B`` rows.
-        explained: Which rows and tokens, and where it is read.
-        token_budget: Most padded tokens of a micro-batch.
+        target: Which rows and tokens, and where it is read.
+        token_budget: Most tokens of a micro-batch.
         temperature: As for `input_saliency`.
 
     Returns:
-        ``[B, T]``, zero on all other rows and behind the last masked token.
+        ``[B, T]``, zero on all other rows and after the last masked token.
     """
-    ends = last_marked(explained.objective)
-    short = cut_responses(batch, ends)
-    objective = short.response_mask & explained.objective
+    short = cut_responses(batch, last_marked(target.objective))
+    objective = short.response_mask & target.objective
     scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
-    costs = torch.stack([batch.prompt_lengths, ends], 1)
-    for part in micro_batches(costs, token_budget, explained.rows.nonzero().flatten()):
-        piece = short.select(part)
-        columns = piece.response_mask.shape[1]
-        part = part.to(scores.device)
-        found = input_saliency(
-            policy,
-            piece,
-            objective[part, :columns],
-            leaf=explained.leaf,
-            alignment=explained.alignment,
-            temperature=temperature,
-        )
-        scores = scores.to(found.dtype)
-        scores[part, :columns] = found
+    wanted = target.rows.nonzero().flatten()
+    with explaining(policy):
+        for micro in cut_rows(policy, short, wanted, token_budget, share_responses=False):
+            piece = short.select(micro.rows)
+            part, columns = micro.rows.to(scores.device), piece.response_mask.shape[1]
+            layout = policy.layout(piece, micro.starts, share_responses=False)
+            with torch.enable_grad():
+                states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
+                masked = objective[part, :columns]
+                found = _explain(policy, layout, masked, states, activation, target.alignment, temperature)
+            scores = scores.to(found.dtype)
+            scores[part, :columns] = found
     return scores
 
 
@@ -165,12 +218,9 @@ def block_number(leaf: Leaf | int, num_blocks: int) -> int:
 
 
 def _forward_from_leaf(
-    policy: Policy, batch: RolloutBatch, leaf: Leaf | int, *, cut_off: bool, behind: Any = None
+    policy: Policy, layout: TokenLayout, leaf: Leaf | int, *, cut_off: bool
 ) -> tuple[Tensor, Tensor]:
-    """The decoder's output ``[B, P+T, D]``, and the leaf ``[B, P+T, D]``; cut off, the graph starts at the leaf.
-
-    Behind prompts that were run already both have the last ``T + 1`` columns alone.
-    """
+    """The decoder's output ``[R, N, D]``, and the leaf ``[R, N, D]``; cut off, the graph starts at the leaf."""
     number = block_number(leaf, len(policy.blocks))
     caught: list[Tensor] = []
 
@@ -179,18 +229,15 @@ def _forward_from_leaf(
         # A graph that begins further up (frozen weights below, as with adapters) has to begin here.
         return caught[0] if caught[0].requires_grad else caught[0].requires_grad_(True)
 
-    def catch_states(states: Tensor) -> Tensor:
-        return policy.pack(catch(policy.unpack(states, batch.attention_mask)), batch.attention_mask)
-
     def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
-        return (catch_states(output[0]), *output[1:]) if isinstance(output, tuple) else catch_states(output)
+        return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
 
-    embeds = policy.embed(left_to_run(batch.input_ids, behind))
+    embeds = policy.embed(layout.ids)
     if number == 0:
-        return policy.hidden(batch.attention_mask, embeds=catch(embeds), behind=behind), caught[0]
+        return policy.decode(layout, catch(embeds)), caught[0]
     hook = policy.blocks[number - 1].register_forward_hook(catch_output)
     try:
-        states = policy.hidden(batch.attention_mask, embeds=embeds, behind=behind)
+        states = policy.decode(layout, embeds)
     finally:
         hook.remove()
     return states, caught[0]
@@ -198,34 +245,32 @@ def _forward_from_leaf(
 
 def _explain(
     policy: Policy,
-    batch: RolloutBatch,
+    layout: TokenLayout,
     objective_mask: Tensor,
     states: Tensor,
     activation: Tensor,
-    *,
     alignment: Alignment,
     temperature: float,
     keep: bool = False,
 ) -> Tensor:
-    """``[B, T]``: gradient times activation at each response token; `keep` the graph for another backward pass."""
-    length = batch.response_mask.shape[1]
+    """``[b, T]``: gradient times activation at each response token; `keep` the graph for another backward pass."""
+    explained = layout.from_rows(objective_mask)
     answer = token_logprobs(
-        states[:, -length - 1 : -1][objective_mask],
+        states.flatten(0, 1)[layout.predictors[explained]],
         policy.head,
-        batch.response_ids[objective_mask],
+        layout.targets[explained],
         temperature=temperature,
         chunk_tokens=policy.chunk_tokens,
     )
     gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
     product = full_precision(gradient) * full_precision(activation.detach())
     score: Tensor = torch.linalg.vector_norm(product, dim=-1)
-    aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
-    return aligned.masked_fill(~batch.response_mask, 0)
+    return layout.read(score, alignment)
 
 
 @contextmanager
 def explaining(policy: Policy) -> Iterator[None]:
-    """Evaluation mode (checkpointed blocks stay checkpointed) and frozen parameters, then all as it was."""
+    """Evaluation mode (checkpointed blocks stay checkpointed) and frozen parameters; afterwards all is as before."""
     checkpointed = [m for m in policy.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
     trainable = [p for p in policy.parameters() if p.requires_grad]
     with preserved(policy.device), policy.evaluating(), requiring_grad(trainable, False):

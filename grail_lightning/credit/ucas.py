@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.base import CreditContext, TokenCredit
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import measure_rows
 from grail_lightning.functional import masked_sum
 from grail_lightning.functional.certainty import group_zscore, self_certainty
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import over_ranks
-from grail_lightning.rollout import Mean, RolloutBatch, TokenWeights
+from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.runtime.collectives import all_reduce
 
 LARGEST_EXPONENT = 20.0
 
@@ -61,7 +62,6 @@ class UCAS(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights and additive stage of a batch whose advantages are set."""
-        assert batch.advantages is not None
         mask, advantages = batch.response_mask, batch.advantages
         certainty, logit = self._measure(policy, batch, context)
         surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
@@ -84,17 +84,15 @@ class UCAS(TokenCredit):
     def _measure(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> tuple[Tensor, Tensor]:
         """Self-certainty and the sampled token's logit, ``[B, T]`` each, zero outside the mask."""
 
-        def measure(piece: RolloutBatch) -> tuple[Tensor, ...]:
-            mask, length = piece.response_mask, piece.response_mask.shape[1]
-            states = policy.hidden(piece.attention_mask, input_ids=piece.input_ids)[:, -length - 1 : -1]
+        def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
             flat = self_certainty(
-                states[mask],
+                layout.at_predictors(policy.decode(layout)),
                 policy.head,
-                piece.response_ids[mask],
+                layout.targets,
                 temperature=context.temperature,
                 chunk_tokens=policy.chunk_tokens,
             )
-            return tuple(f.new_zeros(mask.shape).masked_scatter(mask, f) for f in flat)
+            return tuple(layout.to_rows(figure) for figure in flat)
 
         certainty, logit = measure_rows(policy, batch, context, torch.arange(len(batch)), measure)
         return certainty, logit
@@ -104,6 +102,6 @@ def _min_max(values: Tensor, mask: Tensor) -> Tensor:
     """``[B, T]`` scaled to [0, 1] over the masked values of all ranks; 0 where all are equal."""
     low = values.masked_fill(~mask, torch.inf).amin()
     high = values.masked_fill(~mask, -torch.inf).amax()
-    highest, lowest = over_ranks(torch.stack([high, -low]), "max") * torch.tensor([1, -1], device=values.device)
+    highest, lowest = all_reduce(torch.stack([high, -low]), "max") * torch.tensor([1, -1], device=values.device)
     width = highest - lowest
     return torch.where(mask & (width > 0), (values - lowest) / width, 0.0)

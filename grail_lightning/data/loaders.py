@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.rollout import Prompt
-from grail_lightning.seeds import derive_seed
+from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.tasks.base import Prompt
 
 
 @dataclass(frozen=True)

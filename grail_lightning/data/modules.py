@@ -13,13 +13,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
+from grail_lightning.data.names import metric_names
 from grail_lightning.data.rows import RowPrompts, prompt_of, within_length
 from grail_lightning.data.sources import DatasetSpec, check_path, read_table, select_rows
-from grail_lightning.outputs import metric_names
-from grail_lightning.ranks import world_size
-from grail_lightning.rollout import Messages, Task
-from grail_lightning.seeds import derive_seed, run_seed
+from grail_lightning.runtime.collectives import world_size
+from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.tasks.arithmetic import ArithmeticTask
+from grail_lightning.tasks.base import Messages, Task
 from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.problems import ProblemSpace
 from grail_lightning.tasks.problems import Split as ProblemSplit

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table
-from grail_lightning.rollout import Messages, Prompt, Task
+from grail_lightning.tasks.base import Messages, Prompt, Task
 
 
 class RowPrompts(Sequence[Prompt]):
@@ -55,7 +55,7 @@ def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
     if not isinstance(prompt, Prompt):
         raise ValueError(
             f"{must}, but got {type(prompt).__name__}. Return `Prompt(messages=…, reference=…, task=self)`, of "
-            "grail_lightning.rollout."
+            "grail_lightning.tasks.base."
         )
     if not isinstance(prompt.messages, str) and not _is_conversation(prompt.messages):
         raise ValueError(

@@ -5,16 +5,12 @@ Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-from grail_lightning.policy.compiled import Cached
 
 BLOCK = 64
 
@@ -59,16 +55,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         room = self._make_room(key_states, value_states, key_states.shape[-2])
         self.keys, self.values = room.update(key_states, value_states)
         return self.keys, self.values
-
-    @contextmanager
-    def traced(self, number: int) -> Iterator[Cached | None]:
-        """For a block that is compiled: what appends the keys and values of `number` tokens while the context lasts."""
-        if not self.get_seq_length():
-            yield None
-            return
-        room = self._make_room(self.keys, self.values, number)
-        yield Room, (room.keys, room.values, room.length)
-        self.keys, self.values = (held[..., : room.length + number, :] for held in (room.keys, room.values))
 
     def _make_room(self, keys: Tensor, values: Tensor, number: int) -> Room:
         """For `number` further tokens like those given."""

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
-from grail_lightning.ranks import over_ranks
-from grail_lightning.rollout import Sampling, pad_left
+from grail_lightning.runtime.collectives import all_reduce
 
 LEAVE = 0.05
 """Share of the batch that must have finished before rows leave: cheap, but on a GPU it waits for the device."""
@@ -167,7 +167,7 @@ class Decoding:
     def _all_finished(self) -> bool:
         self.left = int(self.alive.sum())
         waiting = self.alive.new_tensor(self.left > 0, dtype=torch.long)
-        return not int(over_ranks(waiting, "max")) if self.in_step else self.left == 0
+        return not int(all_reduce(waiting, "max")) if self.in_step else self.left == 0
 
     def _drop_finished(self, tokens: Tensor) -> Tensor:
         """Let finished rows leave if that pays; one stays where other ranks are still decoding."""

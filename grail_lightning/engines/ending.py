@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from grail_lightning.batch import Sampling
 from grail_lightning.policy import Policy
-from grail_lightning.rollout import Sampling
 
 
 class Sampled(NamedTuple):

@@ -10,14 +10,15 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from grail_lightning.batch import SampledBatch, Sampling, pad_left
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.decoding import Decoding, supports, warpers
 from grail_lightning.engines.ending import Ending, EndRecorder, Sampled
 from grail_lightning.policy import Policy
 from grail_lightning.policy.model import requiring_grad
-from grail_lightning.ranks import in_step, world_size
-from grail_lightning.rollout import Prompt, RolloutBatch, Sampling, pad_left
-from grail_lightning.seeds import seeded
+from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
+from grail_lightning.runtime.seeds import seeded
+from grail_lightning.tasks.base import Prompt
 
 
 class HFEngine(RolloutEngine):
@@ -61,7 +62,7 @@ class HFEngine(RolloutEngine):
         """Nothing to copy: the policy itself samples."""
         self._policy = policy
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> RolloutBatch:
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
         """See `RolloutEngine.generate`.
 
         Raises:
@@ -97,7 +98,7 @@ class HFEngine(RolloutEngine):
         longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
         size = max(self.cache_tokens // longest, 1)
         parts = [rows[k : k + size] for k in range(0, len(rows), size)]
-        return in_step(parts, [], policy.device) if self._in_step else parts
+        return pad_to_longest_rank(parts, [], policy.device) if self._in_step else parts
 
     @property
     def _in_step(self) -> bool:

@@ -27,6 +27,12 @@ class TokenStats(NamedTuple):
     entropy: Tensor | None
 
 
+def entropy_of(stats: TokenStats) -> Tensor:
+    """The entropy, which has to have been asked for."""
+    assert stats.entropy is not None
+    return stats.entropy
+
+
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of ``values`` where ``mask``; what stands elsewhere, NaN included, does not matter."""
     kept = values.masked_fill(~mask, 0)
@@ -51,6 +57,31 @@ def full_precision(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+class HeadGradient(NamedTuple):
+    """What a head trains, so that its backward pass can be written out.
+
+    Attributes:
+        trained: All tensors inside the head that are to get a gradient.
+        weight: ``[V, D]``, if the head is a product with it and nothing else: its gradient is then summed up in place.
+        in_place: Whether the backward pass adds `weight`'s gradient to `weight.grad` itself. Autograd would hold a
+            second gradient of that size, and with tied weights a third. Only for a loss whose backward pass ends there.
+    """
+
+    trained: Sequence[Tensor]
+    weight: Tensor | None = None
+    in_place: bool = False
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """What autograd has to know of."""
+        return self.trained if self.weight is None else [self.weight]
+
+    def without_copies(self, hidden: Tensor) -> HeadGradient:
+        """`weight` only where the product is with the weight itself: autocast and other dtypes make copies."""
+        copied = self.weight is not None and self.weight.dtype != hidden.dtype
+        return self._replace(weight=None) if copied or torch.is_autocast_enabled(hidden.device.type) else self
+
+
 def token_logprobs(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
@@ -60,9 +91,7 @@ def token_logprobs(
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
-    trained: Sequence[Tensor] | None = None,
-    weight: Tensor | None = None,
-    add_up: Callable[[], bool] = lambda: False,
+    head_gradient: HeadGradient | None = None,
 ) -> TokenStats:
     r"""Log-probability of each token, and the entropy of its distribution, in chunks over tokens.
 
@@ -79,11 +108,8 @@ def token_logprobs(
         chunk_tokens: Positions whose logits exist at a time.
         with_entropy: Whether to return the entropy in nats, too.
         entropy_gradient: Whether it carries a gradient.
-        trained: All tensors inside `head` that are to get a gradient; none if it is empty. The backward pass is then
-            written out, which is faster; None leaves it to autograd.
-        weight: ``[V, D]``, if the head is a product with it and nothing else: its gradient is then summed up in place.
-        add_up: Asked in the backward pass: whether `weight`'s gradient is to be added to `weight.grad` there and then.
-            Autograd would hold a second one of that size, and with tied weights a third.
+        head_gradient: What the head trains. The backward pass is then written out, which is faster; None leaves it to
+            autograd.
 
     Returns:
         Both shaped like `token_ids`.
@@ -98,28 +124,18 @@ def token_logprobs(
             f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
         )
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
-
-    if torch.is_autocast_enabled(hidden.device.type) or (weight is not None and weight.dtype != hidden.dtype):
-        weight = None  # The product is then one of copies.
+    graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
     # One chunk needs no recomputation to bound its memory.
-    recompute = torch.is_grad_enabled() and len(ids) > chunk_tokens
-    spared = torch.is_grad_enabled() and len(ids) > 0 and weight is not None
-    if trained is not None and not entropy_gradient and (recompute or spared):
-        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, weight, add_up)
-        trained = trained if weight is None else [weight]
-        chosen, entropy = _ChunkedLogprobs.apply(chunks, states, ids, *trained)  # type: ignore[no-untyped-call]
-        return TokenStats(chosen.reshape(token_ids.shape), entropy.reshape(token_ids.shape) if with_entropy else None)
+    recompute = graph and len(ids) > chunk_tokens
+    if head_gradient is not None and not entropy_gradient and graph and len(ids):
+        head_gradient = head_gradient.without_copies(hidden)
+        if recompute or head_gradient.weight is not None:
+            chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, head_gradient)
+            chosen, found = _ChunkedLogprobs.apply(chunks, states, ids, *head_gradient.tensors)  # type: ignore[no-untyped-call]
+            return _shaped(chosen, found if with_entropy else None, token_ids)
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = full_precision(head(states)) / temperature
-        log_norm = logits.logsumexp(-1)
-        chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
-        if not with_entropy:
-            return chosen, chosen.new_zeros(chosen.shape)
-        with nullcontext() if entropy_gradient else torch.no_grad():
-            # H = log Z − Σ p·z: one softmax, no log-softmax of the whole vocabulary beside it.
-            entropy = log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
-        return chosen, entropy
+        return _plain_chunk(full_precision(head(states)) / temperature, ids, with_entropy, entropy_graph)
 
     logprobs, entropies = [], []
     for part, part_ids in zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True):
@@ -129,8 +145,24 @@ def token_logprobs(
     if not logprobs:  # No token at all: keep the graph, so that a backward pass through an empty row still works.
         empty = hidden.sum(-1)
         return TokenStats(empty, (empty if entropy_gradient else empty.detach()) if with_entropy else None)
-    result = torch.cat(logprobs).reshape(token_ids.shape)
-    return TokenStats(result, torch.cat(entropies).reshape(token_ids.shape) if with_entropy else None)
+    return _shaped(torch.cat(logprobs), torch.cat(entropies) if with_entropy else None, token_ids)
+
+
+def _shaped(logprobs: Tensor, entropy: Tensor | None, token_ids: Tensor) -> TokenStats:
+    shape = token_ids.shape
+    return TokenStats(logprobs.reshape(shape), None if entropy is None else entropy.reshape(shape))
+
+
+def _plain_chunk(logits: Tensor, ids: Tensor, with_entropy: bool, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies ``[n]`` from scaled logits ``[n, V]``, through autograd."""
+    log_norm = logits.logsumexp(-1)
+    chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
+    if not with_entropy:
+        return chosen, chosen.new_zeros(chosen.shape)
+    with nullcontext() if entropy_gradient else torch.no_grad():
+        # H = log Z − Σ p·z: one softmax, no log-softmax of the whole vocabulary beside it.
+        entropy = log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
+    return chosen, entropy
 
 
 class _Chunks(NamedTuple):
@@ -140,9 +172,7 @@ class _Chunks(NamedTuple):
     temperature: float
     chunk_tokens: int
     with_entropy: bool
-    weight: Tensor | None
-    """With which the head is a product, and nothing else."""
-    add_up: Callable[[], bool]
+    gradient: HeadGradient
 
     def scaled(self, raw: Tensor) -> Tensor:
         """What the head gives ``[n, V]``, divided by the temperature."""
@@ -192,7 +222,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             raw = chunks.head(part)
             for *block, result in _blocks(raw, part_ids, part_found):
                 result.copy_(torch.stack(chunks.stats(*block), 1))
-            made = raw if chunks.weight is not None and len(ids) <= size else made
+            made = raw if chunks.gradient.weight is not None and len(ids) <= size else made
             del raw, block  # Before the next chunk's are made.
         chosen, log_norm, entropy = found.T.contiguous()
         ctx.chunks, ctx.device_type = chunks, states.device.type
@@ -208,20 +238,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunks: _Chunks = ctx.chunks
         size, (enabled, dtype) = chunks.chunk_tokens, ctx.autocast
         wanted = [t for t, needed in zip(trained, ctx.needs_input_grad[3:], strict=True) if needed]
-        add_up = chunks.weight is not None and chunks.add_up()
+        add_up = chunks.gradient.weight is not None and chunks.gradient.in_place
         # Clipped tokens and those of weight zero ask for nothing.
         kept = grad.nonzero().squeeze(-1)
         state_grad = torch.zeros_like(states)
         # What was saved for this pass may have been unpacked as a copy, whose gradient nobody would see.
-        own = [chunks.weight] if chunks.weight is not None and wanted else wanted
+        own = [chunks.gradient.weight] if chunks.gradient.weight is not None and wanted else wanted
         sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in own]
         for rows in torch.split(kept, size):
             part, of = states[rows], (log_norm[rows], ids[rows], grad[rows])
-            if chunks.weight is not None:
+            if chunks.gradient.weight is not None:
                 slope = made[rows] if len(made) else chunks.head(part)
                 for block in _blocks(slope, *of):
                     block[0].copy_(chunks.slope(*block))
-                state_grad[rows] = slope @ chunks.weight
+                state_grad[rows] = slope @ chunks.gradient.weight
                 for total in sums:
                     total.addmm_(slope.T, part)
                 del slope, block  # Before the next chunk's is made.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from grail_lightning.policy.compiled import compile_blocks
+from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, LoRA, check_compiler, choose_attention, read_config, resolve_policy
-from grail_lightning.policy.packing import check_packing
+from grail_lightning.policy.options import Loading, LoRA, choose_attention, read_config, resolve_policy
 from grail_lightning.policy.tokenizer import load_tokenizer
+from grail_lightning.policy.trees import TREE_ATTENTION
 
 HEAD_TOLERANCE = 1e-3
 
@@ -31,8 +31,7 @@ def load_policy(
 
     Raises:
         ValueError: If it cannot be loaded, has no decoder stack of the usual form, or applies its head in a way that
-            `Policy.head` does not know; if packing is wanted and its rows would see each other, or `torch.compile`
-            and there is no C++ compiler.
+            `Policy.head` does not know; or if packing is wanted and its rows would attend to each other.
     """
     from transformers import AutoModelForCausalLM
 
@@ -57,6 +56,8 @@ def load_policy(
         raise ValueError(
             f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}."
         )
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(TREE_ATTENTION)  # Transformers' own, which prefix trees can go through as well.
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
     if loading.packing:
@@ -67,9 +68,6 @@ def load_policy(
         policy.requires_grad_(False).eval()
     elif loading.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    if loading.compile:
-        check_compiler(loading)
-        compile_blocks(policy.blocks)
     return policy
 
 

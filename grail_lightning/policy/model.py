@@ -1,26 +1,45 @@
-"""The policy as a module: log-probabilities and entropy without full logits, and the leaves for saliency.
+"""The policy as a module: log-probabilities and entropy without full logits, for any layout of tokens.
 
-Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width, ``V`` vocabulary.
+Shapes: ``B`` rows, ``W`` columns, ``T`` response tokens, ``R × N`` places for tokens, ``M`` predictions, ``D`` width,
+``V`` vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.functional.tokens import TokenStats, token_logprobs
-from grail_lightning.policy.masters import Masters
+from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_logprobs
+from grail_lightning.policy import capabilities
+from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
-from grail_lightning.policy.packing import boundaries, pack, unpack
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
-from grail_lightning.rollout import Messages
-from grail_lightning.seeds import preserved
+from grail_lightning.policy.trees import tree_layout
+from grail_lightning.runtime.seeds import preserved
+from grail_lightning.tasks.base import Messages
+
+
+class Rows(Protocol):
+    """What a layout needs to know of some rows: a batch of rollouts has it."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """``[B, P+T]``, prompts padded left, responses padded right."""
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """``[B, P+T]`` bool."""
+
+    @property
+    def response_mask(self) -> Tensor:
+        """``[B, T]`` bool."""
 
 
 class Policy(nn.Module):
@@ -49,42 +68,38 @@ class Policy(nn.Module):
         self._routed = [c for c in configs.values() if getattr(c, "output_router_logits", False)]
         self._report_routers(False)
 
-    compute_device: torch.device | None = None
-    """Set by `shard` where weights stay on the host."""
-
-    continues: bool | None = None
-    """Whether the decoder can go on behind keys and values; None until `policy.prefix.can_share` has tried."""
-
-    branches: bool | None = None
-    """Whether rows can be run as trees of tokens; None until `policy.trees.can_branch` has tried."""
-
-    masters: Masters | None = None
-    """What the optimiser moves in place of weights in half precision."""
-
-    adds_up: bool = False
-    """Whether a backward pass adds the head's gradient to what its weight has, instead of leaving that to autograd."""
-
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
-        device: torch.device = self.compute_device or next(self.model.parameters()).device
+        """The device of the weights."""
+        device: torch.device = next(self.model.parameters()).device
         return device
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """In which blocks compute: autocast's, or that of the weights."""
+        """The dtype in which the blocks compute: autocast's, or that of the weights."""
         kind, own = self.device.type, cast(torch.dtype, self.model.dtype)
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
 
     @property
-    def flash(self) -> bool:
-        """Whether flash-attn attends."""
+    def uses_flash(self) -> bool:
+        """Whether flash-attn computes attention."""
         return str(self.model.config._attn_implementation) == "flash_attention_2"
 
+    @cached_property
+    def supports_kv_continuation(self) -> bool:
+        """Whether the model continues from keys and values; tried once."""
+        return capabilities.supports_kv_continuation(self)
+
+    @cached_property
+    def supports_prefix_trees(self) -> bool:
+        """Whether the model runs prefix trees; tried once, and under FSDP2 before the weights are sharded."""
+        return capabilities.supports_prefix_trees(self)
+
     @property
-    def trained_weights(self) -> list[Tensor]:
-        """What the optimiser moves: the weights that need a gradient, or their masters."""
-        return [p for p in self.parameters() if p.requires_grad] if self.masters is None else self.masters.parameters
+    def shares_prefixes(self) -> bool:
+        """Whether rows may share what they begin with now: every row has dropout of its own."""
+        drops = self.training and capabilities.has_dropout(self)
+        return not self.loading.packing and not drops and self.supports_prefix_trees
 
     @property
     def decoder(self) -> nn.Module:
@@ -125,20 +140,43 @@ class Policy(nn.Module):
         vocabulary: int = self.model.config.get_text_config().vocab_size
         return max(1, min(self.loading.chunk_tokens, logits // vocabulary))
 
-    def _trained_head(self) -> list[Tensor] | None:
-        """What the head trains; None where it is random, so that autograd repeats its draws in the backward pass."""
-        head = self.model.get_output_embeddings()
+    def head_gradient(self, *, in_place: bool = False) -> HeadGradient | None:
+        """What the head trains, for a backward pass that is written out.
+
+        None where the head is random: autograd then repeats its draws in the backward pass.
+
+        Args:
+            in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
+        """
+        head: Any = self.model.get_output_embeddings()
         if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in head.modules()):
             return None
-        return [p for p in head.parameters() if p.requires_grad]
-
-    def _head_weight(self) -> Tensor | None:
-        """The matrix with which the head is a product and nothing else; None if there is more to it."""
-        linear: Any = self.model.get_output_embeddings()
         more = ("logit_scale", "logits_scaling", "final_logit_softcapping")
         extra = any(getattr(self.model.config.get_text_config(), name, None) for name in more)
-        plain = type(linear) is nn.Linear and getattr(linear, "bias", None) is None and not extra
-        return linear.weight if plain else None
+        plain = type(head) is nn.Linear and getattr(head, "bias", None) is None and not extra
+        trained = [p for p in head.parameters() if p.requires_grad]
+        return HeadGradient(trained, head.weight if plain else None, in_place)
+
+    def layout(self, rows: Rows, starts: Sequence[int] | None = None, *, share_responses: bool = True) -> TokenLayout:
+        """The layout of some rows: prefix trees that begin at the rows `starts`, or each row apart.
+
+        Rows apart are packed if `Loading.packing` asks for it, else padded. `share_responses` is `tree_layout`'s.
+        """
+        tensors = rows.input_ids, rows.attention_mask, rows.response_mask
+        if starts is not None:
+            return tree_layout(*tensors, starts, share_responses=share_responses)
+        return packed_layout(*tensors, flash=self.uses_flash) if self.loading.packing else padded_layout(*tensors)
+
+    def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:
+        """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings in their place."""
+        out = self.decoder(
+            input_ids=layout.ids if embeds is None else None,
+            inputs_embeds=embeds,
+            position_ids=layout.positions,
+            use_cache=False,
+            **layout.attention(self.compute_dtype),
+        )
+        return cast(Tensor, out.last_hidden_state)
 
     def hidden(
         self,
@@ -146,125 +184,69 @@ class Policy(nn.Module):
         *,
         input_ids: Tensor | None = None,
         embeds: Tensor | None = None,
-        behind: Any = None,
+        past_key_values: Any = None,
     ) -> Tensor:
-        """The decoder's output ``[B, P+T, D]`` for ids or for embeddings; padding does not shift positions.
+        """The decoder's output ``[B, W, D]`` at every column of padded rows, for ids or for embeddings.
 
-        Packed, it is zero on padding. Transformers then tells the rows apart by positions that begin again. `behind` is
-        a key-value cache of what stands before: ids or embeddings and the output are then of the last columns alone.
+        With a key-value cache, ids or embeddings and the output are of the columns that it does not hold yet.
         """
-        positions = left_to_run((attention_mask.long().cumsum(1) - 1).clamp(min=0), behind)
+        begun = 0 if past_key_values is None else past_key_values.get_seq_length()
         out = self.decoder(
-            input_ids=None if input_ids is None else self.pack(input_ids, attention_mask),
-            inputs_embeds=None if embeds is None else self.pack(embeds, attention_mask),
-            attention_mask=None if self.loading.packing else attention_mask.long(),
-            position_ids=self.pack(positions, attention_mask),
-            past_key_values=behind,
-            use_cache=behind is not None,
-            **(boundaries(attention_mask.bool()) if self.loading.packing and self.flash else {}),
+            input_ids=input_ids,
+            inputs_embeds=embeds,
+            attention_mask=attention_mask.long(),
+            position_ids=token_positions(attention_mask)[:, begun:],
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
         )
-        return self.unpack(out.last_hidden_state, attention_mask)
-
-    def pack(self, padded: Tensor, attention_mask: Tensor) -> Tensor:
-        """Padded rows ``[B, P+T, ...]`` as the blocks get them: ``[1, N, ...]`` under packing, else as they are."""
-        return pack(padded, attention_mask.bool()) if self.loading.packing else padded
-
-    def unpack(self, states: Tensor, attention_mask: Tensor) -> Tensor:
-        """What the blocks have as padded rows ``[B, P+T, ...]``; zero on padding under packing."""
-        return unpack(states, attention_mask.bool()) if self.loading.packing else states
+        return cast(Tensor, out.last_hidden_state)
 
     def forward(
         self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        response_mask: Tensor,
+        layout: TokenLayout,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
-        behind: Any = None,
-        trees: Any = None,
+        in_place: bool = False,
     ) -> TokenStats:
         """Log-probability of each valid response token, and on request the entropy of its distribution.
 
-        The head runs on valid response positions alone, in chunks.
-
         Args:
-            input_ids: ``[B, P+T]``, prompts padded left, responses padded right.
-            attention_mask: ``[B, P+T]`` bool.
-            response_mask: ``[B, T]`` bool.
+            layout: Of the rows.
             temperature: Divides the logits.
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether it carries a gradient.
-            behind: Keys and values of all prompt tokens but the last, which then are not run.
-            trees: The rows as `PrefixTrees`, which are run in their place.
+            in_place: As for `head_gradient`.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
-        if trees is None:
-            # The last column predicts nothing.
-            ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
-            states = last_columns(self.hidden(mask, input_ids=left_to_run(ids, behind), behind=behind), response_mask)
-        else:
-            states = self._through_trees(trees)
-        return self.score(
-            states,
-            input_ids,
-            response_mask,
-            temperature=temperature,
-            with_entropy=with_entropy,
-            entropy_gradient=entropy_gradient,
-            trees=trees,
-        )
-
-    def _through_trees(self, trees: Any) -> Tensor:
-        """The decoder's output ``[G, N, D]``."""
-        out = self.decoder(
-            input_ids=trees.ids,
-            attention_mask=trees.mask(self.compute_dtype),
-            position_ids=trees.positions,
-            use_cache=False,
-        )
-        return cast(Tensor, out.last_hidden_state)
+        options = {"with_entropy": with_entropy, "entropy_gradient": entropy_gradient, "in_place": in_place}
+        return self.score(self.decode(layout), layout, temperature=temperature, **options)
 
     def score(
         self,
         states: Tensor,
-        input_ids: Tensor,
-        response_mask: Tensor,
+        layout: TokenLayout,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
-        trees: Any = None,
+        in_place: bool = False,
     ) -> TokenStats:
-        """`forward` from the decoder's output ``[B, T, D]`` on, that of the token before each response token.
-
-        Of trees it is their tokens' ``[G, N, D]``.
-        """
-        if trees is None:
-            chosen, targets = states[response_mask], last_columns(input_ids, response_mask)[response_mask]
-        else:
-            chosen, targets = trees.predictors(states), trees.targets
+        """`forward` from the decoder's output ``[R, N, D]`` on. The head runs on the predictors alone, in chunks."""
         flat = token_logprobs(
-            chosen,
+            layout.at_predictors(states),
             self.head,
-            targets,
+            layout.targets,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
-            trained=self._trained_head(),
-            weight=self._head_weight(),
-            add_up=lambda: self.adds_up,
+            head_gradient=self.head_gradient(in_place=in_place),
         )
-
-        def padded(found: Tensor) -> Tensor:
-            values = found if trees is None else trees.spread(found)
-            return values.new_zeros(response_mask.shape).masked_scatter(response_mask, values)
-
-        return TokenStats(padded(flat.logprobs), None if flat.entropy is None else padded(flat.entropy))
+        return TokenStats(layout.to_rows(flat.logprobs), None if flat.entropy is None else layout.to_rows(flat.entropy))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -290,12 +272,11 @@ class Policy(nn.Module):
 
     @contextmanager
     def eager_attention(self) -> Iterator[None]:
-        """Run where flash-attn cannot: on the CPU on which weights are loaded, and in full precision. Not compiled."""
+        """Eager attention for a while: flash-attn does not run on the CPU that loads the weights, nor in float32."""
         chosen = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         try:
-            with torch.compiler.set_stance("force_eager"):
-                yield
+            yield
         finally:
             self.model.set_attn_implementation(chosen)
 
@@ -337,16 +318,6 @@ def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None
     finally:
         for parameter in parameters:
             parameter.requires_grad_(not value)
-
-
-def last_columns(values: Tensor, mask: Tensor) -> Tensor:
-    """``[B, W, ...] -> [B, T, ...]`` for a mask ``[B, T]``; none if ``T`` is 0, where ``-T:`` would be all."""
-    return values[:, values.shape[1] - mask.shape[1] :]
-
-
-def left_to_run(columns: Tensor, behind: Any) -> Tensor:
-    """``[B, W] -> [B, w]``: the columns that a key-value cache does not hold yet; all without one."""
-    return columns if behind is None else columns[:, behind.get_seq_length() :]
 
 
 def merge_adapters(model: Any) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -66,13 +64,7 @@ class Loading:
         from_scratch: Build the architecture of the config with random weights.
         chat_template_kwargs: Passed to the chat template.
         chunk_tokens: Most positions whose logits exist at a time; fewer behind a large vocabulary.
-        packing: Run the decoder on valid tokens alone, all rows behind each other. For flash-attn's variable lengths;
-            SDPA attends as over one row of all tokens, which pays for wide models in small micro-batches only.
-        compile: Run the decoder blocks through `torch.compile`, in decoding (prompts excepted) and in the update. Needs
-            a C++ compiler.
-        offload: Keep weights, gradients and so the optimiser's state in the host's memory. Blocks travel to the device
-            when they run, all at once for sampling; the optimiser steps on the host. Needs `ModelParallelStrategy`,
-            on one device, too.
+        packing: Run the decoder on valid tokens alone, all rows as one, through flash-attn's variable-length kernels.
         reduce_once: With FSDP2, keep each rank's gradients whole until the last micro-batch of a step and reduce them
             then: less traffic, and memory for all gradients on every rank.
     """
@@ -87,8 +79,6 @@ class Loading:
     chat_template_kwargs: dict[str, Any] = field(default_factory=lambda: {"enable_thinking": False})
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     packing: bool = False
-    compile: bool = False
-    offload: bool = False
     reduce_once: bool = False
 
     def __post_init__(self) -> None:
@@ -159,7 +149,6 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
             f"`policy` {name!r} has a config but no weights. Set `loading.from_scratch: true` to make some."
         )
     check_attention(loading.attention)
-    check_compiler(loading)
 
 
 def check_precision(precision: Any) -> None:
@@ -184,20 +173,6 @@ def check_dtype(name: str, loading: Loading) -> None:
         raise ValueError(
             f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "
             f"{name!r}. Use bfloat16, or float32."
-        )
-
-
-def check_compiler(loading: Loading) -> None:
-    """Whether `torch.compile` can build its code here.
-
-    Raises:
-        ValueError: If it is wanted and there is no C++ compiler.
-    """
-    compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    if loading.compile and not any(shutil.which(name) for name in compilers):
-        raise ValueError(
-            "`loading.compile` needs a C++ compiler, but found none of g++, clang++ and `CXX`. "
-            "Install one (apt-get install g++), or leave it off."
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grail_lightning.policy.options import read_config, resolve_policy
-from grail_lightning.rollout import Messages
+from grail_lightning.tasks.base import Messages
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:

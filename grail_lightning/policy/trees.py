@@ -1,227 +1,274 @@
-"""Rows that begin alike, laid out as prefix trees: what several of them begin with is run once.
+"""Prefix trees: what several rows begin with is run once, forward and backward.
 
-Shapes: ``B`` rows, ``W`` columns, ``T`` response tokens; ``G`` trees of at most ``N`` tokens, ``M`` predictions.
+The rows of a group share their prompt and often the beginning of their responses. The distinct tokens of such rows form
+a tree, which is laid out as one sequence in preorder, so that the decoder's linear layers see every distinct token
+once. Attention is computed by *units*: some tokens as queries, and the tokens on their paths as keys. Its cost follows
+the tokens that are there, whatever the size of the tree.
+
+Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` columns, ``N`` distinct tokens,
+``U`` units of at most ``Q`` queries and ``K`` keys, ``M`` predictions, ``D`` width.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from grail_lightning.functional.tokens import full_precision
-from grail_lightning.policy.model import Policy
-from grail_lightning.policy.prefix import may_share
-from grail_lightning.rollout import RolloutBatch, micro_batches
+from grail_lightning.policy.layout import TokenLayout, gather_rows
 
-MOST = 8192
-"""Tokens of a tree of several rows: its mask has the square of that many numbers."""
+TREE_ATTENTION = "prefix_tree_sdpa"
+"""The attention implementation that a policy is loaded with in the place of Transformers' `sdpa`."""
 
 
-class PrefixTrees:
-    r"""Rows as trees of tokens, each tree one sequence in which a token attends to what stands before it in its rows.
-
-    Rows come in an order in which those that begin alike are neighbours. A token is new where its row differs from the
-    one before, so that new tokens, row by row, are each tree in preorder: what follows token `j` in any row stands at
-    ``j … end_j - 1``, and token `i` attends to `j` where ``j ≤ i < end_j``. What a row ends with predicts nothing and
-    is left out.
-
-    Args:
-        input_ids: ``[B, W]``; prompts padded left, and responses right.
-        attention_mask: ``[B, W]`` bool.
-        response_mask: ``[B, T]`` bool.
-        starts: At which rows a tree begins; ascending, the first is 0.
+class AttentionUnits(NamedTuple):
+    """How the tokens of prefix trees attend.
 
     Attributes:
-        ids: ``[G, N]`` long, padded right.
-        positions: ``[G, N]`` long, how many tokens stand before each in its rows.
-        ends: ``[G, N]`` long, ``end_j``; padding is followed by nothing.
-        before: ``[M]`` long, the place in ``[G * N]`` of the token that predicts each response token.
-        targets: ``[M]`` long, the response tokens.
-        of: ``[response_mask.sum()]`` long, which of the `M` each response token of the rows is.
+        queries: ``[U, Q]`` long, token numbers; padded with any.
+        keys: ``[U, K]`` long, token numbers; padded with any.
+        mask: ``[U, 1, Q, K]``, added to the scores: 0 where a query attends to a key.
+        output_of: ``[N]`` long, the place in ``U · Q`` at which each token is a query.
     """
 
-    def __init__(self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, starts: Sequence[int]) -> None:
-        device, width = input_ids.device, input_ids.shape[1] - response_mask.shape[1]
-        ids, valid, responses = input_ids.cpu(), attention_mask.cpu(), response_mask.cpu()
-        rows, columns = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1])
-        shared = _common(ids, valid)
-        shared[list(starts)] = 0
-        new = columns >= shared[:, None]
-        owner = torch.where(new, rows, 0).cummax(0).values
-        cells = owner * ids.shape[1] + columns  # Where in a `[B, W]` table a token stands for the first time.
-
-        followed = valid & torch.nn.functional.pad(valid[:, 1:], (0, 1))
-        run = torch.zeros_like(valid)
-        run.view(-1)[cells[followed]] = True
-        number = (run.flatten().cumsum(0) - 1).view_as(ids)
-        begin = torch.nn.functional.pad(run.sum(1).cumsum(0), (1, 0))  # `[B + 1]`: the tokens of the rows before.
-        first = begin[torch.tensor([*starts, len(ids)])]
-        tree = torch.bucketize(rows[:, 0], torch.tensor(starts), right=True) - 1
-        longest = max(1, int(first.diff().max()))
-        # From a token's number to its place among padded trees.
-        shift = (tree * longest - first[tree])[:, None]
-        # The next row that does not go through a token is the first one with no more than its column in common.
-        leaves = torch.where(new, rows, len(ids)).roll(-1, 0)
-        leaves[-1] = len(ids)
-        end = begin[leaves.flip(0).cummin(0).values.flip(0)] + shift
-
-        places = (number + shift)[run]
-        slots = torch.arange(len(starts) * longest)
-        ends = (slots + 1).index_copy(0, places, end[run]).view(-1, longest)
-        slots = slots.view(-1, longest)
-        self.ends = (ends - slots[:, :1]).to(device)
-        self.ids = torch.zeros_like(slots).view(-1).index_copy(0, places, ids[run].long()).view_as(slots).to(device)
-        depth = valid.cumsum(1) - 1
-        self.positions = torch.zeros_like(slots).view(-1).index_copy(0, places, depth[run]).view_as(slots).to(device)
-
-        scored = new[:, width:] & responses
-        self.before = (number.view(-1)[cells] + shift)[:, width - 1 : -1][scored].to(device)
-        self.targets = ids[:, width:][scored].long().to(device)
-        index = (scored.flatten().cumsum(0) - 1).view_as(scored)
-        self.of = index[owner[:, width:], columns[: scored.shape[1]]][responses].to(device)
-
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """``[G, 1, N, N]``, to be added to the scores of attention: 0 where a token (last but one) attends to another.
-
-        SDPA would convert another kind of mask, and keep that, in each layer.
-        """
-        (trees, number), device = self.ends.shape, self.ends.device
-        # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
-        shape = (trees, 1, number, number + -number % 16)
-        found = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=device)[..., :number]
-        place = torch.arange(number, device=device)
-        attends = (place <= place[:, None]) & (place[:, None] < self.ends[:, None, None])
-        return found.masked_fill_(attends, 0)
-
-    def predictors(self, states: Tensor) -> Tensor:
-        """``[G, N, D] -> [M, D]``: the decoder's output from which each response token is predicted."""
-        return look_up(states.flatten(0, 1), self.before)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """``[M] -> [response_mask.sum()]``: what was found of each prediction, for all rows that make it."""
-        return look_up(values[:, None], self.of).squeeze(1)
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor
+    output_of: Tensor
 
 
-def look_up(table: Tensor, index: Tensor) -> Tensor:
-    """The rows ``table[index]``; gradients of many rows add up in float32 at least, and always in the same order."""
-    return torch.nn.functional.embedding(index, full_precision(table)).to(table.dtype)
-
-
-class Grove(NamedTuple):
-    """A micro-batch of trees: the rows ``[b]`` long of `PrefixTrees`, where a tree begins, and how many tokens run."""
-
-    rows: Tensor
-    starts: list[int]
-    tokens: int
-
-
-def cut_into_trees(batch: RolloutBatch, rows: Tensor, token_budget: int, span: float) -> tuple[list[Grove], float]:
-    """Micro-batches within a token budget, in which rows of a group that begin alike share a tree if that pays.
-
-    A sequence of `n` tokens is taken to cost ``n (1 + n / span)``: every token of a tree is held against every other,
-    and so rows that differ early are better off in trees of their own.
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    units: AttentionUnits | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' SDPA; with `units`, attention within prefix trees.
 
     Args:
-        batch: ``B`` rows.
-        rows: ``[n]`` long, which of them; at least one.
-        token_budget: Most padded tokens of a micro-batch.
-        span: To how many others a token attends at the cost of everything else that is done for it.
+        module: The attention module.
+        query: ``[1, heads, N, d]``; without `units` as Transformers has it.
+        key: ``[1, key heads, N, d]``.
+        value: Likewise.
+        attention_mask: Not read with `units`, which bring their own.
+        units: Who attends to whom.
+        options: What the module passes on, the scale among it.
 
     Returns:
-        Longest trees first; and the share of the cost of whole rows that is saved.
+        ``[1, N, heads, d]``, and None for the attention weights.
     """
-    order = rows.cpu()[_alike_beside_each_other(batch, rows)]
-    ids, valid, group = (t.cpu()[order] for t in (batch.input_ids, batch.attention_mask, batch.group))
-    padding = (~valid[:, : batch.prompt_width]).sum(1)
-    shared = (_common(ids, valid) - padding).clamp(min=0).tolist()
-    lengths = (valid.sum(1) - 1).tolist()  # Of what a row ends with nothing is asked.
-
-    def cost(tokens: int) -> float:
-        return tokens * (1 + tokens / span)
-
-    trees: list[list[int]] = []
-    sizes: list[int] = []
-    reach = 0  # How many of a row's first tokens its tree runs.
-    for k, length in enumerate(lengths):
-        if k and group[k] == group[k - 1]:
-            there = min(shared[k], reach)
-            grown = sizes[-1] + max(0, length - there)
-            if grown <= min(token_budget, MOST) and cost(grown) < cost(sizes[-1]) + cost(length):
-                trees[-1].append(k)
-                sizes[-1], reach = grown, max(length, there)
-                continue
-        trees.append([k])
-        sizes.append(length)
-        reach = length
-    groves = []
-    for part in micro_batches(torch.tensor(sizes, dtype=torch.long), token_budget):
-        members = [trees[k] for k in part.tolist()]
-        starts = list(itertools.accumulate(map(len, members[:-1]), initial=0))
-        groves.append(Grove(order[list(itertools.chain(*members))], starts, sum(sizes[k] for k in part.tolist())))
-    return groves, 1 - sum(map(cost, sizes)) / sum(map(cost, lengths))
+    if units is None:
+        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return found
+    asked = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
+    keys, values = _gather(key, units.keys), _gather(value, units.keys)
+    # Under autocast SDPA converts its arguments to the mask's dtype itself; each layer would keep a further copy.
+    mask = units.mask if torch.is_autocast_enabled(query.device.type) else units.mask.to(query.dtype)
+    scaling = options.get("scaling")
+    out, _ = sdpa_attention_forward(module, asked, keys, values, mask, scaling=scaling)
+    return out.flatten(0, 1)[units.output_of][None], None
 
 
-def _alike_beside_each_other(batch: RolloutBatch, rows: Tensor) -> list[int]:
-    """An order of `rows`, group by group, in which those with a common beginning are neighbours."""
-    keys = list(zip(batch.group.cpu()[rows].tolist(), _as_bytes(batch, rows), strict=True))
-    return sorted(range(len(rows)), key=keys.__getitem__)
+def _gather(states: Tensor, index: Tensor) -> Tensor:
+    """``[1, heads, N, d] -> [U, heads, K, d]``: copies for each unit."""
+    heads, number, size = states.shape[1:]
+    table = states[0].transpose(0, 1).reshape(number, heads * size)
+    return gather_rows(table, index).view(*index.shape, heads, size).transpose(1, 2)
 
 
-def _as_bytes(batch: RolloutBatch, rows: Tensor) -> list[bytes]:
-    """The tokens of some rows, padding included: to be compared and ordered."""
-    return [row.tobytes() for row in batch.input_ids.cpu()[rows].int().numpy()]
+AttentionInterface.register(TREE_ATTENTION, tree_attention)
+AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
-def first_alike(batch: RolloutBatch, rows: Tensor) -> Tensor:
-    """``[n]`` long: for each of `rows` the first that says the same to the same prompt with the same advantage."""
-    assert batch.advantages is not None
-    others = (values.cpu()[rows].tolist() for values in (batch.group, batch.response_lengths, batch.advantages))
-    keys = zip(_as_bytes(batch, rows), *others, strict=True)
-    seen: dict[Any, int] = {}
-    first = [seen.setdefault(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
-    return torch.tensor(first, dtype=torch.long)
+def tree_layout(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    response_mask: Tensor,
+    starts: Sequence[int],
+    *,
+    share_responses: bool = True,
+) -> TokenLayout:
+    """Rows as prefix trees.
+
+    A token is new where its row differs from the row before, so the new tokens, row by row, are each tree in preorder.
+    The descendants of token ``j`` are ``j … end_j − 1``, and ``i`` attends to ``j`` where ``j ≤ i < end_j``. The last
+    token of a row predicts nothing and is left out.
+
+    Args:
+        input_ids: ``[b, P+T]``, prompts padded left, responses padded right. Rows that begin alike are neighbours.
+        attention_mask: ``[b, P+T]`` bool.
+        response_mask: ``[b, T]`` bool.
+        starts: The rows at which a tree begins; ascending, the first is 0.
+        share_responses: False shares prompts without their last token alone, and whole rows that are equal: every
+            position at which a response token is predicted then belongs to one response.
+    """
+    device, width = input_ids.device, input_ids.shape[1] - response_mask.shape[1]
+    ids, valid, responses = input_ids.cpu(), attention_mask.cpu(), response_mask.cpu()
+    rows, columns = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1])
+    shared = shared_columns(ids, valid)
+    if not share_responses:
+        shared = torch.where(shared < ids.shape[1], shared.clamp(max=width - 1), shared)
+    shared[list(starts)] = 0
+    new = columns >= shared[:, None]
+    owner = torch.where(new, rows, 0).cummax(0).values
+    cells = owner * ids.shape[1] + columns  # Where in a `[b, W]` table a token occurs for the first time.
+
+    followed = valid & torch.nn.functional.pad(valid[:, 1:], (0, 1))
+    run = torch.zeros_like(valid)
+    run.view(-1)[cells[followed]] = True
+    number = torch.where(run.flatten(), run.flatten().cumsum(0) - 1, -1)
+    begin = torch.nn.functional.pad(run.sum(1).cumsum(0), (1, 0))  # `[b + 1]`: the tokens of the rows before.
+    # The next row that does not go through a token is the first one with no more than its column in common.
+    leaves = torch.where(new, rows, len(ids)).roll(-1, 0)
+    leaves[-1] = len(ids)
+    end = begin[leaves.flip(0).cummin(0).values.flip(0)][run]
+
+    scored = new[:, width:] & responses
+    index = (scored.flatten().cumsum(0) - 1).view_as(scored)
+    predictors = number[cells][:, width - 1 : -1]
+    every = torch.full(responses.shape, -1, dtype=torch.long)
+    every[responses] = torch.arange(int(responses.sum()))
+    units = _units(number[cells], run.sum(1), begin, end, followed & ~new, starts)
+    tensors = {
+        "ids": ids[run][None].long(),
+        "positions": (valid.cumsum(1) - 1)[run][None],
+        "predictors": predictors[scored],
+        "targets": ids[:, width:][scored].long(),
+        "places": number.view_as(ids)[:, width:][scored],
+        "prediction_of": index[owner[:, width:], columns[: scored.shape[1]]][responses],
+        "source_of": every[scored],
+    }
+    return TokenLayout(
+        **{name: tensor.to(device) for name, tensor in tensors.items()},
+        response_mask=response_mask,
+        attention=lambda dtype: _attention(units, dtype, device),
+        num_tokens=int(run.sum()),
+    )
 
 
-def _common(ids: Tensor, valid: Tensor) -> Tensor:
-    """``[B]``: how many columns each row has in common with the one before, padding on the left included."""
+def shared_columns(ids: Tensor, valid: Tensor) -> Tensor:
+    """``[b]`` long: how many columns each row has in common with the one before, padding on the left included."""
     same = (ids[1:] == ids[:-1]) & (valid[1:] == valid[:-1]) | ~valid[1:] & ~valid[:-1]
     return torch.nn.functional.pad(same.int().cumprod(1).sum(1), (1, 0))
 
 
-def can_branch(policy: Policy) -> bool:
-    """Whether the model runs trees as it does whole rows; tried once. Under FSDP every rank must come here.
+def _units(
+    path: Tensor, own: Tensor, begin: Tensor, end: Tensor, inherited: Tensor, starts: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, places of outputs ``[N]``.
 
-    Not with dropout (every row has its own), packed blocks, and attention that takes no mask of our own.
+    A unit's queries are the tokens that its rows add to the tree; its keys are these and the path to the first of them.
+    Rows with few tokens of their own share a unit of as many queries as the longest row has: padding costs nothing.
     """
-    if not may_share(policy):
-        return False
-    if policy.branches is None:
-        policy.branches = _branches(policy)
-    return policy.branches
+    most, trees = int(own.max()), set(starts)
+    heads: list[int] = []
+    sizes: list[int] = []
+    for row, added in enumerate(own.tolist()):
+        if not heads or row in trees or sizes[-1] + added > most:
+            heads.append(row)
+            sizes.append(0)
+        sizes[-1] += added
+    kept = [k for k, size in enumerate(sizes) if size]
+    first, counts = [heads[k] for k in kept], torch.tensor([sizes[k] for k in kept])
+    spans = [torch.arange(int(begin[row]), int(begin[row]) + size) for row, size in zip(first, counts, strict=True)]
+    queries = pad_sequence(spans, batch_first=True)
+    paths = [torch.cat([path[row][inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
+    keys = pad_sequence(paths, batch_first=True)
+    asked = torch.arange(queries.shape[1]) < counts[:, None]
+    given = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
+    ahead, behind = queries[:, :, None], keys[:, None]
+    mask = (behind <= ahead) & (ahead < end[keys][:, None]) & given[:, None]
+    mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
+    output_of = torch.zeros(len(end), dtype=torch.long)
+    output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
+    return queries, keys, mask, output_of
 
 
-def reaches(policy: Policy, width: int) -> bool:
-    """Whether every block attends as far as `width` columns: windows do not know the way through a tree."""
-    config = policy.model.config.get_text_config()
-    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    return all(window is None or width <= window for window in windows)
+def _attention(units: tuple[Tensor, ...], dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
+    """The decoder's arguments. SDPA would convert a mask of truth values in each layer, and keep the result."""
+    queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
+    number = keys.shape[1]
+    # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
+    shape = (len(queries), 1, queries.shape[1], number + -number % 16)
+    added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
+    # Any mask of four dimensions keeps Transformers from making one.
+    return {
+        "attention_mask": added.new_zeros(1, 1, 1, 1),
+        "units": AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
+    }
 
 
-def _branches(policy: Policy) -> bool:
-    """Compare three rows in one tree with the same rows apart."""
-    try:
-        with policy.trial(3, 9) as (ids, mask), torch.compiler.set_stance("force_eager"):
-            ids[1, :6], ids[2, :8] = ids[0, :6], ids[0, :8]
-            mask[:, 0] = mask[1, 7:] = False
-            responses = mask[:, 4:]
-            whole, found = (
-                policy(ids, mask, responses, trees=trees).logprobs[responses]
-                for trees in (None, PrefixTrees(ids, mask, responses, [0]))
-            )
-    except Exception:  # Whatever a model says that wants another mask.
-        return False
-    return bool((found - whole).norm() < torch.finfo(policy.compute_dtype).eps ** 0.5 * (whole - whole.mean()).norm())
+class TreeBatch(NamedTuple):
+    """The rows of a micro-batch of prefix trees.
+
+    Attributes:
+        rows: ``[n]`` long, in the order of `tree_layout`.
+        starts: At which of them a tree begins.
+    """
+
+    rows: Tensor
+    starts: list[int]
+
+
+def cut_into_trees(
+    ids: Tensor, valid: Tensor, group: Tensor, token_budget: int, *, prompt_width: int, share_responses: bool = True
+) -> list[TreeBatch]:
+    """Rows as micro-batches of prefix trees within a token budget, the largest trees first.
+
+    Rows of a group share a tree as long as it fits into the budget. A row counts the tokens that it adds, and a quarter
+    of those that it shares, for the copies of their keys and values.
+
+    Args:
+        ids: ``[n, W]``.
+        valid: ``[n, W]`` bool.
+        group: ``[n]`` long; rows of different groups share nothing.
+        token_budget: Most tokens of a micro-batch; a row that is longer has one of its own.
+        prompt_width: P, the columns before the first response column.
+        share_responses: As for `tree_layout`.
+    """
+    if not len(ids):
+        return []
+    texts = [row.tobytes() for row in ids.int().numpy()]
+    order = sorted(range(len(ids)), key=list(zip(group.tolist(), texts, strict=True)).__getitem__)
+    ids, valid, group = ids[order], valid[order], group[order]
+    shared = shared_columns(ids, valid)
+    if not share_responses:
+        shared = torch.where(shared < ids.shape[1], shared.clamp(max=prompt_width - 1), shared)
+    shared = (shared - (~valid[:, :prompt_width]).sum(1)).clamp(min=0)
+    lengths = valid.sum(1) - 1
+    shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
+    trees: list[list[int]] = []
+    sizes: list[int] = []
+    for row, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
+        joined = max(0, length - common) + min(length, common) // 4
+        if trees and group[row] == group[row - 1] and sizes[-1] + joined <= token_budget:
+            trees[-1].append(order[row])
+            sizes[-1] += joined
+        else:
+            trees.append([order[row]])
+            sizes.append(length)
+    batches: list[list[list[int]]] = []
+    room = 0
+    for k in sorted(range(len(trees)), key=sizes.__getitem__, reverse=True):
+        if not batches or sizes[k] > room:
+            batches.append([])
+            room = token_budget
+        batches[-1].append(trees[k])
+        room -= sizes[k]
+    return [
+        TreeBatch(
+            torch.tensor(list(itertools.chain(*members)), dtype=torch.long),
+            list(itertools.accumulate(map(len, members[:-1]), initial=0)),
+        )
+        for members in batches
+    ]

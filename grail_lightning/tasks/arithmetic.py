@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from grail_lightning.answers import Box, find_boxes
-from grail_lightning.rollout import Prompt, Step, StepKind
+from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.boxed import BoxedTask
 from grail_lightning.tasks.problems import Problem, calculate, misconception
 from grail_lightning.tasks.rewards import RewardSpec

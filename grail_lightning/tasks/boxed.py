@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grail_lightning.answers import find_boxes
-from grail_lightning.rollout import Earned, GradedAnswer, Prompt, Task
+from grail_lightning.tasks.base import Earned, GradedAnswer, Prompt, Task
 from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_reward
 
 

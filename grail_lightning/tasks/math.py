@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grail_lightning.rollout import Messages, Prompt
+from grail_lightning.tasks.base import Messages, Prompt
 from grail_lightning.tasks.boxed import BoxedTask
 from grail_lightning.tasks.rewards import RewardSpec
 

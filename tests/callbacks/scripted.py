@@ -5,13 +5,16 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.answers.verifier import Verdict
+from grail_lightning.batch import Sampling
+from grail_lightning.credit.base import TokenWeights
+from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import build_batch
-from grail_lightning.locate import align_rows, answer_masks
-from grail_lightning.module import StepOutput
-from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, load_policy
-from grail_lightning.rollout import Prompt, Sampling, TokenWeights
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
+from tests.batches import rollouts
 
 TASK = ArithmeticTask()
 LIMIT = 24
@@ -40,9 +43,11 @@ class Scripted(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.say, self.updates, self.group_size = say, updates, group_size
-        self.sampling, self.objective = Sampling(max_response_length=LIMIT), Objective(updates_per_batch=updates)
+        self.sampling, self.objective = Sampling(max_response_length=LIMIT), Objective()
+        self.execution = Execution(updates_per_batch=updates)
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
+        self.gradients = None
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
@@ -50,8 +55,7 @@ class Scripted(pl.LightningModule):
 
     def rollouts(self, problems, num_samples):
         if not problems:  # the share of a rank in a last small batch
-            batch, _ = self.rollouts(prompts(1), num_samples)
-            return batch.select(torch.zeros(0, dtype=torch.long)), []
+            return self.rollouts(prompts(1), num_samples).select(torch.zeros(0, dtype=torch.long))
         texts = [self.say(p, k, self.global_step) for p in problems for k in range(num_samples)]
         ids = [self.tokenizer("7" * LIMIT if text is None else text)["input_ids"] for text in texts]
         ends = [[] if text is None else [self.tokenizer.eos_token_id] for text in texts]
@@ -59,8 +63,8 @@ class Scripted(pl.LightningModule):
         batch = build_batch(self.policy, problems, num_samples, ids, [text is not None for text in texts])
         verdicts = [self.verdict(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
         right = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
-        batch = batch.replace(answer=answer_masks(batch, align_rows(batch, self.tokenizer)))
-        return batch.replace(correct=right, rewards=right.float(), advantages=right.float() - 0.5), verdicts
+        given = {"tokenizer": self.tokenizer, "verdicts": verdicts}
+        return rollouts(batch, right.float(), right.float() - 0.5, correct=right, **given)
 
     def verdict(self, text, prompt):
         answer = TASK.answer(text)
@@ -72,7 +76,7 @@ class Scripted(pl.LightningModule):
         )
 
     def training_step(self, problems, batch_idx):
-        batch, verdicts = self.rollouts(problems, self.group_size)
+        batch = self.rollouts(problems, self.group_size)
         self.seen.append(problems)
         optimizer = self.optimizers()
         taken = self.updates
@@ -89,21 +93,22 @@ class Scripted(pl.LightningModule):
             "frac_reward_zero_std": float((spread.max(1).values == spread.min(1).values).float().mean()),
             "completions/clipped_ratio": 1 - float(batch.finished.float().mean()),
         }
-        return {"output": StepOutput(batch, verdicts, None, metrics)}
+        return {"output": StepOutput(batch, None, metrics)}
 
     def validation_step(self, problems, batch_idx, dataloader_idx=0):
-        return StepOutput(*self.rollouts(problems, self.evaluation.num_samples if self.evaluation else 1))
+        return StepOutput(self.rollouts(problems, self.evaluation.num_samples if self.evaluation else 1))
 
     test_step = validation_step
 
     def predict_step(self, problems, batch_idx, dataloader_idx=0):
-        batch, verdicts = self.rollouts(problems, 1)
+        batch = self.rollouts(problems, 1)
         values = batch.response_mask * torch.arange(batch.response_ids.shape[1]).float()
         fallback = ~batch.answer.whole.any(1)
-        return StepOutput(batch, verdicts, TokenWeights(values=values, scores=values * 2, fallback=fallback))
+        return StepOutput(batch, TokenWeights(values=values, scores=values * 2, fallback=fallback))
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.policy.parameters(), lr=1e-3)
+        self.gradients = Gradients(self.policy, self.trainer.strategy)
+        return self.gradients.make_optimizer(lambda p: torch.optim.SGD(p, lr=1e-3))
 
     def transfer_batch_to_device(self, batch, device, dataloader_idx):
         return batch

@@ -9,9 +9,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 import grail_lightning.callbacks
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, default_callbacks
 from grail_lightning.data import ArithmeticData
-from grail_lightning.rollout import Sampling
 from tests.callbacks.scripted import panels, run, scalars
 from tests.processes import run_script
 from tests.runs import module

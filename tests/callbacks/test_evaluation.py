@@ -6,9 +6,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data.loaders import PromptSet, TrainingLoader
-from grail_lightning.rollout import Sampling
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run, scalars
 
 

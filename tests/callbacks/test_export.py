@@ -136,7 +136,7 @@ def test_a_model_without_sdpa_can_be_exported_from_gathered_weights(tmp_path):
     module.policy = tiny("gemma2", tmp_path)
     module.policy_name = str(tmp_path)
     # What the second policy has no use for, and eager attention cannot do, stays behind.
-    module.loading = Loading(from_scratch=True, packing=True, compile=True, gradient_checkpointing=True)
+    module.loading = Loading(from_scratch=True, packing=True, gradient_checkpointing=True)
     _unsharded(module, _gathered(module)).save(tmp_path / "again")
     again = _weights(tmp_path / "again")
     assert all(torch.equal(again[name], w) for name, w in module.policy.model.state_dict().items())

@@ -3,22 +3,25 @@ import warnings
 import pytest
 import torch
 
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.callbacks.preflight import sampler_problem, stuck_share, what_moves
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.engines import HFEngine
-from grail_lightning.objective import Objective
 from grail_lightning.policy import Loading, LoRA
-from grail_lightning.rollout import Sampling, TokenWeights
+from grail_lightning.step.options import Objective
 from tests import runs
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
 from tests.processes import run_script
+from tests.steps import configured
 from tests.tolerance import roundings
 
 
 def _said(say, max_steps=20, num_prompts=2, sampling=None, objective=None, **options):
     """The warnings of a run with two optimiser steps a batch."""
     module = Scripted(say)
-    module.sampling, module.objective = sampling or module.sampling, Objective(**objective or {})
+    module.sampling = sampling or module.sampling
+    module.objective, module.execution = configured(objective or {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(max_steps, Preflight(**options)).fit(module, loader(*[prompts(num_prompts)] * (max_steps // 2)))
@@ -39,7 +42,7 @@ def test_dead_groups_are_named_once_with_figures_and_a_remedy():
     assert "In each of the last 5 batches" in said
     assert "mean reward now 0;" in said
     assert "100% wrong" in said
-    assert "`objective.group_size`" in said
+    assert "`execution.group_size`" in said
     assert "every advantage is 0 and nothing is learned" in said
 
 
@@ -70,8 +73,8 @@ def test_dead_groups_are_not_said_to_learn_nothing_where_something_else_moves_th
 def test_rewards_that_bnpo_cannot_take_are_told_before_a_group_of_them_stops_the_run():
     class Penalised(Scripted):
         def rollouts(self, *arguments):
-            batch, verdicts = super().rollouts(*arguments)
-            return batch.replace(rewards=batch.rewards - 0.25 * batch.correct.logical_not()), verdicts
+            batch = super().rollouts(*arguments)
+            return batch.replace(rewards=batch.rewards - 0.25 * batch.correct.logical_not())
 
     def said(**options):
         module = Penalised(_mixed)
@@ -88,7 +91,7 @@ def test_rewards_that_bnpo_cannot_take_are_told_before_a_group_of_them_stops_the
 
 def test_more_mini_batches_than_groups_are_told_once_with_figures():
     (said,) = _said(_mixed, objective={"mini_batches": 8})
-    assert "`objective.mini_batches` 8 are more than the 2 groups" in said
+    assert "`execution.mini_batches` 8 are more than the 2 groups" in said
     assert "6 of 8 optimiser steps have no rows" in said
     assert _said(_mixed, objective={"mini_batches": 2}) == []
 
@@ -141,7 +144,7 @@ TWO_RANKS = """
 import os, sys, types, warnings
 import torch, torch.distributed as dist
 from grail_lightning.callbacks import Preflight
-from grail_lightning.objective import Objective
+from grail_lightning.step.options import Objective
 
 rank, store = int(os.environ["RANK"]), sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -153,7 +156,9 @@ for batch in statuses:
     verdicts = [types.SimpleNamespace(status=status) for status in batch]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outputs = {"output": types.SimpleNamespace(metrics=figures, verdicts=verdicts)}
+        outputs = {"output": types.SimpleNamespace(
+            metrics=figures, weights=None, batch=types.SimpleNamespace(verdicts=verdicts)
+        )}
         watch.on_train_batch_end(None, types.SimpleNamespace(objective=Objective()), outputs, [], 0)
     print([str(w.message)[:75] for w in caught], flush=True)
 dist.destroy_process_group()
@@ -303,4 +308,4 @@ def test_a_sampler_that_is_not_the_trainer_is_told_with_the_difference(engine):
         # 0.2·lp differs from lp by 0.8·|lp|, and what is reported is 0.2·lp.
         assert gap == pytest.approx((4 * batch.sampling_logprobs.abs())[mask].mean().item(), rel=1e-3)
         assert len(said) == 1
-        assert "`objective.sampler_cap: 2`" in said[0]
+        assert "`execution.sampler_cap: 2`" in said[0]

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from grail_lightning.callbacks import KeepRollouts, RolloutTable
-from grail_lightning.callbacks.records import code_block, encodable, prompt_text
-from grail_lightning.rollout import Prompt
+from grail_lightning.callbacks.records import code_block, encodable, prompt_text, rollout_columns
+from grail_lightning.step.outputs import StepOutput
+from grail_lightning.tasks.base import Prompt
+from tests.batches import graded
 from tests.callbacks.scripted import TASK, Scripted, box, loader, panels, prompts, run
 
 with warnings.catch_warnings():
@@ -171,8 +173,8 @@ def test_a_resumed_run_adds_files_and_overwrites_none(tmp_path):
 def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tmp_path):
     class Raw(Scripted):
         def rollouts(self, problems, num_samples):
-            batch, verdicts = super().rollouts(problems, num_samples)
-            return batch.replace(texts=["\ud800 x"] * len(batch), advantages=None), verdicts
+            batch = super().rollouts(problems, num_samples)
+            return graded(batch, batch.rewards, verdicts=batch.verdicts, texts=["\ud800 x"] * len(batch))
 
     run(2, KeepRollouts(), default_root_dir=tmp_path).fit(Raw(_half_right), loader(prompts(2)))
     rows = pq.read_table(tmp_path / "rollouts").to_pylist()
@@ -187,11 +189,9 @@ def test_a_rehearsal_keeps_nothing(tmp_path):
 def test_rows_are_those_of_the_batch_in_any_device_layout():
     # Non-contiguous tensors, as after `select`: values must follow their rows.
     module = Scripted(_half_right)
-    batch, verdicts = module.rollouts(prompts(3), 2)
-    from grail_lightning.callbacks.records import rollout_columns
-
+    batch = module.rollouts(prompts(3), 2)
     picked = batch.select(torch.tensor([4, 1]))
-    columns = rollout_columns(picked, [verdicts[4], verdicts[1]])
+    columns = rollout_columns(StepOutput(picked))
     assert columns["reward"] == [1.0, 0.0]
     assert columns["prompt"] == ["Compute 2+1.", "Compute 0+1."]
     assert columns["status"] == ["right", "wrong"]

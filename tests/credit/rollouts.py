@@ -5,7 +5,7 @@ import json
 import torch
 
 from grail_lightning.credit import CreditContext
-from grail_lightning.rollout import Prompt
+from grail_lightning.tasks.base import Prompt
 from tests.conftest import GOLDEN
 
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.credit import (
     GRAIL,
     CreditContext,
@@ -13,11 +14,10 @@ from grail_lightning.credit import (
     SaliencyOptions,
     input_saliency,
 )
-from grail_lightning.credit.base import Explained
-from grail_lightning.credit.saliency import forward_with_saliency
+from grail_lightning.credit.saliency import SaliencyTarget, forward_with_saliency
 from grail_lightning.policy import LoRA
-from grail_lightning.rollout import AnswerMasks, RolloutBatch
 from tests.architectures import ARCHITECTURES, tiny
+from tests.batches import rollouts
 from tests.credit.closeness import golden_error
 from tests.tolerance import assert_near, roundings
 
@@ -69,7 +69,7 @@ def batch():
             masks["content"][k, first + 1 : stop - 1] = True
             masks["marker"][k, first + 1 : stop - 1] = False
             masks["after"][k, stop:response] = True
-    return RolloutBatch(
+    sampled = SampledBatch(
         input_ids=ids,
         attention_mask=attention,
         response_ids=ids[:, width:],
@@ -79,9 +79,8 @@ def batch():
         finished=torch.ones(rows, dtype=torch.bool),
         prompts=[None] * rows,
         texts=[""] * rows,
-        answer=AnswerMasks(**masks),
-        advantages=torch.tensor([-0.6, 0.4, 0.2]),
     )
+    return rollouts(sampled, advantages=torch.tensor([-0.6, 0.4, 0.2]), answer=AnswerMasks(**masks))
 
 
 def _context(budget=60):
@@ -212,14 +211,15 @@ def test_beside_the_updates_forward_pass_both_gradients_are_those_of_the_whole_m
 ):
     policy = policies(name, head, trained)
     rows = batch.select(torch.tensor([0, 1]))
-    explained = Explained(objective=rows.answer.whole, rows=torch.ones(2, dtype=torch.bool))
-    stats, saliency = forward_with_saliency(policy, rows, explained, temperature=TEMPERATURE)
+    target = SaliencyTarget(objective=rows.answer.whole, rows=torch.ones(2, dtype=torch.bool))
+    layout = policy.layout(rows)
+    stats, saliency = forward_with_saliency(policy, layout, target, temperature=TEMPERATURE)
     assert golden_error(saliency(), _saliency(policy, batch)[:2], rows.response_mask) < CLOSE[name]
     assert all(p.grad is None for p in policy.parameters())
     stats.logprobs.sum().backward()
     found = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad}
     policy.zero_grad()
-    policy(rows.input_ids, rows.attention_mask, rows.response_mask, temperature=TEMPERATURE).logprobs.sum().backward()
+    policy(layout, temperature=TEMPERATURE).logprobs.sum().backward()
     for n, parameter in policy.named_parameters():
         if parameter.requires_grad:
             scale = parameter.grad.abs().max()

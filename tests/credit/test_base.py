@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from grail_lightning.credit import CreditControl, Mean, Shuffled, TokenCredit, Uniform, WarmUp
-from grail_lightning.credit.base import Explained, weigh
+from grail_lightning.credit.base import uniform_weights
+from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
+from grail_lightning.credit.weigh import weigh
 from tests.credit.rollouts import context, in_groups
 from tests.runs import batches, module, trainer
 
@@ -97,19 +99,16 @@ def test_a_method_inside_another_one_is_named_itself(golden_policy, golden_batch
         weigh(WarmUp(Given(_with(values=_put(-1.0)))), golden_policy, in_groups(golden_batch), context())
 
 
-class Beside(TokenCredit):
+class Beside(SaliencyCredit):
     """A method whose saliency comes from the update's own forward pass."""
 
-    def explains(self, policy, batch):
-        return Explained(objective=batch.answer.whole, rows=batch.answer.whole.any(1) & (batch.advantages != 0))
+    def target(self, policy, batch):
+        rows = batch.answer.whole.any(1) & (batch.advantages != 0)
+        return SaliencyTarget(objective=batch.answer.whole, rows=rows)
 
-    def __call__(self, policy, batch, context):
-        weights = Uniform()(policy, batch, context)
-        return (
-            weights
-            if context.scores is None
-            else replace(weights, values=weights.values.masked_fill(context.scores > 0, -1))
-        )
+    def weights_from(self, scores, policy, batch, context):
+        weights = uniform_weights(batch)
+        return replace(weights, values=weights.values.masked_fill(scores > 0, -1))
 
 
 class Negated(CreditControl):

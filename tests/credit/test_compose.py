@@ -127,7 +127,7 @@ def _built(monkeypatch, tmp_path, *options):
             seen["credit"] = self.model.credit
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grail_lightning.cli.GrailCLI", Built)
+    monkeypatch.setattr("grail_lightning.cli.app.GrailCLI", Built)
     monkeypatch.setattr("warnings.filterwarnings", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["grail-lightning", "fit", "--config=configs/quickstart.yaml", *options])
     entry_point()

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, Shuffled, Uniform
-from grail_lightning.rollout import AnswerMasks
 
 
 def _context(seed=3):

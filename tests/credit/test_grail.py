@@ -110,12 +110,15 @@ def test_saliency_leaves_everything_as_it_was(leaf, golden_policy, golden_batch)
 
 def test_rows_outside_the_gate_or_without_a_box_or_an_advantage_cost_nothing(golden_policy, golden_batch):
     seen = []
-    hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: seen.append(len(out.last_hidden_state)))
+    assert golden_policy.supports_prefix_trees  # It tries that once, with passes of its own.
+    hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: seen.append(out.last_hidden_state.shape[:2]))
     advantages = golden_batch.advantages.clone()
     advantages[1] = 0  # rows 1, 3, 4, 5 are negative; 4 has no box
     weights = GRAIL()(golden_policy, golden_batch.replace(advantages=advantages), _context())
     hook.remove()
-    assert sum(seen) == 2  # rows 3 and 5
+    # Rows 3 and 5, each up to the last token of its answer, which predicts nothing.
+    ends = [int(golden_batch.answer.whole[row].nonzero().max()) for row in (3, 5)]
+    assert sum(rows * columns for rows, columns in seen) == sum(ends) + int(golden_batch.prompt_lengths[[3, 5]].sum())
     assert weights.fallback.tolist() == [False, False, False, False, True, False]
     assert (weights.values[4][golden_batch.response_mask[4]] == 1).all()
 

@@ -21,7 +21,7 @@ from grail_lightning.credit import (
     Uniform,
     WarmUp,
 )
-from grail_lightning.objective import token_advantages
+from grail_lightning.step.advantages import token_advantages
 from tests.credit.rollouts import context, in_groups
 from tests.tolerance import roundings
 
@@ -103,7 +103,7 @@ def test_weights_are_finite_and_stay_within_the_response(name, plain, batch):
         assert not tensor.requires_grad
         assert (tensor[~mask] == 0).all()
     if name != "Uniform":
-        credit = token_advantages(batch.advantages, weights.values, weights.additive)
+        credit = token_advantages(batch.advantages, weights)
         assert credit[0][mask[0]].unique().numel() > 1, "the method does something here"
 
 

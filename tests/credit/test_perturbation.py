@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import BilevelOptions, CreditContext, OARPerturbation
 from grail_lightning.credit.perturbation import perturbation_scores
-from grail_lightning.policy.prefix import can_share
-from grail_lightning.rollout import AnswerMasks
 from tests.conftest import GOLDEN
 from tests.credit.closeness import golden_error
 from tests.tolerance import assert_near, near, roundings
@@ -119,7 +118,7 @@ def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budge
     advantages = torch.zeros(6)
     advantages[[1, 4]] = -1.0  # row 4 has no box
     shapes = []
-    assert can_share(golden_policy)  # It tries that once, with passes of its own.
+    assert golden_policy.supports_kv_continuation  # It tries that once, with passes of its own.
     hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: shapes.append(out.last_hidden_state.shape))
     credit = OARPerturbation(share_prefix=share)
     weights = credit(golden_policy, exact_batch.replace(advantages=advantages), _context(budget=700))
@@ -157,6 +156,7 @@ def test_sharing_the_prefix_changes_nothing(distribution, budget, golden_policy,
 def test_models_with_recurrent_states_run_every_sequence_whole(golden_policy, exact_batch):
     policy = copy.deepcopy(golden_policy)
     policy.model._is_stateful = True
+    vars(policy).pop("supports_kv_continuation", None)  # What the copied policy has found out.
     widths = set()
     policy.decoder.register_forward_hook(lambda _m, _i, out: widths.add(out.last_hidden_state.shape[1]))
     perturbation_scores(policy, exact_batch, torch.tensor([1]), token_budget=900)

@@ -7,7 +7,7 @@ import torch
 
 from grail_lightning.credit import UCAS
 from grail_lightning.functional.certainty import group_zscore
-from grail_lightning.objective import token_advantages
+from grail_lightning.step.advantages import token_advantages
 from tests.credit.rollouts import context, in_groups, row_logits
 from tests.tolerance import near
 
@@ -45,7 +45,7 @@ def test_token_advantages_are_those_of_the_formula(golden_policy, golden_batch):
     advantages[0] = 0.03  # small enough for the floor
     batch = batch.replace(advantages=advantages)
     weights = UCAS()(golden_policy, batch, context(temperature=TEMPERATURE))
-    found = token_advantages(batch.advantages, weights.values, weights.additive)
+    found = token_advantages(batch.advantages, weights)
     for row, expected in enumerate(_by_hand(golden_policy, batch, standardise=True)):
         assert found[row, : len(expected)].tolist() == near(expected, 100, torch.float32, scale=0.01)
         assert (found[row, len(expected) :] == 0).all()
@@ -63,7 +63,7 @@ def test_only_centred_certainties_are_held_within_the_exponent(golden_policy, go
         group=torch.tensor([0, 0, 1, 1]), row=torch.arange(4), advantages=torch.tensor([1.0, -1.0, 1.0, -1.0])
     )
     weights = UCAS(standardise=False)(golden_policy, batch, context(temperature=TEMPERATURE))
-    found = token_advantages(batch.advantages, weights.values, weights.additive)
+    found = token_advantages(batch.advantages, weights)
     by_hand = _by_hand(golden_policy, batch, standardise=False)
     for row in (0, 1):
         assert found[row, : len(by_hand[row])].tolist() == near(by_hand[row], 100, torch.float32, scale=0.01)

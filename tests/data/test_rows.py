@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from grail_lightning.data import ArithmeticData, MathData
-from grail_lightning.rollout import Prompt
 from grail_lightning.tasks import ArithmeticTask, MathTask
+from grail_lightning.tasks.base import Prompt
 from tests.data.recorder import write
 
 

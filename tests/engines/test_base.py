@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, RolloutEngine
-from grail_lightning.engines.base import build_batch, sample_rollouts
-from grail_lightning.rollout import Sampling
+from grail_lightning.engines.base import build_batch
+from grail_lightning.engines.checks import sample_rollouts
 from tests.runs import SAMPLING, TASK, batches, module, trainer
 
 PROMPTS = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3")]  # The first one is padded.
@@ -49,7 +50,7 @@ def _hole(batch):
 
 
 WRONG = {
-    "nothing": (lambda b: None, r"`Canned\.generate` must return a `RolloutBatch`, but got NoneType\. .*build_batch"),
+    "nothing": (lambda b: None, r"`Canned\.generate` must return a `SampledBatch`, but got NoneType\. .*build_batch"),
     "texts": (lambda b: b.replace(texts=b.texts[1:]), r"`texts` as a list of 6, one a row, but got 5\. "),
     "no texts": (lambda b: b.replace(texts=None), r"`texts` as a list of 6, one a row, but got NoneType\. "),
     "bytes": (lambda b: b.replace(texts=[b"7"] * 6), r"strings as `texts`, but got bytes in row 0\. "),

@@ -12,12 +12,14 @@ from transformers import (
     Qwen3Config,
 )
 
+from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.cache import GrowingLayer, growing_cache, keep_rows
 from grail_lightning.engines.decoding import Decoding, pick, supports
 from grail_lightning.policy import Policy, load_tokenizer
-from grail_lightning.rollout import Prompt, Sampling, pad_left
+from grail_lightning.policy.layout import padded_layout
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
 from tests.draws import without_ties
 from tests.tolerance import assert_near
 
@@ -320,7 +322,7 @@ def test_half_precision_by_autocast_samples_what_it_reports():
     policy = policy_of(Qwen3Config(**(SIZES | {"initializer_range": 0.1})), dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         batch = engine_of(policy).generate(PROMPTS, 4, Sampling(max_response_length=12), seed=0)
-        trained = policy(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+        trained = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
     assert batch.sampling_logprobs.dtype == torch.float32
     assert_near(trained.float(), batch.sampling_logprobs, 8, torch.bfloat16)
 

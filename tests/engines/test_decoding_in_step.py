@@ -7,10 +7,11 @@ import torch
 import torch.multiprocessing
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Policy, load_tokenizer
-from grail_lightning.rollout import Prompt, Sampling
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
 
 LIMIT = 9
 

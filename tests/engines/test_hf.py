@@ -2,10 +2,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
-from grail_lightning.rollout import Prompt, Sampling
+from grail_lightning.policy.layout import padded_layout
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
 from tests.draws import without_ties
 from tests.tolerance import assert_near
 
@@ -28,16 +30,14 @@ def test_sampling_and_training_agree_on_the_log_probabilities(temperature, engin
     sampling = Sampling(max_response_length=40, temperature=temperature)
     batch = engine.generate(PROMPTS, 4, sampling, seed=1)
     with torch.no_grad():
-        trained = arithmetic(
-            batch.input_ids, batch.attention_mask, batch.response_mask, temperature=sampling.logprob_temperature
-        ).logprobs
+        trained = arithmetic(arithmetic.layout(batch), temperature=sampling.logprob_temperature).logprobs
     assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
 def test_log_probabilities_are_taken_before_top_k_and_top_p(engine, arithmetic):
     batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=20, top_k=2, top_p=0.9), seed=1)
     with torch.no_grad():
-        trained = arithmetic(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs
+        trained = arithmetic(arithmetic.layout(batch)).logprobs
     assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
@@ -197,7 +197,7 @@ def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_thos
         with Casts() as casts:
             batch = engine.generate(PROMPTS[:1], 2, Sampling(max_response_length=24), seed=1)
         assert 0.9 * weights < casts.numbers < 4 * weights  # 24 tokens, and activations.
-        policy(batch.input_ids, batch.attention_mask, batch.response_mask).logprobs.sum().backward()
+        policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs.sum().backward()
     assert [name for name, p in policy.named_parameters() if p.requires_grad] == trained
     # Adapters begin with a matrix of zeros, behind which the other one has no gradient yet.
     named = dict(policy.named_parameters())

@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from grail_lightning.functional import masked_mean, masked_zscore, token_logprobs
+from grail_lightning.functional.tokens import HeadGradient
 from tests.tolerance import assert_near
 
 
@@ -28,7 +29,8 @@ def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_token
     inputs = [hidden, linear.weight, linear.bias]
     expected_grads = torch.autograd.grad(expected.square().sum(), inputs)
     options = {"temperature": temperature, "chunk_tokens": chunk_tokens, "with_entropy": True}
-    found = token_logprobs(hidden, head, ids, trained=inputs[1:] if written_out else None, **options)
+    trained = HeadGradient(inputs[1:]) if written_out else None
+    found = token_logprobs(hidden, head, ids, head_gradient=trained, **options)
     assert_near(found.logprobs, expected, 1000)
     grads = torch.autograd.grad(found.logprobs.square().sum(), inputs)
     for ours, theirs in zip(grads, expected_grads, strict=True):
@@ -49,7 +51,8 @@ def test_a_head_that_is_one_product_gives_the_same_gradients(chunk_tokens, tempe
     inputs = [hidden] if frozen else [hidden, head.weight]
     options = {"temperature": temperature, "chunk_tokens": chunk_tokens}
     expected = token_logprobs(hidden, head, ids, **options).logprobs
-    found = token_logprobs(hidden, head, ids, trained=[head.weight], weight=head.weight, **options).logprobs
+    trained = HeadGradient([head.weight], head.weight)
+    found = token_logprobs(hidden, head, ids, head_gradient=trained, **options).logprobs
     assert torch.equal(found, expected) or dtype == torch.float64
     assert_near(found, expected, 1000)
     for ours, theirs in zip(
@@ -66,9 +69,8 @@ def test_the_entropy_carries_a_gradient_on_request(chunk_tokens):
     hidden, head, ids = _case()
     expected = torch.distributions.Categorical(logits=head(hidden)).entropy()
     expected_grads = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
-    found = token_logprobs(
-        hidden, head, ids, chunk_tokens=chunk_tokens, with_entropy=True, entropy_gradient=True, trained=[head.weight]
-    )
+    options = {"chunk_tokens": chunk_tokens, "head_gradient": HeadGradient([head.weight])}
+    found = token_logprobs(hidden, head, ids, with_entropy=True, entropy_gradient=True, **options)
     grads = torch.autograd.grad(found.entropy.square().sum(), [hidden, head.weight])
     for ours, theirs in zip(grads, expected_grads, strict=True):
         assert_near(ours, theirs, 1000)
@@ -77,7 +79,8 @@ def test_the_entropy_carries_a_gradient_on_request(chunk_tokens):
 def test_a_frozen_part_of_the_head_gets_no_gradient():
     hidden, head, ids = _case()
     head.weight.requires_grad_(False)
-    token_logprobs(hidden, head, ids, chunk_tokens=4, trained=[head.weight, head.bias]).logprobs.sum().backward()
+    trained = HeadGradient([head.weight, head.bias])
+    token_logprobs(hidden, head, ids, chunk_tokens=4, head_gradient=trained).logprobs.sum().backward()
     assert head.weight.grad is None
     assert head.bias.grad.abs().sum() > 0
     assert hidden.grad.abs().sum() > 0
@@ -88,10 +91,10 @@ def test_the_backward_pass_repeats_the_precision_of_the_forward_pass():
 
     def gradients(trained, chunk_tokens):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, trained=trained).logprobs
+            found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, head_gradient=trained).logprobs
         return torch.autograd.grad(found.sum(), [hidden, head.weight])
 
-    for ours, theirs in zip(gradients([head.weight], 4), gradients(None, 100), strict=True):
+    for ours, theirs in zip(gradients(HeadGradient([head.weight]), 4), gradients(None, 100), strict=True):
         assert ours.dtype == torch.float32
         assert_near(ours, theirs, 4, torch.bfloat16)
 
@@ -99,14 +102,14 @@ def test_the_backward_pass_repeats_the_precision_of_the_forward_pass():
 @pytest.mark.parametrize("written_out", [False, True])
 def test_no_logits_of_all_tokens_are_ever_made(written_out):
     hidden, head, ids = _case()
-    trained = [head.weight] if written_out else None
+    trained = HeadGradient([head.weight]) if written_out else None
     seen = []
 
     def watched(states):
         seen.append(len(states))
         return head(states)
 
-    token_logprobs(hidden, watched, ids, chunk_tokens=4, trained=trained).logprobs.sum().backward()
+    token_logprobs(hidden, watched, ids, chunk_tokens=4, head_gradient=trained).logprobs.sum().backward()
     assert max(seen) == 4
     assert sum(seen) == 2 * 21  # 21 positions forward, and once more in the backward pass
 
@@ -115,18 +118,17 @@ def test_no_logits_of_all_tokens_are_ever_made(written_out):
 def test_a_head_adds_its_gradient_to_what_is_there_only_when_it_is_told_to(chunk_tokens):
     hidden, _, ids = _case()
     head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)
-    told = False
-    options = {"chunk_tokens": chunk_tokens, "trained": [head.weight], "weight": head.weight}
 
-    def loss():
-        return token_logprobs(hidden, head, ids, add_up=lambda: told, **options).logprobs.square().sum()
+    def loss(in_place):
+        gradient = HeadGradient([head.weight], head.weight, in_place)
+        found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, head_gradient=gradient)
+        return found.logprobs.square().sum()
 
-    expected = torch.autograd.grad(loss(), head.weight)[0]
+    expected = torch.autograd.grad(loss(in_place=False), head.weight)[0]
     assert head.weight.grad is None
-    told = True
-    loss().backward()
+    loss(in_place=True).backward()
     held = head.weight.grad
-    loss().backward()
+    loss(in_place=True).backward()
     assert head.weight.grad is held
     assert_near(held, 2 * expected, 1000)
 
@@ -136,7 +138,8 @@ def test_what_fits_a_cache_changes_nothing(cached, monkeypatch):
     """Blocks of 1, of 2 and of all rows of 50 logits."""
     hidden, _, ids = _case()
     head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)
-    options = {"chunk_tokens": 5, "trained": [head.weight], "weight": head.weight, "with_entropy": True}
+    trained = HeadGradient([head.weight], head.weight)
+    options = {"chunk_tokens": 5, "head_gradient": trained, "with_entropy": True}
     expected = token_logprobs(hidden, head, ids, **options)
     wanted = torch.autograd.grad(expected.logprobs.square().sum(), [hidden, head.weight])
     monkeypatch.setattr("grail_lightning.functional.tokens.CACHED", cached)
@@ -156,7 +159,7 @@ def test_tokens_that_no_loss_asks_for_are_left_out_of_the_backward_pass():
         seen.append(len(states))
         return head(states)
 
-    found = token_logprobs(hidden, watched, ids, chunk_tokens=4, trained=[head.weight])
+    found = token_logprobs(hidden, watched, ids, chunk_tokens=4, head_gradient=HeadGradient([head.weight]))
     found.logprobs[asked].square().sum().backward()
     assert sum(seen) == 21 + 3
     expected = head(hidden).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)[asked]

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from grail_lightning.batch import AnswerMasks
 from grail_lightning.functional import answer_overwrite, bilevel_map, grail_map, mean_one
-from grail_lightning.rollout import AnswerMasks
 from tests.tolerance import near
 
 

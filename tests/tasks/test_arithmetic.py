@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import grail_lightning
 from grail_lightning.answers import Verdict
-from grail_lightning.rollout import Prompt, Step
 from grail_lightning.tasks import ArithmeticTask, ProblemSpace
+from grail_lightning.tasks.base import Prompt, Step
 
 ASSET = Path(grail_lightning.__file__).parent / "assets" / "arithmetic"
 TASK = ArithmeticTask()

@@ -8,8 +8,8 @@ from jsonargparse import ArgumentParser
 from grail_lightning.answers import Verdict
 from grail_lightning.data import MathData
 from grail_lightning.data.modules import PromptData
-from grail_lightning.rollout import Task
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
 

@@ -1,0 +1,17 @@
+"""The records of a training step: how responses are drawn, the batches in their three stages, and their rows."""
+
+from grail_lightning.batch.records import AnswerMasks, GradedBatch, RolloutBatch, SampledBatch
+from grail_lightning.batch.rows import join, lengths_to_mask, micro_batches, pad_left
+from grail_lightning.batch.sampling import Sampling
+
+__all__ = [
+    "AnswerMasks",
+    "GradedBatch",
+    "RolloutBatch",
+    "SampledBatch",
+    "Sampling",
+    "join",
+    "lengths_to_mask",
+    "micro_batches",
+    "pad_left",
+]

@@ -1,0 +1,103 @@
+"""Rows of batches: padding them, joining batches, and cutting rows into micro-batches.
+
+Shapes: ``B`` rows, ``W`` columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from grail_lightning.batch.records import WHOLE_ROWS, AnswerMasks, SampledBatch
+
+Batch = TypeVar("Batch", bound=SampledBatch)
+
+
+def join(first: Batch, second: Batch) -> Batch:
+    """The rows of both batches, padded to common widths."""
+    prompt = max(first.prompt_width, second.prompt_width)
+    response = max(first.response_ids.shape[1], second.response_ids.shape[1])
+
+    def widen(name: str, value: Tensor, batch: Batch) -> Tensor:
+        if value.ndim < 2:
+            return value
+        left = prompt - batch.prompt_width if name in WHOLE_ROWS else 0
+        return F.pad(value, (left, response - batch.response_ids.shape[1]))
+
+    def both(name: str, one: Any, other: Any) -> Any:
+        match one:
+            case Tensor():
+                return torch.cat([widen(name, one, first), widen(name, other, second)])
+            case list():
+                return one + other
+            case AnswerMasks():
+                names = [f.name for f in dataclasses.fields(one)]
+                return AnswerMasks(**{n: both(n, getattr(one, n), getattr(other, n)) for n in names})
+            case dict():
+                # Tasks may differ in the parts of their rewards; NaN is no opinion.
+                rows = {key: (_or_nan(one, key, first), _or_nan(other, key, second)) for key in one | other}
+                return {key: torch.cat(parts) for key, parts in rows.items()}
+            case _:
+                return one
+
+    others = second.fields()
+    return first.replace(**{name: both(name, value, others[name]) for name, value in first.fields().items()})
+
+
+def _or_nan(values: dict[str, Tensor], key: str, batch: SampledBatch) -> Tensor:
+    missing = torch.full((len(batch),), torch.nan, device=batch.input_ids.device)
+    return values.get(key, missing)
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Lists of token ids as ``ids [B, W]`` and ``mask [B, W]``, padded on the left."""
+    width = max((len(row) for row in rows), default=0)
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], dtype=torch.bool)
+    return ids.reshape(len(rows), width), mask.reshape(len(rows), width)
+
+
+def lengths_to_mask(lengths: Tensor, width: int) -> Tensor:
+    """``[B]`` lengths as a ``[B, width]`` bool mask that is True on the first columns."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) -> list[Tensor]:
+    """Cut rows into micro-batches whose padded size stays within a token budget.
+
+    Rows are sorted by length, longest first (so that a memory overrun shows at once), and a micro-batch takes rows as
+    long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget travels alone.
+
+    Args:
+        costs: ``[B]`` long, tokens of each row; or ``[B, C]`` for parts that are padded apart, such as prompt and
+            response: the longest row is then the sum of the longest parts.
+        token_budget: Most padded tokens of a micro-batch.
+        rows: ``[n]`` long, the rows to cut; default all.
+
+    Returns:
+        Row indices of each micro-batch, each sorted ascending.
+
+    Raises:
+        ValueError: If the budget is not positive.
+    """
+    if token_budget < 1:
+        raise ValueError(f"`token_budget` must be at least 1 token, but got {token_budget}.")
+    if rows is None:
+        rows = torch.arange(len(costs))
+    parts, rows = costs.cpu().reshape(len(costs), -1), rows.cpu()
+    order = rows[torch.argsort(parts.sum(1)[rows], descending=True, stable=True)]
+    cuts: list[list[int]] = []
+    longest = parts.new_zeros(parts.shape[1])
+    for row in order.tolist():
+        grown = torch.maximum(longest, parts[row])
+        if not cuts or (len(cuts[-1]) + 1) * int(grown.sum()) > token_budget:
+            cuts.append([])
+            grown = parts[row]
+        cuts[-1].append(row)
+        longest = grown
+    return [torch.tensor(sorted(cut), dtype=torch.long) for cut in cuts]

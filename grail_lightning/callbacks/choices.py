@@ -1,0 +1,77 @@
+"""The classes that an option of the command line can be, by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.loggers import Logger
+
+from grail_lightning.credit import CreditControl, TokenCredit
+from grail_lightning.engines import RolloutEngine
+from grail_lightning.step.optimizer_check import UNUSABLE
+from grail_lightning.tasks.base import Task
+
+# The base class of each option that is one, and the modules that show its subclasses to users.
+BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model.credit": (TokenCredit, ("grail_lightning.credit",)),
+    "model.control": (CreditControl, ("grail_lightning.credit",)),
+    "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
+    "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),
+    "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
+    "data": (LightningDataModule, ("grail_lightning.data",)),
+    "data.task": (Task, ("grail_lightning.tasks",)),
+    "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
+    "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
+}
+# Callbacks of Lightning that no run here can use, and why.
+UNUSABLE_CALLBACKS = {
+    "GradientAccumulationScheduler": "the module accumulates by itself. Set `model.execution.token_budget` instead.",
+    "LearningRateFinder": "it needs the loss of automatic optimisation, and the module's is manual. Set "
+    "`model.optimizer.lr`.",
+    "BatchSizeFinder": "memory depends on `model.execution.token_budget`, not on the batch. Set that.",
+}
+
+
+def choices(option: str) -> list[str]:
+    """Names of the classes that may stand for an option, sorted; none where any class may."""
+    if option not in BASES:
+        return []
+    base, modules = BASES[option]
+    shown = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items()}
+    return sorted(name for name, value in shown.items() if _is_choice(name, value, base))
+
+
+def unusable(name: str) -> str:
+    """Why no run here can use a class of that name; empty if nothing speaks against it."""
+    reasons = {cls.__name__: reason for cls, reason in UNUSABLE.items()}
+    return reasons.get(name.rpartition(".")[2], "")
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Whether all callbacks can do their work here.
+
+    Raises:
+        ValueError: If one cannot.
+    """
+    for callback in callbacks:
+        for name in (cls.__name__ for cls in type(callback).__mro__):
+            if name in UNUSABLE_CALLBACKS:
+                raise ValueError(f"`trainer.callbacks` must leave out {name}: {UNUSABLE_CALLBACKS[name]}")
+
+
+def imported(path: str) -> Any:
+    """The class at an import path."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_choice(name: str, value: Any, base: type) -> bool:
+    refused = name in UNUSABLE_CALLBACKS or unusable(name)
+    if name.startswith("_") or refused or not inspect.isclass(value) or value is base:
+        return False
+    return issubclass(value, base) and not inspect.isabstract(value)

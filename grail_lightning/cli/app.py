@@ -1,0 +1,246 @@
+"""The command line: ``grail-lightning fit | validate | test | predict``. The only place that composes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+from jsonargparse import ArgumentError, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info
+
+import grail_lightning.data
+import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
+from grail_lightning._version import __version__
+from grail_lightning.callbacks import (
+    Evaluation,
+    ExportPolicy,
+    LastCheckpoint,
+    PredictionWriter,
+    Preflight,
+    ProgressBar,
+    RolloutTable,
+    Throughput,
+)
+from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
+from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.cli.errors import explain, one_line, option_error
+from grail_lightning.cli.run_config import SaveRunConfig
+from grail_lightning.cli.stage_loggers import beside_training, keep_tables
+from grail_lightning.distributed.checkpoint_io import check_whole
+from grail_lightning.distributed.sharding import check_strategy
+from grail_lightning.module import GrailModule
+from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.runtime.quiet import leave_out_messages
+from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.tasks.boxed import BoxedTask
+
+ALWAYS_ON = {
+    "evaluation": Evaluation,
+    "rollout_table": RolloutTable,
+    "throughput": Throughput,
+    "preflight": Preflight,
+    "export": ExportPolicy,
+    "predictions": PredictionWriter,
+    "checkpoint": ModelCheckpoint,
+    "last_checkpoint": LastCheckpoint,
+}
+LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gradient_clip_val": (
+        (None, 0),
+        "The module clips by itself: set `--model.execution.max_grad_norm` instead.",
+    ),
+    "gradient_clip_algorithm": (
+        (None, "norm"),
+        "The module clips the norm, of all gradients: set `--model.execution.max_grad_norm`.",
+    ),
+    "accumulate_grad_batches": (
+        (None, 1),
+        "The module accumulates by itself: set `--model.execution.token_budget` instead.",
+    ),
+    "enable_checkpointing": (
+        (None, True),
+        "For less on disk set `--checkpoint.save_top_k=0` (no best checkpoint) and "
+        "`--last_checkpoint.on_validation=false` (the last one at the end alone).",
+    ),
+    "barebones": (
+        (None, False),
+        "It forbids the logger and the checkpoints of every run. Set `--trainer.enable_progress_bar=false` and "
+        "`--trainer.enable_model_summary=false` for less.",
+    ),
+}
+
+
+class GrailCLI(LightningCLI):
+    """LightningCLI with the callbacks that every run has, and what the command line says winning over a checkpoint."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Callbacks that are always on stand beside `trainer`, so that their options are too."""
+        for name, callback in ALWAYS_ON.items():
+            parser.add_lightning_class_args(callback, name)
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/accuracy",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best",
+                "checkpoint.enable_version_counter": False,
+                "trainer.num_sanity_val_steps": 0,
+                "trainer.enable_model_summary": False,  # One row: the policy.
+                "trainer.log_every_n_steps": 1,
+            }
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """A wrong option is told with the names of those that there are, and with its file.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            known = {name for sub in self._subcommand_parsers.values() for name, _ in sub.get_defaults().items()}
+            given = args if isinstance(args, list) else sys.argv[1:]
+            raise ValueError(option_error(error, sorted(known), given)) from error
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning 2.6 lets hyper-parameters in a checkpoint override what the command line says. Here they never do.
+        return
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer, with the progress bar unless it is switched off, and with one folder for all checkpoints."""
+        config = self.config_init[self.subcommand].trainer
+        if self.subcommand != "fit" and not isinstance(config.logger, (bool, type(None))):
+            given = zip(_as_list(config.logger), _as_list(self.config[self.subcommand].trainer.logger), strict=True)
+            kwargs["logger"] = [beside_training(logger, options, str(self.subcommand)) for logger, options in given]
+        callbacks = _as_list(config.callbacks)
+        wanted = config.enable_progress_bar is not False
+        if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
+            kwargs["callbacks"] = [*callbacks, ProgressBar()]
+        trainer = super().instantiate_trainer(**kwargs)
+        check_strategy(trainer.strategy)
+        spread(trainer)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning names it after the logger.
+        return trainer
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what a run cannot honour, before anything is built."""
+        trainer = self.config[self.subcommand].trainer
+        for name, (honoured, instead) in LEFT_OUT.items():
+            if (given := trainer.get(name)) not in honoured:
+                raise ValueError(f"`trainer.{name}` must be left out, but got {given}. {instead}")
+        check_precision(trainer.get("precision"))
+        trainer.strategy = strategy_options(trainer.get("strategy", "auto"))
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        folder = RunFolder(self.trainer)
+        kwargs["ckpt_path"] = folder.checkpoint(kwargs.get("ckpt_path"))
+        check_whole(kwargs["ckpt_path"])
+        if subcommand != "fit" and not self._leaves_nothing():
+            folder.shared()
+            keep_tables(self.trainer.loggers)
+        if subcommand == "test":
+            kwargs["verbose"] = False  # `Evaluation` prints a table with intervals.
+        return kwargs
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train: a new run in an empty folder, or a resumed one with what its options have become."""
+        check_dtype(self.model.policy_name, self.model.loading)
+        if isinstance(task := getattr(self.datamodule, "task", None), BoxedTask):
+            task.check_length(self.model.sampling.max_response_length)
+        folder, checkpoint = RunFolder(self.trainer), kwargs["ckpt_path"]
+        with nullcontext() if self._leaves_nothing() else folder.resumed(checkpoint) if checkpoint else folder.fresh():
+            keep_tables(self.trainer.loggers)
+            self.trainer.fit(**kwargs)
+
+    def _leaves_nothing(self) -> bool:
+        return bool(getattr(self.trainer, "fast_dev_run", False))
+
+
+def strategy_options(given: Any) -> Any:
+    """What was given for `trainer.strategy`, with FSDP2 under its class path: to Lightning, its name alone is none.
+
+    Raises:
+        ValueError: For FSDP1.
+    """
+    name = given if isinstance(given, str) else getattr(given, "class_path", "")
+    check_strategy(name)
+    if name.lower() == "fsdp":
+        rank_zero_info("`--trainer.strategy=fsdp` runs FSDP2 here (ModelParallelStrategy).")
+    elif not isinstance(given, str) or name.rpartition(".")[2] != ModelParallelStrategy.__name__:
+        return given
+    path = f"{ModelParallelStrategy.__module__}.{ModelParallelStrategy.__name__}"
+    return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
+
+
+def spread(trainer: Any) -> None:
+    """Shard over all devices where nothing is said: Lightning's "auto" would have each node's share the layers."""
+    strategy = trainer.strategy
+    if isinstance(strategy, ModelParallelStrategy):
+        if strategy._data_parallel_size == "auto":
+            strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
+        if strategy._tensor_parallel_size == "auto":
+            strategy._tensor_parallel_size = 1
+
+
+def main(args: ArgsType = None) -> None:
+    """Entry point. What the user got wrong is one line and exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
+    # Lightning 2.6 calls what jsonargparse 4.53 deprecates (`add_instantiator`); nothing that a user could mend.
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    # `keep_tables` has kept the files that this one threatens.
+    warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
+    leave_out_messages()
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # So that `--model.credit=mypackage.Mine` is found, as `python -m` would.
+    quiet = {"exit_on_error": False}
+    given = sys.argv[1:] if args is None else args
+    try:
+        if isinstance(given, list):
+            given = expand_configs(given)
+            check_subcommand(given)
+        if args is None:
+            sys.argv[1:] = given
+        GrailCLI(
+            GrailModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            args=None if args is None else given,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            parser_kwargs={
+                "version": __version__,
+                "allow_abbrev": False,
+                **quiet,
+                **dict.fromkeys(SUBCOMMANDS, quiet),
+            },
+        )
+    except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+        if not explain(error):
+            raise
+        if os.environ.get("GRAIL_DEBUG"):
+            traceback.print_exc()
+        refuse(one_line(error))
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+if __name__ == "__main__":
+    main()

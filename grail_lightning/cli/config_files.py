@@ -1,0 +1,109 @@
+"""The YAML files of ``--config``: which a command line names, what they build on, and whether they hold options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
+
+
+def expand_configs(args: list[str]) -> list[str]:
+    """Every ``--config FILE`` with the files that it builds on in front of it.
+
+    A file that is not in this folder stands for the one that came with the package, and a file's own key ``config``
+    names the file that it builds on, beside it; jsonargparse follows that key for options without a subcommand only.
+
+    Raises:
+        ValueError: If a file is missing, holds no options, or builds on itself.
+    """
+    expanded: list[str] = []
+    pending = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    while pending:
+        argument = pending.pop(0)
+        if argument in ("--config", "-c") and pending:
+            expanded += [part for file in _with_bases(Path(pending.pop(0))) for part in ("--config", str(file))]
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def file_that_sets(args: Sequence[str], option: str) -> Path | None:
+    """The last of the files of a command line that sets an option; None if the command line itself does, or none does.
+
+    Args:
+        args: With all files, as `expand_configs` gives them.
+        option: Dotted name, without the `init_args` in between.
+    """
+    if any(arg.partition("=")[0] in (f"--{option}", f"--{option}.help") for arg in args):
+        return None
+    files = [Path(file) for flag, file in pairwise(args) if flag == "--config"]
+    return next((file for file in reversed(files) if _sets(read_options(file), option.split("."))), None)
+
+
+def _sets(options: Any, names: Sequence[str]) -> bool:
+    if isinstance(options, list):
+        return any(_sets(part, names) for part in options)
+    if not names or not isinstance(options, dict):
+        return not names
+    inside = _sets(options["init_args"], names) if "init_args" in options else False
+    return inside or (names[0] in options and _sets(options[names[0]], names[1:]))
+
+
+def read_options(file: Path) -> dict[str, Any]:
+    """The options of a YAML file.
+
+    Raises:
+        ValueError: If it cannot be read, is no YAML, or holds something else than options; with file and line.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"`--config` must name a YAML file, but {file} cannot be read: File does not exist (looked in "
+            f"{Path.cwd()}). Correct the path."
+            if isinstance(error, FileNotFoundError)
+            else f"`--config` must name a YAML file, but {file} cannot be read: {error.strerror}. Correct the path."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"`--config` {file} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8."
+        ) from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"`--config` {_place(file, error)}. Correct the YAML there.") from None
+    if not isinstance(content, dict):
+        got = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ValueError(
+            f"`--config` {file} must hold options, as `model: {{policy: arithmetic}}` does, but got {got}. Fill it in, "
+            "or leave it out."
+        )
+    return content
+
+
+def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """A file behind the files that it builds on."""
+    shipped = [folder / file.name for folder in CONFIGS if (folder / file.name).is_file()]
+    # Only `quickstart.yaml` and `configs/quickstart.yaml`: a mistyped folder is a mistake.
+    if not file.is_file() and shipped and str(file.parent) in (".", "configs"):
+        file = shipped[0]
+    if file.resolve() in above:
+        chain = " -> ".join(other.name for other in (*above[above.index(file.resolve()) :], file))
+        raise ValueError(f"`config` must name another file to build on, but {file} builds on itself: {chain}.")
+    base = read_options(file).get("config")
+    if base is None:
+        return [file]
+    if not isinstance(base, str):
+        raise ValueError(f"`config` in {file} must be the path of one file to build on, but got {base!r}.")
+    return [*_with_bases(file.parent / base, (*above, file.resolve())), file]
+
+
+def _place(file: Path, error: yaml.YAMLError) -> str:
+    """File, line and column of a mistake in YAML, and what is wrong."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None:
+        return f"{file} is no YAML: {' '.join(str(error).split())}"
+    return f"{file}, line {mark.line + 1}, column {mark.column + 1}: malformed YAML ({problem})"

@@ -1,0 +1,84 @@
+"""What the user got wrong, said in one line."""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from grail_lightning.cli.commands import DEBUG_HINT
+from grail_lightning.cli.config_files import file_that_sets
+from grail_lightning.cli.option_errors import refusal
+
+PACKAGE = str(Path(__file__).parents[1])
+CONFIG_LIBRARIES = (
+    "jsonargparse",
+    "lightning/pytorch/cli",
+    "configuration_validator",
+    "accelerator_connector",
+    "lightning/fabric/accelerators",
+    "lightning/fabric/utilities/device_parser",
+    "lightning/fabric/utilities/seed",
+)
+MISMATCH = "Error(s) in loading state_dict"
+CHOOSE = "Choose another folder."
+# What the machine refuses, wherever it is noticed: the user's to mend.
+REMEDIES = {
+    errno.ENOSPC: "Free some space, or choose a folder on another disk.",
+    errno.EDQUOT: "Free some space, or choose a folder on another disk.",
+    errno.EROFS: CHOOSE,
+    errno.EACCES: CHOOSE,
+    errno.EPERM: CHOOSE,
+    errno.ENOTDIR: CHOOSE,
+}
+
+
+def explain(error: BaseException) -> bool:
+    """Whether an error is the user's to mend: of this package's own checks, of options, of another policy's checkpoint.
+
+    A `ValueError` from deep inside another library is not: it keeps its traceback.
+    """
+    if isinstance(error, (ArgumentError, MisconfigurationException)):
+        return True
+    if isinstance(error, RuntimeError):
+        return str(error).startswith(MISMATCH)
+    if isinstance(error, OSError) and error.errno in REMEDIES and error.filename is not None:
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_in = frames[-1].filename if frames else ""
+    return raised_in.startswith(PACKAGE) or any(name in raised_in for name in CONFIG_LIBRARIES)
+
+
+def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence[str]) -> str:
+    """What is wrong with an option, and in which file it stands.
+
+    Args:
+        error: Of the parser.
+        known: All options of the command line.
+        arguments: The command line.
+    """
+    option, said = refusal(str(error), known)
+    file = file_that_sets(arguments, option) if option else None
+    return said if file is None else f"{said} It stands in {file}."
+
+
+def one_line(error: BaseException) -> str:
+    """The message on one line."""
+    text = str(error)
+    if text.startswith(MISMATCH):
+        differing = re.findall(r'"([\w.]+)"|size mismatch for ([\w.]+)', text)
+        said = (
+            f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
+            f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
+            "trained with; they stand in the config.yaml of its run."
+        )
+    elif isinstance(error, OSError):
+        said = f"{error.strerror or error}: {error.filename}. {REMEDIES.get(error.errno or 0, '')}".strip()
+    else:
+        said = refusal(text)[1]
+    return f"{said} {DEBUG_HINT}"

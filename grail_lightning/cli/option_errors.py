@@ -1,0 +1,252 @@
+"""What jsonargparse says about a wrong option, read and said again in one sentence.
+
+Its message is a tree: an option of a union type lists for each member why the value does not fit it, and members that
+are classes list their own options in turn. `complaints` reads the leaves, `refusal` chooses the one that a user can
+mend and adds the names that would have been accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jsonargparse import ArgumentParser
+
+from grail_lightning.callbacks.choices import choices, imported, unusable
+
+EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
+KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "NoneType": "null",
+    "collections.abc.Iterable": "a list",
+}
+# How jsonargparse goes on about a union after the reasons, and what it adds where a class would have been possible.
+ASIDE = re.compile(
+    r"Subtypes:|Errors:|Given value type:|Does not validate against|Not a valid subclass|Subclass types expect|"
+    r"a class path \(str\)|a dict with|a dict without|Not of type \w+:|Expected a path but .* not accessible or invalid"
+)
+TREE = re.compile(r"Parser key|^Errors:|accept option '|unrecognized arguments:|required: |\.help:", re.MULTILINE)
+KEY = re.compile(r'Parser key "([\w.]+)":')
+CLASS = re.compile(r"Problem with given class_path '([\w.]+)':")
+TYPE = re.compile(r"Expected a (?:<class '([\w.]+)'>|typing\.Literal\[(.*?)\]|(\S+?))(?:\.? Got value: (.*))?$")
+UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (.*)$")
+WRONG_CLASS = re.compile(r"Expected '([\w.]+)' to be a subclass of")
+NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
+NOT_ACCEPTED = re.compile(r"(?:Option|accept option) '([\w.]+)'(?: is not accepted)?")
+UNRECOGNISED = re.compile(r"unrecognized arguments: (\S+)")
+REQUIRED = re.compile(r"the following arguments are required: (.*)$")
+
+
+# Options of earlier versions, and where they are now.
+MOVED = {
+    **{
+        f"model.objective.{name}": f"It is `model.execution.{name}` now."
+        for name in (
+            *("group_size", "refill_rounds", "updates_per_batch", "mini_batches"),
+            *("token_budget", "sampler_cap", "max_grad_norm"),
+        )
+    },
+    "model.objective.share_prompts": "It is `model.execution.share_prefixes` now.",
+    "saliency.share_forward": "It is `saliency.fuse` now.",
+    "model.loading.compile": "Leave it out: decoder blocks are not compiled.",
+    "model.loading.offload": "Leave it out: shard over more devices, or train adapters (`model.loading.lora`).",
+}
+
+
+@dataclass
+class Complaint:
+    """One leaf of the tree.
+
+    Attributes:
+        option: Dotted name, as far as the message tells.
+        owner: Import path of the class whose option it is; empty for options of the command line.
+        text: What is said.
+        value: What was given; None where the message does not tell.
+    """
+
+    option: str
+    owner: str
+    text: str
+    value: str | None = None
+
+    @property
+    def is_type(self) -> bool:
+        """Whether it only tells the type of a value."""
+        return TYPE.match(self.text) is not None and UNKNOWN_CLASS.match(self.text) is None
+
+
+def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
+    """The dotted name of the wrong option ("" if there is none), and one sentence about it.
+
+    Args:
+        text: What jsonargparse says.
+        known: All options of the command line.
+    """
+    if not TREE.search(text):
+        return "", " ".join(text.split())
+    found = complaints(text)
+    # What says more than a type is about a value that was nearly right; the deepest tells most.
+    specific = [c for c in found if not c.is_type and UNKNOWN_CLASS.match(c.text) is None]
+    if specific:
+        return _sentence(max(specific, key=lambda c: c.option.count(".")), list(known))
+    depth = max(c.option.count(".") for c in found)
+    deepest = [c for c in found if c.option.count(".") == depth]
+    named = next((c for c in deepest if UNKNOWN_CLASS.match(c.text)), None)
+    numbers = any(kind in ("int", "float") for c in deepest if (t := TYPE.match(c.text)) for kind in t.groups())
+    if named is not None and not numbers:
+        return _sentence(named, list(known))
+    typed = [c for c in deepest if c.is_type]
+    kinds = list(dict.fromkeys(_kind(c.text) for c in typed))
+    value = next((c.value for c in typed if c.value is not None), "")
+    return typed[0].option, f"`{typed[0].option}` must be {_listed(kinds)}, but got {value!r}."
+
+
+def complaints(text: str) -> list[Complaint]:
+    """The leaves of a message, from its indentation."""
+    found: list[Complaint] = []
+    nodes: list[tuple[int, str, str]] = []
+    first = key[1] if (key := KEY.search(text)) else ""
+    for line in text.splitlines():
+        content = line.strip().removeprefix("- ").strip()
+        if not content:
+            continue
+        indent = line.index(content)
+        while nodes and nodes[-1][0] >= indent:
+            nodes.pop()
+        if given := re.match(r"Given value: (.*)$", content):
+            for complaint in found:
+                if complaint.value is None and complaint.option == _name(nodes):
+                    complaint.value = _value(given[1])
+            continue
+        while node := KEY.search(content) or CLASS.search(content):
+            nodes.append((indent, "key" if node.re is KEY else "class", node[1]))
+            content = content[node.end() :].strip()
+        content = re.sub(r"^Type .* expects a function or a callable class: ", "", content)
+        if not content or ASIDE.match(content):
+            continue
+        owner = next((name for _, kind, name in reversed(nodes) if kind == "class"), "")
+        if callable_class := re.search(r"Got value: Namespace\(class_path='([\w.]+)'", content):
+            owner = owner or callable_class[1]
+        content = re.sub(r"\.? Got value: Namespace\(.*$", "", content)
+        typed = TYPE.match(content)
+        value = _value(typed[4]) if typed and typed[4] is not None else None
+        found.append(Complaint(_name(nodes) or first, owner, content, value))
+    return found
+
+
+def _name(nodes: Sequence[tuple[int, str, str]]) -> str:
+    return ".".join(name for _, kind, name in nodes if kind == "key")
+
+
+def _value(text: str) -> str:
+    """A value as the user wrote it; jsonargparse wraps those of nested options."""
+    text = re.sub(r"\. Got value: .*$", "", text)
+    nested = re.match(r"NestedArg\(key='.*', val='?(.*?)'?\)$", text)
+    return nested[1] if nested else text
+
+
+def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
+    """What to tell of a complaint that says more than a type."""
+    option, text = complaint.option, complaint.text
+    if unloaded := re.search(r"Unable to load config ['\"](.*?)['\"]", text):
+        return option, f"`{option}` must be a group of options, but got {unloaded[1]!r}."
+    if option and (absent := re.search(r"No module named '(\w+)", text)):
+        module = absent[1]
+        extra = EXTRAS.get(module)
+        remedy = f"Run: pip install 'grail-lightning[{extra}]'." if extra else "Is it spelled right?"
+        return option, f"`{option}` needs {module}, which is not installed. {remedy}"
+    if stray := UNRECOGNISED.search(text):
+        if not stray[1].startswith("--"):
+            return "", f"An option must begin with two dashes, as `--model.policy=…` does, but got {stray[1]!r}."
+        return _unknown(stray[1].removeprefix("--").partition("=")[0], complaint, known)
+    if refused := NOT_ACCEPTED.search(text):
+        return _unknown(refused[1], complaint, known)
+    if required := REQUIRED.search(text):
+        return option, _missing(option, complaint.owner, required[1])
+    unknown = UNKNOWN_CLASS.search(text) or WRONG_CLASS.search(text)
+    missing = NO_ATTRIBUTE.search(text)
+    given = unknown[1] if unknown else f"{missing[1]}.{missing[2]}" if missing else ""
+    option = option or (asked[1] if (asked := re.match(r"--([\w.]+)\.help:", text)) else "")
+    given = "ReduceLROnPlateau" if "name ReduceLROnPlateau" in text else given  # Torch and Lightning have one each.
+    if reason := unusable(given):
+        return option, reason
+    if given and (names := choices(option)):
+        return option, _class_expected(option, names, given)
+    if unknown:
+        return option, f"`{option}` must be the import path of a class or a group of options, but got {given!r}."
+    said = " ".join(text.split())
+    return option, said if not option or option in said else f"`{option}`: {said}"
+
+
+def _class_expected(option: str, names: list[str], given: str) -> str:
+    near = difflib.get_close_matches(given.rpartition(".")[2], names, n=1)
+    hint = f" Did you mean {near[0]}?" if near and near[0] != given.rpartition(".")[2] else ""
+    return f"`{option}` must be one of {', '.join(names)}, or the import path of a class, but got {given!r}.{hint}"
+
+
+def _unknown(name: str, complaint: Complaint, known: list[str]) -> tuple[str, str]:
+    """About an option that is none."""
+    if name == "class_path":
+        return complaint.option, (
+            f"The options of a class must stand under `init_args`, beside `class_path`, but `{complaint.option}` has "
+            "others beside it."
+        )
+    if complaint.owner:
+        prefix, known = complaint.option, _options_of(complaint.owner)
+        whose = f"{complaint.owner.rpartition('.')[2]} has"
+    else:
+        prefix, whose = "", f"`{name.rpartition('.')[0]}` has"
+    siblings = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
+    last = {k.rpartition(".")[2]: k for k in siblings}
+    near = [last[k] for k in difflib.get_close_matches(name.rpartition(".")[2], last, n=1)]
+    near = near or difflib.get_close_matches(name, known, n=1)
+    full = f"{prefix}.{name}" if prefix else name
+    if moved := next((new for old, new in MOVED.items() if full.endswith(old)), None):
+        return full, f"There is no option `{full}` any more. {moved}"
+    said = f"There is no option `{full}`."
+    if near:
+        return full, f"{said} Did you mean `{f'{prefix}.{near[0]}' if prefix else near[0]}`?"
+    if siblings and (prefix or "." in name):
+        return full, f"{said} {whose}: {', '.join(last)}."
+    return full, f"{said} `grail-lightning fit --help` lists them."
+
+
+def _options_of(owner: str) -> list[str]:
+    """The options of a class, nested ones dotted."""
+    try:
+        parser = ArgumentParser()
+        parser.add_class_arguments(imported(owner), fail_untyped=False)
+        return list(parser.get_defaults().keys())
+    except (ImportError, AttributeError, ValueError, TypeError):  # It is only asked for a hint.
+        return []
+
+
+def _missing(option: str, owner: str, names: str) -> str:
+    if option:
+        return f"`{option}` must be given {names}, which {owner.rpartition('.')[2] or 'its class'} cannot do without."
+    options = [re.sub(r"^(fit|validate|test|predict)\.", "", name.strip()) for name in names.split(",")]
+    return (
+        f"{', '.join(f'`{name}`' for name in options)} must be given, on the command line or in a file: "
+        "`--config configs/quickstart.yaml` is one to begin with."
+    )
+
+
+def _kind(text: str) -> str:
+    match = TYPE.match(text)
+    assert match is not None
+    if match[2] is not None:
+        return "one of " + ", ".join(part.strip().strip("'") for part in match[2].split(","))
+    return KINDS.get(match[1] or match[3], match[1] or match[3])
+
+
+def _listed(kinds: list[str]) -> str:
+    ordered = [k for k in kinds if k != "null"] + [k for k in kinds if k == "null"]
+    return " or ".join(ordered)

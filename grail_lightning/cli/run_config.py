@@ -1,0 +1,68 @@
+"""The resolved config of each subcommand, saved with the run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+
+from grail_lightning.runtime.run_folder import RunFolder, unused
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves the resolved config with the run; each subcommand has a file of its own, so none loses another's.
+
+    A file with other options is kept under a number. A resumed run keeps the one that it was begun with until its
+    checkpoint is there.
+    """
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called by Lightning for every stage."""
+        name = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
+        self._file = RunFolder(trainer).path / name
+        if stage != "fit" or self.config.get("ckpt_path") is None:
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Of a resumed run."""
+        if not self.already_saved:
+            options = yaml.safe_load(self.parser.dump(self.config))
+            tell_changes(self._file, options)
+            super().setup(trainer, pl_module, "fit")
+
+    def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called by Lightning on the first rank."""
+        text = self.parser.dump(self.config, skip_none=False)
+        if stage != "fit" and self._file.exists() and self._file.read_text() != text:
+            shutil.copy(self._file, unused(self._file))
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(text)
+
+
+@rank_zero_only
+def tell_changes(saved: Path, options: dict[str, Any]) -> None:
+    """Say which options differ from those that a run was begun with, and keep the file that has those."""
+    if not saved.is_file():
+        return
+    before, after = (dict(_flat(tree)) for tree in (yaml.safe_load(saved.read_text()), options))
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    changed = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if not name.startswith("ckpt_path")]
+    if changed:
+        kept = unused(saved)
+        shutil.copy(saved, kept)
+        rank_zero_info(f"Resuming with other options than {kept}: {'; '.join(changed)}")
+
+
+def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested options as dotted names and values."""
+    if not isinstance(tree, dict):
+        yield name, tree
+        return
+    for key, value in tree.items():
+        yield from _flat(value, f"{name}.{key}" if name else str(key))

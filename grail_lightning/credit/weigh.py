@@ -1,0 +1,94 @@
+"""Asking a credit method or a control for token weights, and checking what it returns: it may be anybody's.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
+
+
+def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+    """The weights of a method, checked by `check_weights`: it may be anybody's."""
+    weights = credit(policy, batch, context)
+    check_weights(credit, weights, batch)
+    return weights
+
+
+def weigh_part(
+    credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, part: int = 0
+) -> TokenWeights:
+    """The weights of a method inside another one, where it keeps its own `refresh`.
+
+    Args:
+        credit: The inner method.
+        policy: As for `TokenCredit`.
+        batch: Likewise.
+        context: Of the outer method.
+        part: The place of these weights in the `TokenWeights.parts` that the outer method gives.
+    """
+    # An outer method of somebody else's may keep no parts.
+    parts = () if context.earlier is None else context.earlier.parts
+    earlier = parts[part] if part < len(parts) else None
+    if earlier is not None and credit.refresh == "rollout":
+        return earlier
+    return weigh(credit, policy, batch, replace(context, earlier=earlier))
+
+
+def controlled(
+    control: CreditControl, weights: TokenWeights, batch: RolloutBatch, context: CreditContext
+) -> TokenWeights:
+    """What a control makes of token weights, checked by `check_weights`; parts stay those of the method."""
+    changed = control(weights, batch, context)
+    check_weights(control, changed, batch)
+    return replace(changed, parts=weights.parts)
+
+
+def check_weights(giver: TokenCredit | CreditControl, weights: Any, batch: RolloutBatch) -> None:
+    """Whether these are token weights for `batch`; waits for the device once.
+
+    Args:
+        giver: The method or control that returned them, for the message.
+        weights: What it returned.
+        batch: ``B`` rows of ``T`` response tokens.
+
+    Raises:
+        ValueError: If it is no `TokenWeights`; if a tensor in it is not of the right dtype, shape and device, requires
+            a gradient or holds what is not finite; if `values` are negative; if `values` or `additive` are not zero
+            outside the response mask; or if a metric is not a number.
+    """
+    name, mask = f"`{type(giver).__name__}`", batch.response_mask
+    if not isinstance(weights, TokenWeights):
+        raise ValueError(
+            f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
+            "Return `TokenWeights(values=…, fallback=…)`, of grail_lightning.credit."
+        )
+    given: dict[str, Tensor] = {"values": weights.values}
+    optional = {"scores": weights.scores, "additive": weights.additive}
+    given |= {field: tensor for field, tensor in optional.items() if tensor is not None}
+    for field, tensor in given.items():
+        check_tensor(f"{name} must return `{field}`", tensor, "floating-point", mask.shape, mask.device)
+    check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)
+    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in given.items()]
+    claims.append(Claim(f"{name} must return `values` of at least 0", weights.values < 0, weights.values))
+    claims += [
+        Claim(f"{name} must return `{f}` that are 0 outside `batch.response_mask`", (tensor != 0) & ~mask, tensor)
+        for f, tensor in given.items()
+        if f != "scores"
+    ]
+    check_claims(claims, "See `batch.texts` of that row; `.masked_fill(~batch.response_mask, 0)` clears padding.")
+    for metric, value in weights.metrics.items():
+        if not isinstance(value, (Mean, Real)):
+            raise ValueError(
+                f"{name} must return `metrics` that are numbers or `Mean(total, size)`, but got {type(value).__name__} "
+                f"for `{metric}`. Call `.item()` of a tensor."
+            )

@@ -1,0 +1,25 @@
+"""Names of datasets in the names of metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def metric_names(datasets: Iterable[str]) -> dict[str, str]:
+    """Each dataset's name as a part of a metric's: no slash, no @.
+
+    Raises:
+        ValueError: If two datasets would be reported under one name.
+    """
+    names: dict[str, str] = {}
+    for dataset in dict.fromkeys(datasets):
+        name = re.sub(r"[^\w.+-]", "_", dataset)
+        twin = next((other for other, taken in names.items() if taken == name), None)
+        if twin is not None:
+            raise ValueError(
+                f"The datasets {twin!r} and {dataset!r} must differ in more than signs that no metric's name can have, "
+                f"but got `{name}` for both. Set `name` of one of them."
+            )
+        names[dataset] = name
+    return names

@@ -1,0 +1,119 @@
+"""The gradients of an optimiser step: how those of its micro-batches add up, and what the optimiser moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from grail_lightning.distributed.master_weights import HALF, MasterWeights
+from grail_lightning.functional.tokens import gradient_so_far
+from grail_lightning.policy import Policy
+
+
+class Gradients:
+    """The gradients of a policy under a strategy of Lightning's.
+
+    Weights in half precision get float32 master weights. On one CPU the embeddings report the rows that they have read,
+    not a gradient of the whole vocabulary. (Elsewhere hooks read gradients, as with DDP and FSDP, or the order in which
+    rows are added up is open: CUDA.)
+
+    Args:
+        policy: On its device.
+        strategy: The trainer's. Sharded weights (FSDP, DeepSpeed) have no masters here: shard float32 ones.
+        restored: The policy's weights in a checkpoint, by name.
+
+    Attributes:
+        masters: What the optimiser moves in place of weights in half precision; None without any.
+    """
+
+    def __init__(self, policy: Policy, strategy: Any, restored: Mapping[str, Tensor] | None = None) -> None:
+        self.policy, self.strategy = policy, strategy
+        alone = isinstance(strategy, SingleDeviceStrategy)
+        whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
+        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        half = policy.loading.master_weights and any(p.dtype in HALF for p in trained.values())
+        self.masters = MasterWeights(trained, restored or {}) if whole and half else None
+        embeddings = policy.model.get_input_embeddings()
+        if isinstance(embeddings, nn.Embedding):
+            plain = embeddings.weight.dtype not in HALF and not embeddings.scale_grad_by_freq
+            embeddings.sparse = alone and strategy.root_device.type == "cpu" and plain
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What the optimiser moves: the weights that need a gradient, or their masters."""
+        if self.masters is not None:
+            return list(self.masters.parameters)
+        return [p for p in self.policy.parameters() if p.requires_grad]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a backward pass may add the head's gradient to what its weight has: no hook reads it."""
+        return isinstance(self.strategy, SingleDeviceStrategy) and self.masters is None
+
+    def make_optimizer(self, make: Callable[[Any], Any]) -> Any:
+        """The optimiser of `weights`, from parameters; master weights are rounded into the policy after its steps."""
+        optimizer = make(iter(self.weights))
+        if self.masters is not None:
+            self.masters.follow(optimizer)
+        return optimizer
+
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        """The backward pass of a micro-batch, whose gradients are added to those of the others.
+
+        Replicated weights (DDP): gradients stay on this rank, and those of a step travel once, with its last
+        micro-batch. Sharded ones (FSDP2): each micro-batch's are reduced into the shards at once, so that no rank ever
+        holds whole gradients, which is what they are sharded for; with `loading.reduce_once` they stay and travel as
+        with DDP. On one device no hook reads the gradient, so it is accumulated in place.
+
+        Args:
+            last: Whether the micro-batch is the step's last.
+        """
+        embeddings, wrapped = self.policy.model.get_input_embeddings(), self.strategy.model
+        replicated = isinstance(wrapped, DistributedDataParallel)
+        if isinstance(self.policy, FSDPModule):
+            self.policy.set_requires_gradient_sync(last or not self.policy.loading.reduce_once)
+        if getattr(embeddings, "sparse", False) and embeddings.weight.requires_grad:
+            gradient_so_far(embeddings.weight)  # Dense: optimisers and clipping take no other.
+        collected = nullcontext() if self.masters is None else self.masters.collecting()
+        alone = replicated and (self.masters is not None or not last)
+        with collected, wrapped.no_sync() if alone else nullcontext():
+            yield
+        if self.masters is not None and last and replicated:
+            self.masters.exchange()
+
+    def clip(self, max_norm: float | None) -> float:
+        """Scale the gradients down to a norm; the norm before. None only measures."""
+        return clip_gradients(self.weights, max_norm)
+
+    def exact_weights(self, prefix: str) -> dict[str, Tensor]:
+        """Master weights by name, for a checkpoint, which holds them in the place of the rounded ones.
+
+        A master is left out where the weight is not its rounding any more: other weights were loaded.
+        """
+        if self.masters is None:
+            return {}
+        pairs = self.masters.pairs
+        exact = {id(w): m.detach() for w, m in pairs if torch.equal(w.detach(), m.detach().to(w.device, w.dtype))}
+        everything = self.policy.named_parameters(remove_duplicate=False)  # Tied weights have several names.
+        return {prefix + name: exact[id(p)] for name, p in everything if id(p) in exact}
+
+    def release(self) -> None:
+        """Let the embeddings have dense gradients again, as loops other than ours expect."""
+        embeddings = self.policy.model.get_input_embeddings()
+        if isinstance(embeddings, nn.Embedding):
+            embeddings.sparse = False
+
+
+def clip_gradients(weights: list[Tensor], max_norm: float | None) -> float:
+    """Scale the gradients of some weights down to `max_norm`; their norm before. None only measures."""
+    limit = float("inf") if max_norm is None else max_norm
+    norm: Any = torch.nn.utils.clip_grad_norm_(weights, limit)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)

@@ -1,0 +1,84 @@
+"""Weights held in half precision, and the float32 copies of them that the optimiser moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grail_lightning.functional.tokens import gradient_so_far
+from grail_lightning.runtime.collectives import all_reduce, world_size
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class MasterWeights:
+    """The master weights of a policy.
+
+    In bfloat16 a step of less than 1/256 of a weight rounds to nothing, and so does a small addition to a gradient. So
+    gradients are added up and steps are taken in float32; the policy holds the result, rounded. A gradient in half
+    precision is there until it has been added, no longer.
+
+    Args:
+        weights: The trainable weights by name; those in full precision are their own masters.
+        restored: What a checkpoint says of them; in full precision it is where the masters begin.
+
+    Attributes:
+        by_name: What the optimiser gets, by the weights' names.
+        parameters: The same as a list.
+        pairs: The weights in half precision, each with its master.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor]) -> None:
+        self.by_name = {name: _master(weight, restored.get(name)) for name, weight in weights.items()}
+        self.parameters = list(self.by_name.values())
+        self.pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Backward passes inside hand the weights' gradients to the masters, one by one as they come."""
+        pairs: Any = self.pairs  # The method has no types.
+        hooks = [weight.register_post_accumulate_grad_hook(partial(_collect, master)) for weight, master in pairs]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def exchange(self) -> None:
+        """Mean of the gradients over the ranks, each of which has its own so far.
+
+        In float32, one tensor after the other: DDP's own exchange would be in half precision, and overlap.
+        """
+        found = torch.tensor([master.grad is not None for master in self.parameters], device=self.parameters[0].device)
+        for master, somewhere in zip(self.parameters, all_reduce(found.long(), "max").tolist(), strict=True):
+            if somewhere:
+                master.grad = all_reduce(gradient_so_far(master), "sum").div_(world_size())
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Round the masters into the policy."""
+        for weight, master in self.pairs:
+            weight.copy_(master)
+
+    def follow(self, optimizer: Any) -> None:
+        """Write back after each of the optimiser's steps."""
+        optimizer.register_step_post_hook(lambda *_: self.write_back())
+
+
+def _master(weight: Tensor, restored: Tensor | None) -> Tensor:
+    if weight.dtype not in HALF:
+        return weight
+    exact = restored is not None and restored.dtype not in HALF and restored.shape == weight.shape
+    begun: Any = restored if exact else weight.detach()
+    return nn.Parameter(begun.to(weight.device, torch.float32, copy=True))
+
+
+def _collect(master: Tensor, weight: Tensor) -> None:
+    if weight.grad is not None:
+        gradient_so_far(master).add_(weight.grad)
+        weight.grad = None

@@ -1,0 +1,98 @@
+"""Fully sharded policies (FSDP2): what to do so that their parts can be used outside `Policy.forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from grail_lightning.policy import Loading, Policy
+from grail_lightning.policy.layout import padded_layout
+
+
+def check_strategy(strategy: Any) -> None:
+    """Whether a policy can train under a strategy of Lightning's, which may also be given by its name.
+
+    Raises:
+        ValueError: For FSDP1, which runs a training step inside its root's forward pass: none of the backward passes
+            of ours may lie there.
+    """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    if isinstance(strategy, FSDPStrategy) or name.lower().rpartition(".")[2] in ("fsdpstrategy", "fsdp_cpu_offload"):
+        raise ValueError(
+            f"`trainer.strategy` must not be FSDP1, but got {name}. Take FSDP2: "
+            "`--trainer.strategy=ModelParallelStrategy`."
+        )
+
+
+def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
+    """The part of a strategy's device mesh to shard over; None if there is no mesh.
+
+    Args:
+        mesh: What `ModelParallelStrategy` gives to a module; None with other strategies.
+        loading: How the policy is going to be loaded.
+
+    Raises:
+        ValueError: If devices are to share layers.
+    """
+    if mesh is None:
+        if loading.reduce_once:
+            rank_zero_warn(
+                "`loading.reduce_once` changes nothing where gradients are not sharded. Set "
+                "`--trainer.strategy=ModelParallelStrategy`, or leave it off."
+            )
+        return None
+    if (sharing := mesh["tensor_parallel"].size()) > 1:
+        raise ValueError(
+            f"`tensor_parallel_size` must be 1, since layers are never split, but got {sharing}. "
+            f"Set `ModelParallelStrategy(data_parallel_size={mesh.size()}, tensor_parallel_size=1)`."
+        )
+    return mesh["data_parallel"]
+
+
+def shard(policy: Policy, mesh: Any) -> Policy:
+    """Shard every decoder block and then the rest over a device mesh, in place.
+
+    Args:
+        policy: Loaded, on any device.
+        mesh: The data-parallel mesh that `ModelParallelStrategy` gives to `configure_model`.
+    """
+    # Tried while weights are whole: should the model refuse, no rank is left waiting for the others.
+    _ = policy.supports_prefix_trees, policy.supports_kv_continuation
+    for block in policy.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+    # FSDP2 sets itself up in the first forward pass, which must be the root's; sampling would begin with a block's.
+    ids = torch.zeros(1, 2, dtype=torch.long, device=policy.device)
+    with torch.no_grad(), policy.eager_attention():
+        policy(
+            padded_layout(ids, torch.ones_like(ids, dtype=torch.bool), torch.ones_like(ids[:, 1:], dtype=torch.bool))
+        )
+    return policy
+
+
+@contextmanager
+def gathered(policy: Policy) -> Iterator[None]:
+    """All weights whole on every rank for a while: sampling and saliency use parts of the policy on their own.
+
+    Between decoding steps nothing is gathered again, so ranks that sample different lengths cannot wait for each other
+    in a collective. Does nothing for a policy that is not sharded. Every rank must come here.
+    """
+    units = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.set_reshard_after_backward(False, recurse=False)  # Saliency runs backward passes, one a micro-batch.
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            # FSDP2's own defaults: blocks are resharded after their forward pass, the root is not.
+            unit.set_reshard_after_forward(unit is not units[0], recurse=False)
+            unit.set_reshard_after_backward(True, recurse=False)
+            unit.reshard()

@@ -1,0 +1,118 @@
+"""From responses to rewards: the task reads the answer, the verifier judges it, the task rewards it.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from grail_lightning.answers.verifier import Verdict, Verifier
+from grail_lightning.batch import GradedBatch, SampledBatch
+from grail_lightning.grading.locate import align_rows, answer_masks
+from grail_lightning.tasks.base import Earned, Prompt, Task
+
+
+def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
+    """One verdict a response; a response without an answer is `missing` and costs the verifier nothing.
+
+    Raises:
+        ValueError: If what a task takes for the answer is no string.
+    """
+    answers = [_answer(prompt.task, text) for text, prompt in zip(texts, prompts, strict=True)]
+    pairs = [(p.reference, a) for p, a in zip(prompts, answers, strict=True) if a is not None]
+    graded = iter(verifier.grade(pairs))
+    return [
+        Verdict.missing(prompt.reference) if answer is None else next(graded)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: Any) -> GradedBatch:
+    """The batch with its rewards and verdicts, and with the tokens of each answer.
+
+    The answers are located in a thread while the verifier's processes are at work.
+
+    Raises:
+        ValueError: If a task's answer is no string, or its reward raises or is not one finite number a response.
+    """
+    # Grading stays on this thread, where an interrupt reaches it and ends its workers.
+    with ThreadPoolExecutor(1, "answer-masks") as thread:
+        masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
+        verdicts = grade_answers(batch.texts, batch.prompts, verifier)
+        rewards, values = _rewards(batch, verdicts)
+        answer = masks.result()
+    device = batch.input_ids.device
+    correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
+    return GradedBatch(
+        **batch.fields(),
+        answer=answer,
+        rewards=rewards.to(device),
+        correct=correct.to(device),
+        verdicts=verdicts,
+        reward_values={name: part.to(device) for name, part in values.items()},
+    )
+
+
+def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``[B]`` float32 on the CPU: the rewards, and their parts by name."""
+    rows_of: dict[int, list[int]] = defaultdict(list)
+    for row, prompt in enumerate(batch.prompts):
+        rows_of[id(prompt.task)].append(row)
+    # Dtypes are named, since `precision: bf16-true` changes the default.
+    rewards = torch.zeros(len(batch), dtype=torch.float32)
+    values: dict[str, torch.Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
+    lengths = batch.response_lengths.tolist()
+    for rows in rows_of.values():
+        earned = _earned(
+            batch.prompts[rows[0]].task,
+            [batch.texts[r] for r in rows],
+            [batch.prompts[r] for r in rows],
+            [verdicts[r] for r in rows],
+            [lengths[r] for r in rows],
+        )
+        rewards[rows] = torch.tensor(earned.total, dtype=torch.float32)
+        for name, part in earned.values.items():
+            known = [torch.nan if value is None else value for value in part]
+            values[name][rows] = torch.tensor(known, dtype=torch.float32)
+    return rewards, dict(values)
+
+
+def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> Earned:
+    """What the task gives, checked: a task may be anybody's."""
+    name = f"`{type(task).__name__}.earn`"
+    wanted = f"must return {len(texts)} finite numbers, one a response,"
+    try:
+        earned = task.earn(texts, prompts, verdicts, lengths)
+        total = [float(value) for value in earned.total]
+    except ValueError as error:  # the task's own words
+        raise ValueError(f"{name}: {error}") from error
+    except Exception as error:
+        raise ValueError(
+            f"{name} {wanted} but it raised {type(error).__name__}: {error}. Call it by hand to debug it "
+            "(docs/grading.md)."
+        ) from error
+    if len(total) != len(texts) or not all(map(math.isfinite, total)):
+        raise ValueError(f"{name} {wanted} but got {str(earned.total)[:200]}.")
+    for part, values in earned.values.items():
+        if len(values) != len(texts):
+            raise ValueError(
+                f"{name} must return {len(texts)} values of its part `{part}`, one a response, but got {len(values)}."
+            )
+    return Earned(total=total, values=earned.values)
+
+
+def _answer(task: Task, text: str) -> str | None:
+    """The answer that the task reads, checked: a task may be anybody's."""
+    answer: Any = task.answer(text)
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise ValueError(
+        f"`{type(task).__name__}.answer` must return a string, or None for a response without an answer, but got "
+        f"{type(answer).__name__} ({str(answer)[:80]}). Return the answer as text: `str(answer)`."
+    )

@@ -1,0 +1,104 @@
+"""From characters to sampled tokens: where answers and labelled steps stand in a batch of rollouts.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers.extract import find_boxes
+from grail_lightning.answers.spans import Alignment, align
+from grail_lightning.batch import AnswerMasks, SampledBatch
+from grail_lightning.tasks.base import Prompt, Step, StepKind
+
+WhichBox = Literal["last", "first"]
+
+
+def align_rows(batch: SampledBatch, tokenizer: Any) -> list[Alignment]:
+    """The characters of each row's response beside its sampled tokens."""
+    lengths = batch.response_lengths.tolist()
+    return [align(ids[:n], tokenizer) for ids, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
+
+
+def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:
+    r"""Where each row's ``\boxed{…}`` stands; a row without a complete box has empty masks.
+
+    Args:
+        batch: ``B`` rows.
+        alignments: One a row, from `align_rows`.
+        which: "last" is the box that is graded; "first" is what the published GRAIL code takes.
+
+    Returns:
+        Four bool masks ``[B, T]``.
+    """
+    shape, device = batch.response_mask.shape, batch.response_mask.device
+    whole, content, marker, after = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
+    for row, aligned in enumerate(alignments):
+        boxes = find_boxes(aligned.text)
+        if not boxes:
+            continue
+        box = boxes[-1 if which == "last" else 0]
+        tokens = aligned.overlapping(box.start, box.stop)
+        if not tokens:
+            continue
+        whole[row, tokens] = True
+        content[row, aligned.overlapping(box.content_start, box.content_stop, tokens)] = True
+        marker[row, aligned.overlapping(box.start, box.content_start, tokens)] = True
+        marker[row, aligned.overlapping(box.content_stop, box.stop, tokens)] = True
+        after[row, tokens[-1] + 1 :] = True
+    masks = (mask.to(device) for mask in (whole, content, marker, after))
+    whole, content, marker, after = masks
+    return AnswerMasks(whole=whole, content=content, marker=marker, after=after & batch.response_mask)
+
+
+def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | None:
+    """The tokens of each kind of step, ``[B, T]`` bool, where the tasks can label steps; None if none can.
+
+    A step with a `result` marks the tokens of its result alone: that is where an error shows.
+
+    Raises:
+        ValueError: If a task labels something else than steps within the text.
+    """
+    steps = [_labelled(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
+    labelled = torch.tensor([row for row, found in enumerate(steps) if found is not None], dtype=torch.long)
+    if not len(labelled):
+        return None
+    kinds: tuple[StepKind, ...] = get_args(StepKind)
+    masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
+    for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
+        if aligned.text != batch.texts[row]:  # an engine's own way of decoding
+            steps[row] = _labelled(aligned.text, batch.prompts[row])
+        for step in steps[row] or []:
+            start, stop = step.result or (step.start, step.stop)
+            masks[step.kind][row, aligned.overlapping(start, stop)] = True
+    return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
+
+
+def _labelled(text: str, prompt: Prompt) -> list[Step] | None:
+    """The steps that the prompt's task labels in a response, checked: a task may be anybody's."""
+    steps: Any = prompt.task.label_steps(text, prompt)
+    if steps is None:
+        return None
+    must = f"`{type(prompt.task).__name__}.label_steps` must return"
+    if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
+        raise ValueError(
+            f"{must} a list of `Step`, or None where the task cannot label, but got {str(steps)[:120]}. "
+            "`Step` is in grail_lightning.tasks.base."
+        )
+    for step in steps:
+        if step.kind not in get_args(StepKind):
+            raise ValueError(
+                f"{must} steps whose `kind` is one of {', '.join(get_args(StepKind))}, but got {step.kind!r}. "
+                "Use filler for what carries no reasoning."
+            )
+        for start, stop in ((step.start, step.stop), step.result or (0, 0)):
+            if not 0 <= start <= stop <= len(text):
+                raise ValueError(
+                    f"{must} steps within the text, 0 ≤ start ≤ stop ≤ {len(text)}, but got {step}. Ranges are of "
+                    "characters, as in text[start:stop]."
+                )
+    return steps

@@ -1,0 +1,111 @@
+"""What a policy's model can do beyond running padded rows, found out by trying it on a few tokens."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers.cache_utils import DynamicCache
+
+from grail_lightning.policy.layout import packed_layout, padded_layout
+from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
+
+if TYPE_CHECKING:
+    from grail_lightning.policy.model import Policy
+
+
+def supports_prefix_trees(policy: Policy) -> bool:
+    """Whether the model gives rows in a prefix tree the log-probabilities that it gives them apart.
+
+    Any failure means that it does not: recurrent states and convolutions pass from one row to the next.
+    """
+    if policy.model.config._attn_implementation != TREE_ATTENTION:
+        return False
+    try:
+        with policy.trial(3, 9) as (ids, mask):
+            ids[1, :6], ids[2, :8] = ids[0, :6], ids[0, :8]
+            mask[:, 0] = mask[1, 7:] = False
+            rows = ids, mask, mask[:, 4:]
+            whole, tree = (policy(made).logprobs[rows[2]] for made in (padded_layout(*rows), tree_layout(*rows, [0])))
+    except Exception:
+        return False
+    return _agree(tree, whole, spread=whole - whole.mean(), dtype=policy.compute_dtype)
+
+
+def supports_kv_continuation(policy: Policy) -> bool:
+    """Whether the model continues from keys and values as it does within a whole sequence.
+
+    Any failure means that it does not: recurrent states cannot be cut at a column, some layers keep more than keys and
+    values, and some models insist on a cache of their own.
+    """
+    if getattr(policy.model, "_is_stateful", False):
+        return False
+    try:
+        with policy.trial(2, 9) as (ids, mask):
+            mask[1, :2] = False
+            whole = policy.hidden(mask, input_ids=ids)[:, 5:].float()
+            cache = DynamicCache()
+            policy.hidden(mask[:, :5], input_ids=ids[:, :5], past_key_values=cache)
+            found = policy.hidden(mask, input_ids=ids[:, 5:], past_key_values=cache).float()
+    except Exception:
+        return False
+    return _agree(found, whole, spread=whole, dtype=policy.compute_dtype)
+
+
+def within_attention_window(policy: Policy, width: int) -> bool:
+    """Whether every block attends as far as `width` columns.
+
+    Sliding windows count positions in the decoder's input, not depth in a prefix tree.
+    """
+    config = policy.model.config.get_text_config()
+    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return all(window is None or width <= window for window in windows)
+
+
+def supports_second_backward(policy: Policy) -> bool:
+    """Whether one forward pass serves two backward passes.
+
+    Checkpointed blocks repeat the forward pass for each, and FSDP2 frees the weights after the first.
+    """
+    return not any(isinstance(m, FSDPModule) or getattr(m, "gradient_checkpointing", False) for m in policy.modules())
+
+
+def has_dropout(policy: nn.Module) -> bool:
+    """Whether some module may be random in training mode. Besides dropout modules, many keep a rate as a number."""
+
+    def rates(module: nn.Module) -> list[object]:
+        named = [value for name, value in vars(module).items() if "drop" in name or "jitter" in name]
+        return [*named, module.p] if isinstance(module, nn.Dropout) else named
+
+    return any(isinstance(rate, int | float) and rate > 0 for module in policy.modules() for rate in rates(module))
+
+
+def check_packing(policy: Policy) -> None:
+    """Compare packed rows with the same rows one by one.
+
+    Raises:
+        ValueError: If they differ: something in the architecture passes from a row to the next one.
+    """
+    with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.uses_flash else nullcontext():
+        mask[0, :2] = mask[1, 4:] = False
+        packed = policy.decode(packed_layout(ids, mask, mask[:, 2:], flash=False)).float()
+        places = iter(packed[0])
+        for row, kept in zip(ids, mask, strict=True):
+            tokens = row[kept][:-1] if kept[-1] else row[kept]
+            found = torch.stack([next(places) for _ in tokens])
+            alone = policy.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0].float()
+            error = (found - alone).norm() / alone.norm()
+            if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
+                raise ValueError(
+                    f"`loading.packing` needs rows that do not attend to each other, but in "
+                    f"{type(policy.model).__name__} they do (relative difference {error:.3g}). Leave packing off for "
+                    "this architecture."
+                )
+
+
+def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two results are the same up to rounding, as a share of how much the expected one varies."""
+    return bool((found - expected).norm() < torch.finfo(dtype).eps ** 0.5 * spread.norm())

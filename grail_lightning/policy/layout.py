@@ -1,0 +1,148 @@
+"""How the tokens of some rows are laid out for the decoder, and how its output goes back to the rows.
+
+There are three layouts. *Padded*: every row is a row of the decoder's input. *Packed*: the valid tokens of all rows
+form one long row, for flash-attn's variable-length kernels. *Prefix trees*: tokens with which several rows begin are
+laid out, and run, once (`grail_lightning.policy.trees`). The rest of the package sees no difference between them, and
+this is the one place that knows the next-token shift: the state of a token predicts the token that follows it.
+
+Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``R × N`` places for tokens in the decoder's input,
+``M`` predictions, ``D`` width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional.tokens import full_precision
+
+Alignment = Literal["predictor", "token"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenLayout:
+    """The decoder's input for some rows, and where each of their response tokens is predicted.
+
+    Attributes:
+        ids: ``[R, N]`` long, the tokens that are run.
+        positions: ``[R, N]`` long, how many tokens precede each in its row.
+        predictors: ``[M]`` long, the place in ``R · N`` whose state predicts each target.
+        targets: ``[M]`` long, the token ids that are predicted.
+        places: ``[M]`` long, the place of the target itself; −1 where it is not run, since it predicts nothing.
+        prediction_of: ``[response_mask.sum()]`` long, which of the ``M`` predictions belongs to each response token.
+        source_of: ``[M]`` long, the first response token (in the order of `response_mask`) that each prediction serves.
+        response_mask: ``[b, T]`` bool, the response tokens of the rows.
+        attention: The decoder's further arguments, given the dtype in which it computes.
+        num_tokens: How many tokens are run, padding left out.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    predictors: Tensor
+    targets: Tensor
+    places: Tensor
+    prediction_of: Tensor
+    source_of: Tensor
+    response_mask: Tensor
+    attention: Callable[[torch.dtype], Mapping[str, Any]] = field(repr=False)
+    num_tokens: int
+
+    @property
+    def shares(self) -> bool:
+        """Whether some prediction serves several rows."""
+        return len(self.prediction_of) != len(self.targets)
+
+    def at_predictors(self, states: Tensor) -> Tensor:
+        """``[R, N, D] -> [M, D]``: the states from which the targets are predicted."""
+        table = states.flatten(0, 1)
+        return gather_rows(table, self.predictors) if self.shares else table[self.predictors]
+
+    def to_rows(self, values: Tensor) -> Tensor:
+        """``[M] -> [b, T]``: the value of each response token's prediction, zero outside the response mask."""
+        spread = gather_rows(values[:, None], self.prediction_of).squeeze(1) if self.shares else values
+        return spread.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, spread)
+
+    def from_rows(self, values: Tensor) -> Tensor:
+        """``[b, T] -> [M]``: the value of the first response token that each prediction serves."""
+        return values[self.response_mask][self.source_of]
+
+    def read(self, values: Tensor, alignment: Alignment) -> Tensor:
+        """``[R, N] -> [b, T]``: the value at the position of each response token, or at the one that predicts it."""
+        flat = values.flatten()
+        if alignment == "predictor":
+            return self.to_rows(flat[self.predictors])
+        return self.to_rows(torch.where(self.places >= 0, flat[self.places.clamp(min=0)], 0))
+
+
+def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
+    """Every row as a row of the decoder's input, without its last column, which predicts nothing.
+
+    Args:
+        input_ids: ``[b, P+T]``, prompts padded left, responses padded right.
+        attention_mask: ``[b, P+T]`` bool.
+        response_mask: ``[b, T]`` bool.
+    """
+    ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
+    places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
+    return TokenLayout(
+        ids=ids,
+        positions=token_positions(mask),
+        response_mask=response_mask,
+        attention=lambda _: {"attention_mask": mask.long()},
+        num_tokens=int(attention_mask.sum()) - len(ids),
+        **_one_prediction_a_token(input_ids, response_mask, places),
+    )
+
+
+def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, *, flash: bool) -> TokenLayout:
+    """The valid tokens of all rows as one row of the decoder's input. Arguments as for `padded_layout`.
+
+    Transformers tells the rows apart by positions that begin again at 0. For flash-attn the borders are passed along:
+    finding them would wait for the device in each layer.
+    """
+    mask = attention_mask[:, :-1].bool()
+    lengths = mask.sum(1)
+    places = torch.zeros_like(mask, dtype=torch.long)
+    places[mask] = torch.arange(int(lengths.sum()), device=mask.device)
+    borders: dict[str, Any] = {}
+    if flash:
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+        longest = int(lengths.max())
+        borders = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+    return TokenLayout(
+        ids=input_ids[:, :-1][mask][None],
+        positions=token_positions(mask)[mask][None],
+        response_mask=response_mask,
+        attention=lambda _: {"attention_mask": None, **borders},
+        num_tokens=int(lengths.sum()),
+        **_one_prediction_a_token(input_ids, response_mask, places),
+    )
+
+
+def token_positions(mask: Tensor) -> Tensor:
+    """``[b, W]`` long: how many valid tokens precede each in its row; padding does not shift positions."""
+    return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """``table[index]``, whose gradients add up in float32 at least and in a fixed order (on CUDA, too)."""
+    return torch.nn.functional.embedding(index, full_precision(table)).to(table.dtype)
+
+
+def _one_prediction_a_token(input_ids: Tensor, response_mask: Tensor, places: Tensor) -> dict[str, Tensor]:
+    """Predictions of rows that share nothing; ``places [b, P+T-1]`` are the places of the rows' tokens."""
+    length = response_mask.shape[1]
+    own = torch.cat([places, torch.full_like(places[:, :1], -1)], 1)
+    targets = input_ids[:, input_ids.shape[1] - length :][response_mask].long()
+    index = torch.arange(len(targets), device=targets.device)
+    return {
+        "predictors": places[:, places.shape[1] - length :][response_mask],
+        "targets": targets,
+        "places": own[:, own.shape[1] - length :][response_mask],
+        "prediction_of": index,
+        "source_of": index,
+    }

@@ -1,0 +1,70 @@
+"""Sums, maxima and rows over all ranks. Without a process group each is the local value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def world_size() -> int:
+    """The number of ranks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1
+
+
+def all_reduce(values: Tensor, op: str) -> Tensor:
+    """Elementwise "sum" or "max" over the ranks of equally shaped tensors."""
+    if world_size() == 1:
+        return values
+    reduced = values.clone()
+    torch.distributed.all_reduce(reduced, getattr(torch.distributed.ReduceOp, op.upper()))
+    return reduced
+
+
+def pad_to_longest_rank(parts: Sequence[T], filler: T, device: torch.device) -> list[T]:
+    """This rank's parts, filled up to the number of the rank that has the most."""
+    most = int(all_reduce(torch.tensor(len(parts), device=device), "max"))
+    return [*parts, *[filler] * (most - len(parts))]
+
+
+def all_gather_objects(value: T) -> list[T]:
+    """The value of each rank, in one collective; any value that pickles."""
+    if world_size() == 1:
+        return [value]
+    gathered: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+def sum_by_name(values: Mapping[str, float]) -> dict[str, float]:
+    """Sums over all ranks by name, in one collective; ranks may differ in their names."""
+    gathered = all_gather_objects(dict(values))
+    names = dict.fromkeys(name for rank in gathered for name in rank)
+    return {name: sum(rank.get(name, 0.0) for rank in gathered) for name in sorted(names)}
+
+
+def mean_by_name(values: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Means over all ranks by name, from the sum and the count of each, in one collective.
+
+    Ranks may differ in their names; what no rank has counted is left out.
+    """
+    ranks = all_gather_objects(dict(values))
+    names = sorted({name for rank in ranks for name in rank})
+    pairs = {name: [rank.get(name, (0.0, 0.0)) for rank in ranks] for name in names}
+    totals = {
+        name: (sum(total for total, _ in found), sum(count for _, count in found)) for name, found in pairs.items()
+    }
+    return {name: total / count for name, (total, count) in totals.items() if count}
+
+
+def all_gather_rows(values: Tensor) -> Tensor:
+    """The rows of all ranks, in the order of the ranks, which may differ in their number of rows."""
+    if world_size() == 1:
+        return values
+    return torch.cat(all_gather_objects(values.detach().cpu())).to(values.device)

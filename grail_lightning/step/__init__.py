@@ -1,0 +1,85 @@
+r"""One training step. The files stand in the order in which the data meets them.
+
+==================  ================================================================================================
+`options`           What is optimised (`Objective`), and how it is run (`Execution`).
+`collect`           Prompts → sampled, graded rollouts. Groups that teach nothing may make way for others.
+`advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
+`plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
+`forward`           A micro-batch in, log-probabilities out; it holds the advantages of tokens.
+`assign`            Where token weights come from: the credit method now, or the first forward pass of each row.
+`old_logprobs`      Log-probabilities under the weights that sampled: three rules, by name.
+`reference`         The frozen reference of the KL term.
+`loss`              Denominators of an optimiser step, and a micro-batch's share of its loss.
+`update`            The loop: one forward pass, one loss, one backward pass for each micro-batch.
+`optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
+`schedule`          The learning rate, what a resume keeps, and what `max_steps` leaves.
+`report`            Figures of the step, over all ranks; `outputs` hands them and the batch to callbacks.
+==================  ================================================================================================
+
+Who calls whom::
+
+    GrailModule.training_step
+    ├── collect.sample_and_grade, collect.refill      prompts → GradedBatch
+    ├── advantages.with_advantages                    → RolloutBatch
+    ├── assign.forward_with_credit                    → Forward or SaliencyForward, with the token weights
+    ├── update.prepare                                → Update
+    │   ├── plan.plan_steps
+    │   ├── reference.logprobs                        with a KL term
+    │   └── old_logprobs                              what has to be computed before the weights move
+    ├── GrailModule.take_steps                        for each optimiser step:
+    │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
+    │   └── optimizer.take_step
+    └── report.report
+
+One step in numbers: two rollouts of one prompt, ``Compute 2+3.``,
+whose responses are ``\boxed{5}<end>`` and ``\boxed{6}<end>``, of four tokens each (``\boxed{``, the digit, ``}`` and
+the end token). The first one is right.
+
+>>> import torch
+>>> from grail_lightning.credit import TokenWeights
+>>> from grail_lightning.functional import group_advantages
+>>> from grail_lightning.functional.tokens import TokenStats
+>>> from grail_lightning.step.advantages import token_advantages
+>>> from grail_lightning.step.loss import LossCounts, LossInputs, micro_batch_loss
+>>> from grail_lightning.step.options import Objective
+>>> rewards = torch.tensor([1.0, 0.0])
+>>> advantages = group_advantages(rewards, group_size=2)  # the reward beside the group's mean
+>>> advantages
+tensor([ 0.5000, -0.5000])
+
+A credit method gave the digit of the wrong answer three times the weight of its other tokens. Right rollouts are
+outside of its gate and keep weight 1.
+
+>>> values = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 1.0]])
+>>> weights = TokenWeights(values=values, fallback=torch.zeros(2, dtype=torch.bool))
+>>> of_tokens = token_advantages(advantages, weights)
+>>> of_tokens
+tensor([[ 0.5000,  0.5000,  0.5000,  0.5000],
+        [-0.5000, -1.5000, -0.5000, -0.5000]])
+
+In the first optimiser step the old log-probabilities are the present ones, so every ratio is 1 and a token's loss is
+minus its advantage: in all -(4 · 0.5 - 1.5 - 3 · 0.5) = 1. Dr. GRPO divides by the number of rollouts times the limit
+of 10 tokens, which gives 1 / 20.
+
+>>> logprobs = torch.full((2, 4), 0.25).log().requires_grad_()
+>>> loss, _ = micro_batch_loss(
+...     LossInputs(
+...         stats=TokenStats(logprobs, None),
+...         old_logprobs=logprobs.detach(),
+...         advantages=of_tokens,
+...         mask=torch.ones(2, 4, dtype=torch.bool),
+...     ),
+...     Objective(aggregation="dr_grpo"),
+...     LossCounts(num_rollouts=2, num_tokens=8, max_response_length=10),
+... )
+>>> loss.detach()
+tensor(0.0500)
+
+Its gradient makes each token of the right answer likelier, and the wrong digit three times as much less likely as the
+tokens around it.
+
+>>> loss.backward()
+>>> logprobs.grad * 20
+tensor([[-0.5000, -0.5000, -0.5000, -0.5000],
+        [ 0.5000,  1.5000,  0.5000,  0.5000]])
+"""

@@ -1,0 +1,34 @@
+"""Advantages: of rollouts beside their group, and of tokens by their weights. The one place where the two meet.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grail_lightning.batch import GradedBatch, RolloutBatch
+from grail_lightning.credit.base import TokenWeights
+from grail_lightning.functional import group_advantages
+from grail_lightning.functional.policy_gradient import Scaling
+from grail_lightning.runtime.collectives import all_gather_rows
+
+
+def with_advantages(batch: GradedBatch, group_size: int, scale: Scaling) -> RolloutBatch:
+    """The batch with its rollouts' advantages ``[B]``: rewards beside those of the group.
+
+    Args:
+        batch: ``B`` graded rows.
+        group_size: Rows of each prompt.
+        scale: `Objective.scale_rewards`; statistics of the batch are those of all ranks.
+    """
+    rewards = batch.rewards
+    std = all_gather_rows(rewards).std() if scale == "batch" else None
+    means = all_gather_rows(rewards.double().reshape(-1, group_size).mean(1)) if scale == "bnpo" else None
+    return batch.with_advantages(group_advantages(rewards, group_size, scale, std, means))
+
+
+def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
+    """``A_it = A_i · w_it`` (+ what an additive stage adds), ``[B, T]``."""
+    product = advantages[:, None] * weights.values
+    return product if weights.additive is None else product + weights.additive

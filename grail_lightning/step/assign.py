@@ -1,0 +1,63 @@
+"""Where token weights come from: the credit method at once, or the update's first forward pass. Decided here, once.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights
+from grail_lightning.credit.weigh import controlled, weigh
+from grail_lightning.distributed.sharding import gathered
+from grail_lightning.policy import Policy
+from grail_lightning.policy.capabilities import has_dropout, supports_second_backward
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.forward import Forward, SaliencyForward
+from grail_lightning.step.options import Objective
+from grail_lightning.step.plan import live_rows, loss_mask
+
+
+def forward_with_credit(
+    credit: TokenCredit,
+    control: CreditControl | None,
+    policy: Policy,
+    batch: RolloutBatch,
+    context: CreditContext,
+    objective: Objective,
+    clock: PhaseClock,
+    *,
+    share: bool = True,
+) -> Forward:
+    """The forward pass of the update, with the token weights or with what finds them on the way.
+
+    Saliency is fused into the update's first forward pass where that gives the same as a pass of its own, and no more
+    work: not around a control, which may need all weights at once; not with an entropy bonus, whose gradient that pass
+    does not have; not with dropout, without which saliency is taken; and not where blocks are checkpointed or sharded.
+
+    Args:
+        credit: The configured method.
+        control: The configured control; None without.
+        policy: With the weights that sampled the batch.
+        batch: ``B`` rows.
+        context: Of the credit.
+        objective: What is optimised.
+        clock: Credit is charged to its phase ``credit``.
+        share: Whether tokens with which rows begin alike are run once.
+    """
+    fused = None if control is not None or objective.entropy_coefficient else credit.as_saliency_credit()
+    with clock.phase("credit"):
+        if fused is not None and supports_second_backward(policy) and not has_dropout(policy):
+            trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
+            return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
+        weights = token_weights(credit, control, policy, batch, context)
+    entropy_gradient = objective.entropy_coefficient > 0
+    return Forward(policy, batch, context, weights, share=share, entropy_gradient=entropy_gradient)
+
+
+def token_weights(
+    credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
+) -> TokenWeights:
+    """Token weights of a credit method, through a control if there is one."""
+    with gathered(policy):
+        weights = weigh(credit, policy, batch, context)
+    return weights if control is None else controlled(control, weights, batch, context)

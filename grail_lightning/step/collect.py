@@ -1,0 +1,146 @@
+"""Collecting a batch: sample, grade, and replace groups from which nothing can be learned (dynamic sampling).
+
+Shapes: ``B`` rows in ``K`` groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers.verifier import Verifier
+from grail_lightning.batch import GradedBatch, Sampling
+from grail_lightning.batch.rows import join
+from grail_lightning.distributed.sharding import gathered
+from grail_lightning.engines import RolloutEngine
+from grail_lightning.engines.checks import sample_rollouts
+from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.runtime.collectives import all_reduce, sum_by_name, world_size
+from grail_lightning.runtime.seeds import derive_seed, run_seed
+from grail_lightning.tasks.base import Prompt
+
+
+@torch.no_grad()
+def sample_and_grade(
+    prompts: list[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    key: tuple[int | str, ...],
+    *,
+    policy: Policy,
+    engine: RolloutEngine,
+    verifier: Verifier,
+    clock: PhaseClock,
+    rank: int,
+) -> GradedBatch:
+    """Graded responses with located answers.
+
+    Args:
+        prompts: Of this rank.
+        group_size: Responses of each.
+        sampling: How they are drawn.
+        key: Decides the random numbers, with the run's seed and the rank.
+        policy: Whose weights sample.
+        engine: That samples.
+        verifier: Grades the answers.
+        clock: Of the phases ``sample`` and ``grade``.
+        rank: This process among all.
+    """
+    with clock.phase("sample"):
+        with gathered(policy):
+            engine.update_weights(policy)
+            seed = derive_seed(run_seed(), *key, rank)
+            batch = sample_rollouts(engine, policy, prompts, group_size, sampling, seed)
+        # A rollout is the same row of the step however many ranks share the prompts out.
+        group, place = batch.row // group_size, batch.row % group_size
+        batch = batch.replace(row=(group * world_size() + rank) * group_size + place)
+    with clock.phase("grade"):
+        return grade_and_locate(batch, verifier, policy.tokenizer)
+
+
+def refill(
+    batch: GradedBatch, sample: Callable[[list[Prompt], int], GradedBatch], loader: Any, rounds: int
+) -> tuple[GradedBatch, dict[str, float]]:
+    """Replace groups that are all right or all wrong, as far as `rounds` further samplings allow.
+
+    The further prompts are the training loader's next ones, so that a run resumes where it was. Correctness decides,
+    not the reward: a shaped reward tells responses apart that are right or wrong alike. All ranks make the same rounds.
+
+    Args:
+        batch: ``B`` graded rows.
+        sample: Draws and grades groups for prompts; gets the number of the round, too.
+        loader: The training loader.
+        rounds: Most further samplings; 0 leaves everything as it is.
+
+    Returns:
+        As many groups as before, and what to log, over all ranks.
+
+    Raises:
+        ValueError: If the loader cannot give further prompts.
+
+    Source: DAPO, arXiv 2503.14476, section 3.2.
+    """
+    if not rounds:
+        return batch, {}
+    check_loader(loader, rounds)
+    groups = float(len(uniform_groups(batch)))
+    drawn, right, made = groups, float(batch.correct.sum()), 0
+    for made in range(1, rounds + 1):
+        dead = uniform_groups(batch)
+        most = int(all_reduce(dead.sum().to(batch.input_ids.device), "max"))
+        if not most:
+            made -= 1
+            break
+        fresh = sample(loader.take(most * world_size()), made)
+        drawn, right = drawn + len(uniform_groups(fresh)), right + float(fresh.correct.sum())
+        batch = _replace(batch, fresh)
+    total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
+    size = len(batch) / max(groups, 1)
+    return batch, {
+        "refill/rounds": float(made),
+        "refill/drawn_groups": total["drawn"],
+        "refill/dropped_groups": total["drawn"] - total["kept"],
+        "refill/accuracy_drawn": total["right"] / max(total["drawn"] * size, 1),
+    }
+
+
+def check_loader(loader: Any, rounds: int) -> None:
+    """Whether the loader can give what further samplings need; asked before the first one, too.
+
+    Raises:
+        ValueError: If not.
+    """
+    if rounds and not hasattr(loader, "take"):
+        raise ValueError(
+            "`execution.refill_rounds` needs a training loader that can `take` further prompts, but got "
+            f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to 0."
+        )
+
+
+def uniform_groups(batch: GradedBatch) -> Tensor:
+    """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows."""
+    if not len(batch):
+        return torch.zeros(0, dtype=torch.bool)
+    correct = batch.correct.cpu().reshape(len(torch.unique(batch.group)), -1)
+    return correct.all(1) | ~correct.any(1)
+
+
+def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
+    """The first of the fresh live groups in the places of dead ones; they take over their row and group numbers."""
+    places = uniform_groups(batch).nonzero().flatten()
+    useful = (~uniform_groups(fresh)).nonzero().flatten()[: len(places)]
+    places = places[: len(useful)]
+    if not len(places):
+        return batch
+    size = len(batch) // len(uniform_groups(batch))
+    within, order = torch.arange(size), torch.arange(len(batch))
+    old = (places[:, None] * size + within).flatten()
+    new = (useful[:, None] * size + within).flatten()
+    order[old] = len(batch) + torch.arange(len(old))
+    joined = join(batch, fresh.select(new)).select(order)
+    return joined.replace(group=batch.group, row=batch.row)

@@ -1,0 +1,195 @@
+"""Forward passes of an update: a micro-batch in, log-probabilities and token advantages out.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, TokenWeights
+from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
+from grail_lightning.credit.weigh import check_weights
+from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.policy import Policy
+from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.runtime.collectives import pad_to_longest_rank
+from grail_lightning.step.advantages import token_advantages
+
+
+class Forward:
+    """Log-probabilities of rows whose token weights are known.
+
+    Args:
+        policy: That is run.
+        batch: ``B`` rows.
+        context: Token budget and temperature.
+        weights: The token weights.
+        share: Whether tokens with which rows begin alike are run once.
+        entropy_gradient: Whether the entropy carries a gradient.
+
+    Attributes:
+        token_advantages: ``[B, T]``, weights included.
+        entropies: ``[B, T]`` in nats, at the first forward pass with gradient of each row; zero on rows without one.
+        tokens_run: How many tokens all passes have run.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        batch: RolloutBatch,
+        context: CreditContext,
+        weights: TokenWeights,
+        *,
+        share: bool = True,
+        entropy_gradient: bool = False,
+    ) -> None:
+        self.policy, self.batch, self.context = policy, batch, context
+        self.share, self.entropy_gradient = share, entropy_gradient
+        self.token_advantages = token_advantages(batch.advantages, weights)
+        self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
+        self.tokens_run = 0
+        self._weights, self._scored = weights, torch.zeros(len(batch), dtype=torch.bool)
+
+    @property
+    def adds_to_advantages(self) -> bool:
+        """Whether credit adds to advantages, so that rows without one have a gradient."""
+        return self._weights.additive is not None
+
+    def weights(self) -> TokenWeights:
+        """The token weights ``[B, T]`` of the batch, as far as they are known."""
+        return self._weights
+
+    def reweighed(self, weights: TokenWeights) -> Forward:
+        """The same with other token weights."""
+        made = copy.copy(self)
+        made._weights, made.token_advantages = weights, token_advantages(self.batch.advantages, weights)
+        return made
+
+    def cut(self, rows: Tensor) -> list[MicroBatch]:
+        """Rows as micro-batches, as many on each rank."""
+        return pad_to_longest_rank(self._cut(rows), stand_in(self.batch), self.batch.response_mask.device)
+
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
+        """Log-probabilities and entropy ``[b, t]`` of a micro-batch, with gradient where that is on.
+
+        Args:
+            micro: One of `cut`.
+            in_place: As for `Policy.head_gradient`.
+        """
+        layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
+        graph = torch.is_grad_enabled()
+        stats: TokenStats = self.policy(
+            layout,
+            temperature=self.context.temperature,
+            with_entropy=graph,
+            entropy_gradient=self.entropy_gradient and graph,
+            in_place=in_place,
+        )
+        self._note(micro, layout, stats)
+        return stats
+
+    def frozen_logprobs(self, rows: Tensor) -> Tensor:
+        """``[B, T]`` log-probabilities of some rows, without gradient and dropout; zero on the others."""
+        dtype = torch.promote_types(self.policy.model.dtype, torch.float32)
+        found = torch.zeros_like(self.token_advantages, dtype=dtype)
+        with self.policy.evaluating(), torch.no_grad():
+            for micro in self.cut(rows):
+                stats = self(micro)
+                if not micro.stands_in:
+                    scatter(found, micro.rows, stats.logprobs)
+        return found
+
+    def _cut(self, rows: Tensor) -> list[MicroBatch]:
+        return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share)
+
+    def _note(self, micro: MicroBatch, layout: TokenLayout, stats: TokenStats) -> None:
+        if micro.stands_in:
+            return
+        self.tokens_run += layout.num_tokens
+        if torch.is_grad_enabled() and stats.entropy is not None and not self._scored[micro.rows].all():
+            scatter(self.entropies, micro.rows, stats.entropy)
+            self._scored[micro.rows] = True
+
+
+class SaliencyForward(Forward):
+    """The first forward pass of each row also gives its saliency, and so its token weights.
+
+    Rows of the same micro-batch that need a saliency share their prompt alone: a token of several responses would have
+    a saliency for each of them.
+
+    Args:
+        policy: With the weights that sampled the batch, whenever a row comes for the first time.
+        batch: ``B`` rows.
+        context: Of the credit.
+        credit: Maps saliency to weights.
+        trained: ``[B]`` bool, the rows that the update runs; the saliency of others is found here at once.
+        clock: Saliency is charged to its phase ``credit``.
+        share: As for `Forward`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        batch: RolloutBatch,
+        context: CreditContext,
+        credit: SaliencyCredit,
+        trained: Tensor,
+        clock: PhaseClock,
+        *,
+        share: bool = True,
+    ) -> None:
+        self.credit, self.clock = credit, clock
+        self.target = credit.target(policy, batch)
+        self.pending = (self.target.rows & trained).cpu()
+        untrained = replace(self.target, rows=self.target.rows & ~trained)
+        scores = saliency_of_rows(
+            policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
+        )
+        self.scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
+        weights = credit.weights_from(self.scores, policy, batch, context)
+        super().__init__(policy, batch, context, weights, share=share)
+
+    def weights(self) -> TokenWeights:
+        """The token weights of the batch, from the saliency that has been found so far."""
+        return self.credit.weights_from(self.scores, self.policy, self.batch, self.context)
+
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
+        """As `Forward`; takes in the token weights of rows that come for the first time."""
+        if not self.pending[micro.rows].all() or micro.stands_in:
+            return super().__call__(micro, in_place=in_place)
+        piece = self.batch.select(micro.rows)
+        layout = self.policy.layout(piece, micro.starts, share_responses=False)
+        rows, columns = micro.rows.to(self.scores.device), piece.response_mask.shape[1]
+        stats, saliency = forward_with_saliency(
+            self.policy,
+            layout,
+            replace(self.target, objective=self.target.objective[rows, :columns]),
+            temperature=self.context.temperature,
+            frozen=not torch.is_grad_enabled(),
+            in_place=in_place,
+        )
+        with self.clock.phase("credit"), torch.no_grad():
+            scores = saliency()
+            scatter(self.scores, micro.rows, scores)
+            weights = self.credit.weights_from(scores, self.policy, piece, self.context)
+            check_weights(self.credit, weights, piece)
+            assert weights.additive is None, "`SaliencyCredit.weights_from` has no additive stage"
+            scatter(self.token_advantages, micro.rows, token_advantages(piece.advantages, weights))
+        self.pending[micro.rows] = False
+        self._note(micro, layout, stats)
+        return stats
+
+    def _cut(self, rows: Tensor) -> list[MicroBatch]:
+        """Rows that need a saliency apart from the others."""
+        pending = self.pending[rows]
+        mine, budget = rows[pending], self.context.token_budget
+        first = cut_rows(self.policy, self.batch, mine, budget, share=self.share, share_responses=False)
+        return first + super()._cut(rows[~pending])

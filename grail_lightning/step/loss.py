@@ -1,0 +1,117 @@
+"""The loss of a micro-batch: its share of the optimiser step's.
+
+Shapes: ``b`` rows, ``t`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional import aggregate, kl_estimate, masked_sum
+from grail_lightning.functional.policy_gradient import importance_ratio
+from grail_lightning.functional.tokens import TokenStats, entropy_of
+from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.step.options import Objective
+from grail_lightning.step.plan import Plan
+
+SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCounts:
+    """Denominators of one optimiser step, over all micro-batches and ranks.
+
+    Attributes:
+        num_rollouts: Rows with a token of the loss.
+        num_tokens: Tokens of the loss.
+        max_response_length: The limit in tokens.
+    """
+
+    num_rollouts: int
+    num_tokens: int
+    max_response_length: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossInputs:
+    """What the loss of a micro-batch is made of.
+
+    Attributes:
+        stats: Log-probabilities ``[b, t]`` with gradient, and entropy.
+        old_logprobs: ``[b, t]``, under the weights that sampled.
+        advantages: ``[b, t]``, weights included.
+        mask: ``[b, t]`` bool, tokens of the loss.
+        ref_logprobs: ``[b, t]`` under the frozen reference; None without a KL term.
+        sampling_logprobs: ``[b, t]`` as the engine reports them; None if it reports none.
+        sampler_weights: ``[b, t]``, the correction for a sampler that differs from the trainer; None is 1.
+    """
+
+    stats: TokenStats
+    old_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    ref_logprobs: Tensor | None = None
+    sampling_logprobs: Tensor | None = None
+    sampler_weights: Tensor | None = None
+
+
+def count_losses(plan: Plan, step: int) -> LossCounts:
+    """The denominators of an optimiser step, of all its rows on all ranks: rows that are not run add 0 to the sum."""
+    counted = plan.mask[plan.steps[step].to(plan.mask.device)]
+    rollouts, tokens = all_reduce(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
+    return LossCounts(num_rollouts=rollouts, num_tokens=tokens, max_response_length=plan.max_response_length)
+
+
+def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCounts) -> tuple[Tensor, dict[str, Tensor]]:
+    """This micro-batch's share of the optimiser step's loss, and sums to report.
+
+    Args:
+        inputs: Of the micro-batch.
+        objective: What to compute.
+        counts: Denominators of the whole optimiser step.
+
+    Returns:
+        A scalar; and, detached, sums over the tokens of the loss by name, with that scalar as ``loss``.
+    """
+    logprobs, old, mask = inputs.stats.logprobs, inputs.old_logprobs, inputs.mask
+    losses = objective.token_losses(logprobs, old, inputs.advantages, mask)
+    if inputs.sampler_weights is not None:
+        losses = losses * inputs.sampler_weights
+    sums = dict(_sums(inputs, objective))
+    if inputs.ref_logprobs is not None:
+        # The token's own ratio, also where the surrogate takes the sequence's: it corrects for who drew the token.
+        own = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
+        losses = losses + objective.kl_coefficient * kl_estimate(
+            logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own
+        )
+        sums["kl"] = masked_sum(kl_estimate(logprobs.detach(), inputs.ref_logprobs, objective.kl_estimator), mask)
+    if objective.entropy_coefficient:
+        losses = losses - objective.entropy_coefficient * entropy_of(inputs.stats)
+    loss = aggregate(
+        losses,
+        mask,
+        objective.aggregation,
+        num_rollouts=counts.num_rollouts,
+        num_tokens=counts.num_tokens,
+        max_response_length=counts.max_response_length,
+    )
+    return loss, sums | {"loss": loss.detach()}
+
+
+def _sums(inputs: LossInputs, objective: Objective) -> Iterator[tuple[str, Tensor]]:
+    mask, advantages = inputs.mask, inputs.advantages
+    ratio = importance_ratio(inputs.stats.logprobs.detach(), inputs.old_logprobs, mask, objective.level)
+    low = (ratio < 1 - objective.clip_low) & (advantages < 0) & mask
+    high = (ratio > 1 + objective.clip_high) & (advantages > 0) & mask
+    yield "tokens", mask.sum()
+    yield "clip_ratio/low_mean", low.sum()
+    yield "clip_ratio/high_mean", high.sum()
+    yield "clip_ratio/region_mean", (low | high).sum()
+    if inputs.stats.entropy is not None:
+        yield "entropy", masked_sum(inputs.stats.entropy.detach(), mask)
+    if inputs.sampling_logprobs is not None:
+        yield SAMPLER_GAP, masked_sum((inputs.old_logprobs - inputs.sampling_logprobs).abs(), mask)

@@ -1,0 +1,70 @@
+"""Log-probabilities under the weights that sampled the batch, which the importance ratio is taken to.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.policy import Policy
+from grail_lightning.policy.capabilities import has_dropout
+from grail_lightning.policy.micro_batch import MicroBatch, scatter
+from grail_lightning.step.plan import Plan
+
+
+class OldLogprobs:
+    """Old log-probabilities of each row, by one of three rules.
+
+    *Same weights*: in the first optimiser step the policy has not moved since it sampled, so those of the pass itself,
+    detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
+
+    *Recorded*: a later pass over rows that the first step has scored finds them here.
+
+    *Computed before*: rows that a later step scores first have to be scored before the first step changes the weights.
+    With dropout and several steps all rows are: the policy that sampled had none, and later steps compare with it.
+
+    Args:
+        plan: The optimiser steps.
+        policy: That is trained.
+    """
+
+    def __init__(self, plan: Plan, policy: Policy) -> None:
+        dtype = torch.promote_types(policy.model.dtype, torch.float32)
+        self._values = torch.zeros(plan.mask.shape, dtype=dtype, device=plan.mask.device)
+        self._known = torch.zeros(len(plan.mask), dtype=torch.bool)
+        self._plan, self._dropout = plan, policy.training and has_dropout(policy)
+
+    def rows_before(self) -> Tensor:
+        """``[n]`` long: the rows whose log-probabilities have to be computed before the first step."""
+        live = self._plan.live.clone()
+        if len(self._plan.steps) == 1:
+            live[:] = False
+        if not self._dropout:
+            live[self._plan.steps[0]] = False
+        return live.nonzero().flatten()
+
+    def computed_before(self, rows: Tensor, logprobs: Tensor) -> None:
+        """Take in log-probabilities ``[B, T]`` of some rows."""
+        self._known[rows] = True
+        at = rows.to(self._values.device)
+        self._values[at] = logprobs[at].to(self._values.dtype)
+
+    def of(self, micro: MicroBatch, stats: TokenStats) -> Tensor:
+        """``[b, t]``: the old log-probabilities of a micro-batch, which `stats` are the present ones of."""
+        if not self._are_known(micro):
+            return stats.logprobs.detach()
+        return self._values[micro.rows.to(self._values.device), : stats.logprobs.shape[1]]
+
+    def record(self, micro: MicroBatch, stats: TokenStats) -> None:
+        """Keep the log-probabilities of rows that are scored for the first time, for later steps."""
+        if not self._are_known(micro):
+            scatter(self._values, micro.rows, stats.logprobs)
+            self._known[micro.rows] = True
+
+    def _are_known(self, micro: MicroBatch) -> bool:
+        known = self._known[micro.rows]
+        assert known.all() or not known.any(), "a micro-batch falls under one rule"
+        return bool(known.all())

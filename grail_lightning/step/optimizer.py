@@ -1,0 +1,78 @@
+"""The optimiser's step: it clips the gradients, and warns where no weight moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from grail_lightning.distributed.gradients import Gradients
+from grail_lightning.distributed.master_weights import HALF
+
+
+def take_step(
+    gradients: Gradients, optimizer: Any, max_norm: float | None, *, watched: bool = False
+) -> dict[str, float]:
+    """Clip the gradients and let the optimiser step.
+
+    Without gradients (no live row) that changes nothing, but counts: a dead run ends, too.
+
+    Args:
+        gradients: Of the step.
+        optimizer: Of its trainable weights.
+        max_norm: Gradients are scaled down to it; None only measures.
+        watched: Whether to warn if no parameter moves; until one has.
+
+    Returns:
+        Norm and learning rate.
+
+    Raises:
+        ValueError: If the norm is not finite, before anything has moved; on all ranks, which have the same norm.
+    """
+    norm = gradients.clip(max_norm)
+    figures = {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
+    if not math.isfinite(norm):
+        raise ValueError(
+            f"`grad_norm` must be finite, but got {norm} at learning rate {figures['learning_rate']:g}. This step was "
+            "not taken, and the last checkpoint is as it was: go on from there with a lower learning rate or "
+            "`execution.max_grad_norm`. If it comes back at once, look at rewards and token weights, try "
+            "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
+        )
+    with warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
+        optimizer.step()
+    return figures
+
+
+@contextmanager
+def warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
+    """Warn if the optimiser step inside moves no parameter although it should: healthy curves can hide that."""
+    before = [_first_entries(p) for p in watched]
+    yield
+    should_move = metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
+    if should_move and all(torch.equal(old, _first_entries(p)) for old, p in zip(before, watched, strict=True)):
+        rank_zero_warn(
+            f"No parameter moved in a step with gradient norm {metrics['grad_norm']:.3g} and learning rate "
+            f"{metrics['learning_rate']:.3g}: {explain_stuck_weights(watched)}"
+        )
+
+
+def explain_stuck_weights(weights: list[Tensor]) -> str:
+    """Why steps of these weights come to nothing, and what to do about it."""
+    if any(w.dtype in HALF for w in weights):
+        return (
+            "they are held in half precision, which rounds it to nothing. Set `loading.master_weights: true`, for "
+            "sharded weights `loading.dtype: float32` and `--trainer.precision=bf16-mixed`, or take an optimizer that "
+            "rounds at random (torchao's, with `bf16_stochastic_round: true`)."
+        )
+    return "it is too small even for float32. Raise the learning rate, or `execution.max_grad_norm` for plain SGD."
+
+
+def _first_entries(parameter: Any) -> Tensor:
+    """A copy of the first few entries; of this rank's shard if the parameter is sharded."""
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.detach().flatten()[:4096].clone()

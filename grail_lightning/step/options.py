@@ -1,0 +1,128 @@
+"""The options of a training step in two groups: what is optimised, and how it is run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grail_lightning.functional import clipped_surrogate
+from grail_lightning.functional.policy_gradient import (
+    Aggregation,
+    Estimator,
+    Level,
+    Scaling,
+    Surrogate,
+    sampler_correction,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is optimised.
+
+    Attributes:
+        aggregation: Of token losses: grpo, dr_grpo or dapo.
+        scale_rewards: Divide advantages by nothing (none), the std of the group, or of the batch over all ranks; bnpo
+            divides by the density of a Beta distribution that is fitted to the mean rewards of all groups.
+        clip_low: Lower clip range of the ratio.
+        clip_high: Upper clip range of the ratio; .inf is off.
+        ratio_cap: Upper bound on the unclipped ratio (two-sided or dual clip); null is off.
+        level: Ratio of each token, or of the sequence (GSPO-token).
+        surrogate: clip takes clipped tokens out of the gradient; cispo keeps them, with the clipped ratio as a weight.
+        entropy_coefficient: Of an entropy bonus in nats a token; needs forward and backward of every row.
+        kl_coefficient: Of the KL to the frozen reference; 0 loads no reference.
+        kl_estimator: k1, k2 or k3.
+        kl_corrected: Weight the estimate with the importance ratio, which makes its gradient right; k1 alone has none.
+        mask_truncated: Leave rollouts that hit the length limit out of the loss.
+    """
+
+    aggregation: Aggregation = "dr_grpo"
+    scale_rewards: Scaling = "none"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    ratio_cap: float | None = None
+    level: Level = "token"
+    surrogate: Surrogate = "clip"
+    entropy_coefficient: float = 0.0
+    kl_coefficient: float = 0.0
+    kl_estimator: Estimator = "k3"
+    kl_corrected: bool = True
+    mask_truncated: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("kl_coefficient", "entropy_coefficient"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"`objective.{name}` must be finite and ≥ 0, but got {getattr(self, name)}.")
+        one = torch.ones(1, 1)  # Clip ranges and cap are checked where they are used; ask there before anything runs.
+        self.token_losses(one, one, one, one.bool())
+
+    @property
+    def trains_all_rows(self) -> bool:
+        """Whether rows without an advantage have a gradient, too."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
+
+    def token_losses(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        """`clipped_surrogate` with the options that are set here, ``[B, T]``."""
+        return clipped_surrogate(
+            logprobs,
+            old_logprobs,
+            advantages,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            ratio_cap=self.ratio_cap,
+            mask=mask,
+            level=self.level,
+            surrogate=self.surrogate,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a training step is run.
+
+    Attributes:
+        group_size: Rollouts of each prompt.
+        refill_rounds: Most further samplings in place of groups that are all right or all wrong (dynamic sampling).
+        updates_per_batch: Passes over the rollouts.
+        mini_batches: Optimiser steps of each pass; groups are not split.
+        token_budget: Most tokens of a micro-batch, padding included.
+        share_prefixes: Run tokens with which rows begin alike once, forward and backward.
+        sampler_cap: Weights tokens by how likely the trainer finds them beside the sampler, up to this; null is off.
+        max_grad_norm: Gradients are scaled down to this norm; null is off.
+    """
+
+    group_size: int = 8
+    refill_rounds: int = 0
+    updates_per_batch: int = 1
+    mini_batches: int = 1
+    token_budget: int = 16384
+    share_prefixes: bool = True
+    sampler_cap: float | None = None
+    max_grad_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("group_size", 2),
+            ("refill_rounds", 0),
+            ("updates_per_batch", 1),
+            ("mini_batches", 1),
+            ("token_budget", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"`execution.{name}` must be at least {least}, but got {getattr(self, name)}.")
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
+            raise ValueError(
+                f"`execution.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "
+                "Use null to switch it off."
+            )
+        if self.sampler_cap is not None:
+            one = torch.ones(1, 1)
+            sampler_correction(one, one, self.sampler_cap)  # It checks the cap.
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimiser steps of each batch of rollouts."""
+        return self.updates_per_batch * self.mini_batches

@@ -1,0 +1,97 @@
+"""Which rows each optimiser step of a batch trains on. Pure: nothing is run here.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch, SampledBatch
+from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.step.options import Execution, Objective
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The optimiser steps of a batch.
+
+    Attributes:
+        mask: ``[B, T]`` bool, the tokens of the loss.
+        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient; the others are counted, but not run.
+        steps: The rows of each optimiser step, long on the CPU.
+        max_response_length: The limit in tokens, a denominator of Dr. GRPO.
+    """
+
+    mask: Tensor
+    live: Tensor
+    steps: list[Tensor]
+    max_response_length: int
+
+    def run_in(self, step: int) -> Tensor:
+        """The rows that an optimiser step runs.
+
+        Rows without an advantage are not run: they would add zero to the loss. Its denominators count them.
+        """
+        rows = self.steps[step]
+        return rows[self.live[rows]]
+
+
+def plan_steps(
+    batch: RolloutBatch,
+    objective: Objective,
+    execution: Execution,
+    *,
+    max_response_length: int,
+    additive: bool,
+    seed: int,
+) -> Plan:
+    """Cut a batch into optimiser steps. Every rank makes the same number of them.
+
+    Without a live row on any rank there is one step with no rows. It changes nothing, but counts towards `max_steps`,
+    so that a run that has nothing to learn from ends.
+
+    Args:
+        batch: ``B`` rows.
+        objective: What is optimised.
+        execution: Passes and mini-batches.
+        max_response_length: The limit in tokens.
+        additive: Whether credit adds to advantages, so that rows without one are trained on, too.
+        seed: Of the order of groups.
+    """
+    mask = loss_mask(batch, objective)
+    live = live_rows(batch, mask, everything=objective.trains_all_rows or additive)
+    steps: list[Tensor] = []
+    if all_reduce(live.sum(), "sum"):
+        for number in range(execution.updates_per_batch):
+            generator = torch.Generator().manual_seed(derive_seed(seed, number))
+            steps += split_groups(batch, execution.mini_batches, generator)
+    nothing = [torch.zeros(0, dtype=torch.long)]
+    return Plan(mask=mask, live=live.cpu(), steps=steps or nothing, max_response_length=max_response_length)
+
+
+def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
+    """``[B, T]`` bool: the tokens of the loss, in numerator and denominator alike."""
+    return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
+
+
+def live_rows(batch: RolloutBatch, mask: Tensor, *, everything: bool) -> Tensor:
+    """``[B]`` bool: rows with a token of the loss and an advantage, or `everything` with a token of the loss."""
+    return mask.any(1) & ((batch.advantages != 0) | everything)
+
+
+def split_groups(batch: SampledBatch, mini_batches: int, generator: torch.Generator) -> list[Tensor]:
+    """The rows of each mini-batch of one pass: whole groups, in random order if there is more than one mini-batch.
+
+    A batch of fewer groups than mini-batches (the last, incomplete one) gives empty mini-batches at the end.
+    """
+    group = batch.group.cpu()
+    groups = torch.unique(group)
+    if mini_batches > 1:
+        groups = groups[torch.randperm(len(groups), generator=generator)]
+    # `tensor_split` takes any number; `chunk` may return fewer.
+    return [torch.isin(group, part).nonzero().flatten() for part in torch.tensor_split(groups, mini_batches)]

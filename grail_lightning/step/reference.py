@@ -1,0 +1,46 @@
+"""The frozen reference policy of the KL term.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, uniform_weights
+from grail_lightning.policy import Policy
+from grail_lightning.step.forward import Forward
+
+
+class Reference:
+    """The policy as it was before training: a frozen copy, or the trained policy without its adapters.
+
+    Not a module: Lightning would take it for a part of the one that it trains and of its checkpoints.
+
+    Args:
+        policy: The frozen copy, or the policy with adapters.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether it is the trained policy, whose adapters are switched off."""
+        return self.policy.loading.lora is not None
+
+    def follow(self, device: torch.device, dtype: Any) -> None:
+        """Move a frozen copy to the device and the dtype of the policy."""
+        if not self.has_adapters:
+            self.policy.to(device=device, dtype=dtype)
+
+    def logprobs(self, batch: RolloutBatch, rows: Tensor, context: CreditContext, *, share: bool) -> Tensor:
+        """``[B, T]`` log-probabilities of some rows, zero on the others."""
+        forward = Forward(self.policy, batch, context, uniform_weights(batch), share=share)
+        with self.policy.adapters_off() if self.has_adapters else nullcontext():
+            return forward.frozen_logprobs(rows)

@@ -1,0 +1,195 @@
+"""Figures of one training step, over all ranks, under the names that GRPO users know.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import GradedBatch, RolloutBatch
+from grail_lightning.credit.base import Mean, TokenWeights
+from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
+from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
+from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
+from grail_lightning.step.advantages import token_advantages
+from grail_lightning.tasks.base import StepKind
+
+Kind = Literal["mean", "std", "min", "max"]
+
+STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
+"""Of a verdict: `grail_lightning.answers.Verdict`."""
+
+
+class Tally:
+    """Statistics over the values of all ranks, in one collective.
+
+    Ranks may differ in their number of values and in their names; NaN counts as no value, and a figure of no values is
+    left out: a NaN would break plots.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[Kind, tuple[float, ...]]] = {}
+
+    def add(self, name: str, values: Tensor, kind: Kind = "mean") -> None:
+        """Take in this rank's values; any shape, NaN is left out."""
+        flat = values.detach().double().flatten()
+        flat = flat[~flat.isnan()]
+        if not len(flat):
+            return
+        extreme = flat.min() if kind == "min" else flat.max()
+        centre = flat.mean()
+        parts = (flat.sum(), (flat - centre).square().sum(), centre, extreme)
+        self._parts[name] = (kind, (float(len(flat)), *torch.stack(parts).tolist()))
+
+    def add_mean(self, name: str, mean: Mean) -> None:
+        """Take in a mean by its sum and its count."""
+        if mean.size:
+            self._parts[name] = ("mean", (mean.size, mean.total, 0.0, 0.0, 0.0))
+
+    def compute(self) -> dict[str, float]:
+        """The figures by name, the same on all ranks. A collective."""
+        ranks = all_gather_objects(self._parts)
+        found: dict[str, list[tuple[Kind, tuple[float, ...]]]] = {}
+        for rank in ranks:
+            for name, part in rank.items():
+                found.setdefault(name, []).append(part)
+        figures = {name: _combine(parts[0][0], [part for _, part in parts]) for name, parts in found.items()}
+        return {name: value for name, value in figures.items() if not math.isnan(value)}
+
+
+def _combine(kind: Kind, parts: list[tuple[float, ...]]) -> float:
+    """One figure from each rank's count, sum, squared deviations from its mean, mean and extremum."""
+    count, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
+    if kind in ("min", "max"):
+        return (min if kind == "min" else max)(part[4] for part in parts)
+    if kind == "mean":
+        return total / count
+    mean = total / count
+    squares = sum(part[2] + part[0] * (part[3] - mean) ** 2 for part in parts)
+    return math.sqrt(squares / (count - 1)) if count > 1 else math.nan
+
+
+def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str, float]:
+    """Token means over all ranks of what the micro-batches of an optimiser step summed up. A rank may have had none.
+
+    Args:
+        sums: By name, the number of ``tokens`` and the ``loss`` among them; the loss is summed, not averaged.
+        run: How many tokens were run.
+        asked: How many there are in whole rows, without the last of each, which predicts nothing.
+    """
+    local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
+    total = sum_by_name(local | {"run": float(run), "asked": float(asked)})
+    tokens, loss = max(total.pop("tokens", 0.0), 1.0), total.pop("loss", 0.0)
+    ran, whole = total.pop("run"), total.pop("asked")
+    if not whole:
+        return {"loss": 0.0}
+    return {"loss": loss, "shared_tokens": 1 - ran / whole} | {name: value / tokens for name, value in total.items()}
+
+
+def report(
+    batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKind, Tensor] | None, entropies: Tensor
+) -> dict[str, float]:
+    """The figures of a step: of its rollouts and of their credit. A collective."""
+    tally = Tally()
+    add_rollouts(tally, batch)
+    add_credit(tally, batch, weights, steps, entropies)
+    figures = tally.compute()
+    on_flawed, on_sound = (figures.pop(f"credit/weight_{kind}", math.nan) for kind in ("flawed", "sound"))
+    return (
+        figures
+        if math.isnan(on_flawed / on_sound)
+        else figures | {"credit/flawed_to_sound_weight": on_flawed / on_sound}
+    )
+
+
+def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
+    """Rewards, verdicts, lengths, dead groups: by total reward, and by correctness alone.
+
+    `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts.
+    """
+    lengths = batch.response_lengths
+    tally.add("reward", batch.rewards)
+    tally.add("reward_std", batch.rewards, "std")
+    tally.add("accuracy", batch.correct)
+    tally.add("frac_reward_zero_std", _in_dead_group(batch, batch.rewards))
+    tally.add("frac_correct_zero_std", _in_dead_group(batch, batch.correct.float()))
+    tally.add("completions/mean_length", lengths)
+    tally.add("completions/min_length", lengths, "min")
+    tally.add("completions/max_length", lengths, "max")
+    tally.add("completions/clipped_ratio", ~batch.finished)
+    tally.add("completions/mean_terminated_length", lengths[batch.finished])
+    if batch.sampling_logprobs is not None:
+        tally.add("entropy_sampled", -batch.sampling_logprobs[batch.response_mask])
+    for name, part in batch.reward_values.items():
+        tally.add(f"rewards/{name}/mean", part)
+    statuses = Counter(verdict.status for verdict in batch.verdicts)
+    # Every status on every rank, since a rank's rows count where it has not met one; and a curve that ends is read as a
+    # run that ended.
+    for status in STATUSES:
+        tally.add_mean(f"verdict/{status}", Mean(float(statuses[status]), len(batch)))
+
+
+def add_credit(
+    tally: Tally,
+    batch: RolloutBatch,
+    weights: TokenWeights,
+    steps: dict[StepKind, Tensor] | None,
+    entropies: Tensor | None = None,
+) -> None:
+    """How the weights are spread, how concentrated the credit is, and whether it finds the flawed tokens.
+
+    Args:
+        tally: Takes the figures.
+        batch: ``B`` rows.
+        weights: Their token weights.
+        steps: Masks ``[B, T]`` of labelled steps, where the task can tell and there are scores to judge; see
+            `grail_lightning.grading.step_masks`.
+        entropies: ``[B, T]`` in nats; zero on rows that have none.
+    """
+    mask = batch.response_mask
+    credit = token_advantages(batch.advantages, weights)
+    tally.add("credit/weight_mean", weights.values[mask])
+    tally.add("credit/weight_std", weights.values[mask], "std")
+    tally.add("credit/span_missing", weights.fallback)
+    tally.add("credit/ess_ratio", ess_ratio(credit, mask))
+    tally.add("credit/top10_mass", top_mass(credit, mask))
+    for name, value in weights.metrics.items():
+        tally.add_mean(f"credit/{name}", as_mean(value, len(batch)))
+    if weights.scores is None or steps is None:
+        return
+    scored = (weights.scores != 0).any(1, keepdim=True) & mask
+    if entropies is not None:
+        # Rows that the update left out (truncated ones, say) have none; all three scorers are judged on the same.
+        scored = scored & (entropies != 0).any(1, keepdim=True)
+    flawed, sound = scored & (steps["slip"] | steps["misconception"]), scored & steps["sound"]
+    tally.add("credit/flawed_token_auroc", pairwise_auroc(weights.scores, flawed, sound))
+    # Two trivial scorers beside it: unlikely tokens, and tokens where the policy is undecided.
+    if batch.sampling_logprobs is not None:
+        tally.add("credit/flawed_token_auroc_surprisal", pairwise_auroc(-batch.sampling_logprobs, flawed, sound))
+    if entropies is not None:
+        tally.add("credit/flawed_token_auroc_entropy", pairwise_auroc(entropies, flawed, sound))
+    tally.add("credit/weight_flawed", weights.values[flawed])
+    tally.add("credit/weight_sound", weights.values[sound])
+
+
+def as_mean(value: float | Mean, rows: int) -> Mean:
+    """A plain number is a mean over this rank's rows; NaN has seen none."""
+    if isinstance(value, Mean):
+        return value
+    return Mean(0.0, 0) if math.isnan(value) else Mean(value * rows, rows)
+
+
+def _in_dead_group(batch: GradedBatch, values: Tensor) -> Tensor:
+    """``[B]`` bool: rows whose whole group has the same of ``values [B]``."""
+    _, place = torch.unique(batch.group, return_inverse=True)
+    number = int(place.max()) + 1 if len(place) else 0
+    low = values.new_zeros(number).scatter_reduce(0, place, values, "amin", include_self=False)
+    high = values.new_zeros(number).scatter_reduce(0, place, values, "amax", include_self=False)
+    return (high - low <= EQUAL_REWARDS)[place]

@@ -1,0 +1,140 @@
+"""The optimiser steps of one batch: one forward pass, one loss and one backward pass for each micro-batch.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from grail_lightning.credit.base import TokenWeights
+from grail_lightning.functional.policy_gradient import sampler_correction
+from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.policy.micro_batch import MicroBatch
+from grail_lightning.runtime.collectives import world_size
+from grail_lightning.step.forward import Forward
+from grail_lightning.step.loss import LossInputs, count_losses, micro_batch_loss
+from grail_lightning.step.old_logprobs import OldLogprobs
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.plan import Plan, plan_steps
+from grail_lightning.step.reference import Reference
+from grail_lightning.step.report import step_means
+
+Backward = Callable[[Tensor, bool], None]
+"""Gets the loss of a micro-batch times the number of ranks, and whether it is the optimiser step's last."""
+
+
+class Update:
+    """Accumulates the gradients of each optimiser step of a batch.
+
+    Every collective is reached by every rank the same number of times, whatever its rows look like: ranks agree on the
+    number of optimiser steps and of micro-batches, and a rank with fewer runs a row that counts nothing.
+
+    Args:
+        forward: Runs micro-batches, with the token weights.
+        plan: The optimiser steps.
+        objective: What is optimised.
+        execution: How it is run.
+        ref_logprobs: ``[B, T]`` under the frozen reference; None without a KL term.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        plan: Plan,
+        objective: Objective,
+        execution: Execution,
+        ref_logprobs: Tensor | None = None,
+    ) -> None:
+        self.forward, self.plan, self.ref_logprobs = forward, plan, ref_logprobs
+        self.objective, self.execution = objective, execution
+        self.old_logprobs = OldLogprobs(plan, forward.policy)
+
+    def reweigh(self, weights: TokenWeights) -> None:
+        """Take other token weights for the steps to come."""
+        self.forward = self.forward.reweighed(weights)
+
+    def accumulate(self, step: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
+        """Forward and backward passes of one optimiser step.
+
+        Args:
+            step: Its number in the plan.
+            backward: Of a micro-batch.
+            in_place: Whether the backward pass may add the head's gradient to what its weight has.
+
+        Returns:
+            The loss, and means over its tokens, of all ranks.
+        """
+        counts, live = count_losses(self.plan, step), self.plan.run_in(step)
+        parts, begun = self.forward.cut(live), self.forward.tokens_run
+        sums: dict[str, Tensor] = {}
+        for number, micro in enumerate(parts, start=1):
+            stats = self.forward(micro, in_place=in_place)  # It may find the token weights that the loss reads.
+            if micro.stands_in:
+                loss = stats.logprobs.sum() * 0
+            else:
+                loss, found = micro_batch_loss(self._inputs(micro, stats), self.objective, counts)
+                self.old_logprobs.record(micro, stats)
+                sums = {name: sums[name] + value if name in sums else value for name, value in found.items()}
+            # Strategies average gradients over ranks; the denominators are those of all ranks already.
+            backward(loss * world_size(), number == len(parts))
+        # Tokens of whole rows, but for the last of each, which predicts nothing.
+        asked = int(self.forward.batch.lengths.cpu()[live].sum()) - len(live)
+        return step_means(sums, run=self.forward.tokens_run - begun, asked=asked)
+
+    def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
+        rows, columns = micro.rows.to(self.plan.mask.device), stats.logprobs.shape[1]
+
+        def rows_of(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table[rows, :columns]
+
+        old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.forward.batch.sampling_logprobs)
+        cap = self.execution.sampler_cap
+        if cap is not None and sampled is None:
+            raise ValueError(
+                "`execution.sampler_cap` needs the log-probabilities of the sampler, but this engine reports none. Use "
+                "an engine that does, or set it to null."
+            )
+        return LossInputs(
+            stats=stats,
+            old_logprobs=old,
+            advantages=self.forward.token_advantages[rows, :columns],
+            mask=self.plan.mask[rows, :columns],
+            ref_logprobs=rows_of(self.ref_logprobs),
+            sampling_logprobs=sampled,
+            sampler_weights=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
+        )
+
+
+def prepare(
+    forward: Forward,
+    objective: Objective,
+    execution: Execution,
+    reference: Reference | None,
+    *,
+    limit: int,
+    seed: int,
+) -> Update:
+    """Plan the optimiser steps of a batch, and compute what they need from the weights that sampled it.
+
+    Args:
+        forward: Of the batch, with its token weights.
+        objective: What is optimised.
+        execution: How it is run.
+        reference: The frozen reference; None without a KL term.
+        limit: The longest response in tokens.
+        seed: Of the order of groups.
+    """
+    batch, additive = forward.batch, forward.adds_to_advantages
+    plan = plan_steps(batch, objective, execution, max_response_length=limit, additive=additive, seed=seed)
+    ref_logprobs = None
+    if reference is not None:
+        live = plan.live.nonzero().flatten()
+        ref_logprobs = reference.logprobs(batch, live, forward.context, share=execution.share_prefixes)
+    update = Update(forward, plan, objective, execution, ref_logprobs)
+    before = update.old_logprobs.rows_before()
+    if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.
+        update.old_logprobs.computed_before(before, forward.frozen_logprobs(before))
+    return update

@@ -1,0 +1,230 @@
+"""Saliency beside the update's own forward pass: the same weights and gradients as on its own."""
+
+import pytest
+import torch
+
+from grail_lightning.batch import Sampling
+from grail_lightning.credit import (
+    GRAIL,
+    CreditContext,
+    Product,
+    SaliencyOptions,
+    Shuffled,
+    TokenCredit,
+    TokenWeights,
+    Uniform,
+    WarmUp,
+)
+from grail_lightning.credit.base import uniform_weights
+from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
+from grail_lightning.policy import Loading, load_policy
+from grail_lightning.policy.options import LoRA
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.assign import forward_with_credit
+from grail_lightning.step.forward import SaliencyForward
+from grail_lightning.step.options import Objective
+from tests.batches import rollouts
+from tests.runs import Watch, batches, module, problems, sampled, trainer
+from tests.steps import backward, update_of
+
+SAMPLING = Sampling(max_response_length=40)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """24 rollouts; most rewards are what they are not, so that gates have rows on either side."""
+    policy = load_policy("arithmetic")
+    made = sampled(policy, problems(6), 4, SAMPLING, seed=3)
+    assert 0 < (~made.finished).sum() < 12
+    return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * 5 + [1.0] * 4), tokenizer=policy.tokenizer)
+
+
+@pytest.fixture
+def policy():
+    return load_policy("arithmetic").double().train()
+
+
+def _context(**changes):
+    return CreditContext(step=3, generator=torch.Generator().manual_seed(0), token_budget=400, **changes)
+
+
+class Apart(TokenCredit):
+    """A method whose saliency has a pass of its own, whatever the method says."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, policy, batch, context):
+        return self.inner(policy, batch, context)
+
+
+def _fuses(credit, policy, batch, control=None, **objective):
+    """Whether saliency comes with the update's first forward pass."""
+    clock = PhaseClock(policy.device)
+    found = forward_with_credit(credit, control, policy, batch, _context(), Objective(**objective), clock)
+    return isinstance(found, SaliencyForward)
+
+
+def _run(policy, batch, credit, share, **options):
+    """The gradients of each optimiser step, and the token weights that were used."""
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+    credit = credit if share else Apart(credit)
+    limit = SAMPLING.max_response_length
+    update = update_of(policy, batch, credit=credit, limit=limit, **{"token_budget": 400} | options)
+    assert isinstance(update.forward, SaliencyForward) == share
+    gradients = []
+    for number in range(len(update.plan.steps)):
+        optimizer.zero_grad()
+        update.accumulate(number, backward)
+        gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
+        optimizer.step()
+    return gradients, update.forward.weights()
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+@pytest.mark.parametrize(("mini_batches", "updates_per_batch"), [(1, 1), (1, 2), (3, 2)])
+@pytest.mark.parametrize("leaf", ["embeddings", "middle"])
+@pytest.mark.parametrize("alignment", ["predictor", "token"])
+def test_weights_and_gradients_are_those_of_a_separate_pass(
+    batch, leaf, alignment, mini_batches, updates_per_batch, share_prefixes
+):
+    cuts = {"mini_batches": mini_batches, "updates_per_batch": updates_per_batch, "share_prefixes": share_prefixes}
+    credit = WarmUp(GRAIL(saliency=SaliencyOptions(leaf=leaf, alignment=alignment)), steps=6)
+    apart, expected = _run(load_policy("arithmetic").double().train(), batch, credit, share=False, **cuts)
+    beside, found = _run(load_policy("arithmetic").double().train(), batch, credit, share=True, **cuts)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-7, atol=1e-9)
+    assert found.metrics == expected.metrics
+    assert len(beside) == len(apart) == mini_batches * updates_per_batch
+    for ours, theirs in zip(beside, apart, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-8)
+
+
+def test_the_weights_matter_to_the_gradients(batch, policy):
+    ((weighed,), _) = _run(policy, batch, GRAIL(), share=True)
+    ((plain,), _) = _run(load_policy("arithmetic").double().train(), batch, GRAIL(std=0.0), share=True)
+    name = "model.model.layers.0.mlp.up_proj.weight"
+    assert (weighed[name] - plain[name]).norm() > 0.01 * plain[name].norm()
+
+
+def test_adapters_over_frozen_embeddings_can_share(batch):
+    loading = Loading(lora=LoRA(rank=4, target_modules=("q_proj", "v_proj")))
+    made = [load_policy("arithmetic", loading).double().train() for _ in range(2)]
+    for policy in made:
+        torch.manual_seed(1)
+        for name, parameter in policy.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    (apart, expected), (beside, found) = (
+        _run(policy, batch, GRAIL(), share=share) for policy, share in zip(made, (False, True), strict=True)
+    )
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-6, atol=1e-8)
+    assert len(beside[0]) == len(apart[0]) > 0
+    for name in apart[0]:
+        torch.testing.assert_close(beside[0][name], apart[0][name], rtol=1e-6, atol=1e-8)
+
+
+class Remapped(GRAIL):
+    """Maps scores otherwise."""
+
+    def map(self, scores, mask, eligible):
+        return super().map(scores, mask, eligible).square()
+
+
+class Renamed(GRAIL):
+    """Other defaults, nothing else."""
+
+    def __init__(self, std: float = 0.1) -> None:
+        super().__init__(std=std)
+
+
+class WholeResponse(SaliencyCredit):
+    """Of a user's: explains the whole response, of rows without an advantage, too."""
+
+    def target(self, policy, batch):
+        rows = torch.ones(len(batch), dtype=torch.bool)
+        return SaliencyTarget(objective=batch.response_mask, rows=rows, leaf="middle", alignment="token")
+
+    def weights_from(self, scores, policy, batch, context):
+        largest = scores.amax(1, keepdim=True).clamp(min=1e-30)
+        none = torch.zeros(len(batch), dtype=torch.bool)
+        return TokenWeights(values=scores / largest * batch.response_mask, fallback=none, scores=scores)
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [
+        GRAIL(saliency=SaliencyOptions(refresh="update")),
+        GRAIL(saliency=SaliencyOptions(fuse=False)),
+        WarmUp(GRAIL(saliency=SaliencyOptions(fuse=False))),
+        Product(GRAIL(), Uniform()),
+        Uniform(),
+    ],
+    ids=["refresh", "fuse", "inside", "product", "uniform"],
+)
+def test_a_method_that_wants_its_own_pass_gets_it(credit, batch, policy):
+    assert not _fuses(credit, policy, batch)
+
+
+def test_a_control_or_an_entropy_bonus_leaves_saliency_a_pass_of_its_own(batch, policy):
+    assert _fuses(GRAIL(), policy, batch)
+    assert not _fuses(GRAIL(), policy, batch, control=Shuffled())
+    assert not _fuses(GRAIL(), policy, batch, entropy_coefficient=0.1)
+
+
+@pytest.mark.parametrize("credit", [Remapped(), Renamed(), WholeResponse()], ids=lambda credit: type(credit).__name__)
+def test_whatever_a_subclass_makes_of_the_saliency_comes_out_the_same(credit, batch):
+    (apart, expected), (beside, found) = (
+        _run(load_policy("arithmetic").double().train(), batch, credit, share=share) for share in (False, True)
+    )
+    assert not torch.equal(expected.values, uniform_weights(batch).values)
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-7, atol=1e-9)
+    for name in apart[0]:
+        torch.testing.assert_close(beside[0][name], apart[0][name], rtol=1e-6, atol=1e-8)
+
+
+def test_a_call_of_its_own_cannot_be_defined_on_a_method_of_saliency():
+    with pytest.raises(TypeError, match=r"`Doubled.__call__` must not be defined.* Define `weights_from`, or derive"):
+
+        class Doubled(GRAIL):
+            def __call__(self, policy, batch, context):
+                return super().__call__(policy, batch, context)
+
+
+def test_a_rate_of_dropout_that_a_block_keeps_as_a_number_is_seen(batch):
+    policy = load_policy("arithmetic").train()
+    policy.blocks[0].residual_dropout = 0.1
+    assert not _fuses(GRAIL(), policy, batch)
+
+
+def test_dropout_and_checkpointed_blocks_have_saliency_in_a_pass_of_its_own(batch):
+    checkpointed = load_policy("arithmetic", Loading(gradient_checkpointing=True)).train()
+    assert not _fuses(GRAIL(), checkpointed, batch)
+    dropping = load_policy("arithmetic").train()
+    assert _fuses(GRAIL(), dropping, batch)
+    for block in dropping.blocks:
+        block.self_attn.attention_dropout = 0.1
+    assert not _fuses(GRAIL(), dropping, batch)
+
+
+def test_a_training_step_gives_the_same_sharing_or_not():
+    runs = []
+    for share in (False, True):
+        watch = Watch()
+        credit = GRAIL(saliency=SaliencyOptions(fuse=share))
+        made = module(credit=credit, objective={"mini_batches": 2})
+        trainer(2, watch).fit(made, batches(1))
+        runs.append((watch.outputs[0], made))
+    (apart, one), (beside, other) = runs
+    assert apart.batch.texts == beside.batch.texts
+    assert (apart.weights.scores != 0).any()
+    torch.testing.assert_close(beside.weights.values, apart.weights.values, rtol=1e-3, atol=1e-4)
+    timing = {name for name in apart.metrics if name.startswith("time/")}
+    assert beside.metrics.keys() == apart.metrics.keys()
+    assert beside.metrics["time/credit"] > 0
+    for name in apart.metrics.keys() - timing:
+        assert beside.metrics[name] == pytest.approx(apart.metrics[name], rel=1e-2, abs=1e-4), name
+    for p, q in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=3e-4)

@@ -1,0 +1,130 @@
+"""Checkpoints that are whole, whenever a run is killed and however full its disk is."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+
+from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, check_whole, remove_parts
+
+LARGE = 1 << 21  # Numbers of a checkpoint of 8 MiB.
+ELSEWHERE = Path("/dev/shm")
+
+
+def save(file, step, numbers=1000):
+    DurableCheckpointIO().save_checkpoint({"global_step": step, "w": torch.full((numbers,), float(step))}, file)
+
+
+def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_beside_it(tmp_path):
+    file = tmp_path / "checkpoints" / "last.ckpt"
+    for step in (1, 2):
+        save(file, step)
+        assert DurableCheckpointIO().load_checkpoint(file)["w"].eq(step).all()
+    assert [found.name for found in file.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_the_temporary_folder_is_not_used_and_the_file_is_not_collected_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no such folder"))
+    tracemalloc.start()
+    save(tmp_path / "last.ckpt", 1, LARGE)
+    assert tracemalloc.get_traced_memory()[1] < LARGE
+    tracemalloc.stop()
+
+
+WRITER = """
+import sys, torch
+from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO
+for step in range(1, 100000):
+    DurableCheckpointIO().save_checkpoint({"global_step": step, "w": torch.full((1 << 21,), float(step))}, sys.argv[1])
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.skipif(not ELSEWHERE.is_dir(), reason="needs a second file system")
+def test_a_writer_that_is_killed_while_its_file_grows_leaves_the_one_before_whole(tmp_path):
+    file = tmp_path / "last.ckpt"
+    part = tmp_path / "last.ckpt.part"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(file)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(ELSEWHERE)},
+        cwd=Path(__file__).parents[2],
+    )
+    assert int(writer.stdout.readline()) == 1
+    while not (part.exists() and 0 < _size(part) < 4 * LARGE):
+        assert writer.poll() is None
+    writer.kill()
+    writer.communicate()
+    found = DurableCheckpointIO().load_checkpoint(file)
+    assert found["w"].eq(found["global_step"]).all()
+    part.touch()  # The writer may just have given its file the name.
+    remove_parts(tmp_path)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def _size(file):
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path, monkeypatch):
+    file = tmp_path / "last.ckpt"
+    save(file, 1)
+    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # The nearest that a process can do to a full disk.
+    try:
+        with pytest.raises(OSError, match=r"`.*last\.ckpt` could not be written: File too large\. What was there"):
+            save(file, 2, LARGE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert DurableCheckpointIO().load_checkpoint(file)["global_step"] == 1
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def _spoil(content, how):
+    half = len(content) // 2
+    return {
+        "empty": b"",
+        "cut": content[:half],
+        "tail": content[:-10],
+        "zeros": bytes(len(content)),
+        "head": bytes(half) + content[half:],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "tail", "zeros", "head"])
+def test_a_damaged_checkpoint_says_so_and_names_the_newest_whole_one(how, tmp_path):
+    last, best, older = (tmp_path / f"{name}.ckpt" for name in ("last", "best", "older"))
+    for age, (file, step) in enumerate([(last, 9), (best, 6), (older, 7)]):
+        save(file, step)
+        os.utime(file, (1000 - age, 1000 - age))
+    damaged = tmp_path / "torn.ckpt"
+    for file in (last, damaged):
+        file.write_bytes(_spoil(file.read_bytes() if file.exists() else best.read_bytes(), how))
+    said = rf"`ckpt_path` must be a whole checkpoint, but got .*last\.ckpt, .*is {best} \(step 6\): give that"
+    with pytest.raises(ValueError, match=said):
+        DurableCheckpointIO().load_checkpoint(last)
+    if how in ("empty", "cut", "tail"):
+        with pytest.raises(ValueError, match=said):
+            check_whole(str(last))
+    best.unlink()
+    older.unlink()
+    with pytest.raises(ValueError, match="no other in its folder is whole"):
+        DurableCheckpointIO().load_checkpoint(last)
+
+
+def test_a_whole_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path):
+    file = tmp_path / "code.ckpt"
+    torch.save({"path": Path("here")}, file)
+    check_whole(str(file))
+    with pytest.raises(Exception, match="Weights only load failed"):
+        DurableCheckpointIO().load_checkpoint(file, weights_only=True)

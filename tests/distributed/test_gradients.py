@@ -1,0 +1,117 @@
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from grail_lightning.credit import GRAIL, Uniform
+from grail_lightning.distributed.gradients import Gradients
+from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy.layout import padded_layout
+from tests.architectures import tiny
+from tests.runs import Watch, batches, module, trainer
+from tests.tolerance import assert_near
+
+ALONE = SingleDeviceStrategy("cpu")
+
+
+def _losses(policy, in_place=False):
+    """Two micro-batches of uneven lengths with tokens that occur twice; one head in several chunks, one in one."""
+    for width, response in ((9, 5), (7, 3)):
+        ids = torch.arange(2 * width).reshape(2, width) % 6
+        mask = torch.ones(2, width, dtype=torch.bool)
+        mask[1, :2] = False
+        layout = padded_layout(ids, mask, torch.ones(2, response, dtype=torch.bool))
+        yield policy(layout, temperature=0.8, in_place=in_place).logprobs.square().sum()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("chunk_tokens", [2, 100])
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["full", "lora"])
+def test_gradients_add_up_to_those_of_autograd(architecture, tied, chunk_tokens, lora, tmp_path):
+    policy = tiny(architecture, tmp_path, lora, tie_word_embeddings=tied).eval()
+    policy.loading = type(policy.loading)(chunk_tokens=chunk_tokens)
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    expected = torch.autograd.grad(sum(_losses(policy)), list(trained.values()))
+    gradients = Gradients(policy, ALONE)
+    assert gradients.in_place
+    for number, loss in enumerate(_losses(policy, in_place=True)):
+        with gradients.accumulating(last=number == 1):
+            loss.backward()
+    number = 1000 if architecture == "gemma2" else 64  # Norms run in float32, Gemma 2 altogether.
+    for (name, parameter), wanted in zip(trained.items(), expected, strict=True):
+        assert not parameter.grad.is_sparse, name
+        assert_near(parameter.grad, wanted, number, torch.float32)
+    assert all(p.grad is None for name, p in policy.named_parameters() if name not in trained)
+
+
+@pytest.mark.parametrize("credit", [Uniform(), GRAIL()], ids=["grpo", "grail"])
+def test_on_one_cpu_a_step_makes_no_second_gradient_of_the_vocabulary(credit, monkeypatch):
+    """Neither the embeddings nor the head may hand autograd one: their weight's would be as large again."""
+    handed = []
+    ours = module({"token_budget": 300}, credit=credit)
+
+    class Listen(Watch):
+        def on_train_start(self, trainer, pl_module):
+            weight = pl_module.policy.model.get_input_embeddings().weight
+            assert weight is pl_module.policy.model.get_output_embeddings().weight
+            weight.register_hook(lambda gradient: handed.append(gradient))
+
+    trainer(2, Listen()).fit(ours, batches(2))
+    assert len(handed) > 2
+    assert all(gradient.is_sparse for gradient in handed)
+
+
+def test_where_ranks_exchange_gradients_autograd_keeps_them(tmp_path):
+    policy = tiny("qwen3", tmp_path)
+    assert Gradients(policy, ALONE).in_place
+    assert policy.model.get_input_embeddings().sparse
+    assert not Gradients(policy, DDPStrategy()).in_place  # A second fit.
+    assert not policy.model.get_input_embeddings().sparse
+
+
+def _fail_within(gradients):
+    with gradients.accumulating(last=True):
+        raise ZeroDivisionError
+
+
+def test_outside_of_an_update_a_backward_pass_is_the_usual_one(tmp_path):
+    policy = tiny("qwen3", tmp_path).eval()
+    gradients = Gradients(policy, ALONE)
+    with pytest.raises(ZeroDivisionError):
+        _fail_within(gradients)
+    policy.zero_grad(set_to_none=True)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    torch.autograd.grad(sum(_losses(policy)), parameters)
+    assert all(p.grad is None for p in parameters)
+
+
+def test_tensors_that_are_saved_elsewhere_change_no_gradient(tmp_path):
+    policy = tiny("qwen3", tmp_path, tie_word_embeddings=True).eval()
+    parameters = list(policy.parameters())
+    expected = torch.autograd.grad(sum(_losses(policy)), parameters)
+    gradients = Gradients(policy, ALONE)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        loss = sum(_losses(policy, in_place=gradients.in_place))
+    with gradients.accumulating(last=True):
+        loss.backward()
+    for parameter, wanted in zip(parameters, expected, strict=True):
+        assert_near(parameter.grad, wanted, 64, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_without_masters_trains_on_one_cpu(dtype):
+    policy = load_policy("arithmetic", Loading(dtype=str(dtype).removeprefix("torch."), master_weights=False))
+    gradients = Gradients(policy, ALONE)
+    optimizer = gradients.make_optimizer(torch.optim.SGD)
+    for number, loss in enumerate(_losses(policy, in_place=gradients.in_place)):
+        with gradients.accumulating(last=number == 1):
+            loss.backward()
+    optimizer.step()
+    assert all(p.grad.dtype == dtype and not p.grad.is_sparse for p in gradients.weights)
+
+
+def test_after_a_fit_gradients_are_dense_as_loops_of_others_need_them():
+    ours = module()
+    trainer(1).fit(ours, batches(1))
+    ours.policy.embed(torch.arange(6)).square().sum().backward()
+    assert torch.nn.utils.clip_grad_norm_(ours.policy.parameters(), 1.0) > 0

@@ -1,0 +1,198 @@
+"""Weights in bfloat16 are moved in float32."""
+
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from grail_lightning.credit import GRAIL
+from grail_lightning.distributed.gradients import Gradients
+from grail_lightning.distributed.master_weights import MasterWeights
+from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy.layout import padded_layout
+from tests.runs import Watch, batches, module, trainer, weights
+
+ALONE = SingleDeviceStrategy("cpu")
+HALF = Loading(dtype="bfloat16")
+
+
+def _adamw(lr):
+    return lambda p: torch.optim.AdamW(p, lr=lr, weight_decay=0.0)
+
+
+def _masters(*weights):
+    return MasterWeights({str(k): weight for k, weight in enumerate(weights)}, {})
+
+
+def test_small_steps_add_up_although_each_rounds_to_nothing():
+    """At 1 the next bfloat16 below is 2^-8 away: 100 steps of 1e-4 are 0.01, which is 0.9883 or 0.9922."""
+    weight = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    masters = _masters(weight)
+    optimizer = torch.optim.SGD(masters.parameters, lr=1e-4)
+    masters.follow(optimizer)
+    for _ in range(100):
+        with masters.collecting():
+            weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(masters.parameters[0].detach(), torch.full((8,), 0.99))
+    assert set(weight.tolist()) == {0.98828125}
+    assert weight.grad is None
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    """256 + 1 is 256 in bfloat16."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    masters = _masters(weight)
+    for gradient in (256.0, 1.0, 1.0):
+        with masters.collecting():
+            (gradient * weight).sum().backward()
+        assert weight.grad is None
+    assert masters.parameters[0].grad.tolist() == [258.0] * 3
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1.0] * 3
+
+
+def test_weights_in_full_precision_are_their_own_masters():
+    half, full = (torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
+    masters = _masters(full, half)
+    assert masters.parameters[0] is full
+    assert masters.parameters[1].dtype == torch.float32
+
+
+def test_a_step_of_a_policy_is_adamw_on_float32_copies():
+    policy = load_policy("arithmetic", HALF).train()
+    expected = [torch.nn.Parameter(p.detach().float()) for p in policy.parameters()]
+    gradients = Gradients(policy, ALONE)
+    optimizer = gradients.make_optimizer(_adamw(1e-4))
+    by_hand = _adamw(1e-4)(expected)
+    tensors = (
+        torch.arange(3, 43).reshape(2, 20),
+        torch.ones(2, 20, dtype=torch.bool),
+        torch.ones(2, 9, dtype=torch.bool),
+    )
+    rows = [padded_layout(*(tensor[row : row + 1] for tensor in tensors)) for row in range(2)]
+    for _ in range(3):
+        for parameter in expected:
+            parameter.grad = torch.zeros_like(parameter)
+        for row in rows:
+            found = torch.autograd.grad(policy(row).logprobs.sum(), list(policy.parameters()))
+            for parameter, gradient in zip(expected, found, strict=True):
+                parameter.grad += gradient.float()
+        by_hand.step()
+        for number, row in enumerate(rows):
+            with gradients.accumulating(last=number == 1):
+                policy(row).logprobs.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert all(torch.equal(a, b) for a, b in zip(gradients.weights, expected, strict=True))
+        assert all(torch.equal(p, m.bfloat16()) for p, m in zip(policy.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("how", [{"loading": HALF}, {"precision": "bf16-true"}], ids=["dtype", "precision"])
+def test_a_resumed_run_goes_on_where_the_masters_were(how, tmp_path, recwarn):
+    """At this rate hardly a bfloat16 weight takes a single step: without their masters a resume would lose them."""
+    options = {"loading": how["loading"]} if "loading" in how else {}
+    flags = {"precision": how["precision"]} if "precision" in how else {}
+
+    def fresh():
+        return module(credit=GRAIL(), optimizer=_adamw(1e-5), **options)
+
+    def masters(ours):
+        return [m.detach() for m in ours.gradients.weights]
+
+    whole, first, second = fresh(), fresh(), fresh()
+    watch = Watch()
+    trainer(4, watch, **flags).fit(whole, batches(1))
+    run = trainer(2, **flags)
+    run.fit(first, batches(1))
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    trainer(4, **flags).fit(second, batches(1), ckpt_path=tmp_path / "two.ckpt")
+    assert watch.steps == [1, 2, 3, 4]
+    assert second.policy.model.dtype == torch.bfloat16
+    assert {m.dtype for m in masters(whole)} == {torch.float32}
+    assert all(torch.equal(a, b) for a, b in zip(masters(second), masters(whole), strict=True))
+    assert all(torch.equal(p, weights(whole)[name]) for name, p in weights(second).items())
+    assert any(not torch.equal(m, m.bfloat16().float()) for m in masters(whole))
+    assert not [w for w in recwarn if "rounds" in str(w.message)]
+    assert watch.outputs[-1].metrics["grad_norm"] > 0
+
+
+def test_adapters_of_a_bfloat16_policy_have_masters_too():
+    policy = load_policy("arithmetic", Loading(dtype="bfloat16", lora=LoRA(rank=2)))
+    gradients = Gradients(policy, ALONE)
+    assert {p.dtype for p in policy.parameters() if p.requires_grad} == {torch.bfloat16}
+    assert {p.dtype for p in gradients.weights} == {torch.float32}
+    assert all("lora" in name for name in gradients.exact_weights(""))
+
+
+@pytest.mark.parametrize(
+    "loading", [Loading(dtype="bfloat16", master_weights=False), Loading()], ids=["off", "float32"]
+)
+def test_without_masters_the_optimiser_gets_the_weights(loading):
+    policy = load_policy("arithmetic", loading)
+    gradients = Gradients(policy, ALONE)
+    optimizer = gradients.make_optimizer(torch.optim.SGD)
+    assert gradients.masters is None
+    assert optimizer.param_groups[0]["params"][0] is next(policy.parameters())
+
+
+@pytest.mark.parametrize(("before", "after"), [(HALF, Loading()), (Loading(), HALF)], ids=["to float32", "to bfloat16"])
+def test_a_checkpoint_hands_on_all_digits_to_another_precision(before, after, tmp_path):
+    first, second = module(loading=before), module(loading=after)
+    run = trainer(1)
+    run.fit(first, batches(1))
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    seen = []
+
+    class Look(Watch):
+        def on_train_start(self, trainer, pl_module):
+            seen.extend(w.detach().clone() for w in pl_module.gradients.weights)
+
+    trainer(2, Look()).fit(second, batches(1), ckpt_path=tmp_path / "one.ckpt")
+    held = [w.detach() for w in first.gradients.weights]
+    assert any(not torch.equal(w, w.bfloat16().float()) for w in held)
+    assert all(torch.equal(a, b) for a, b in zip(seen, held, strict=True))
+
+
+def test_a_second_fit_begins_at_the_weights_as_they_are_then():
+    ours = module(loading=HALF, optimizer=_adamw(1e-12))
+    trainer(1).fit(ours, batches(1))
+    old = ours.gradients.masters
+    with torch.no_grad():
+        for p in ours.policy.parameters():
+            p.mul_(0.5)
+    halved = {name: p.clone() for name, p in weights(ours).items()}
+    trainer(1).fit(ours, batches(1))
+    assert ours.gradients.masters is not old
+    assert all(torch.equal(p, halved[name]) for name, p in weights(ours).items())
+
+
+def test_a_checkpoint_after_other_weights_were_loaded_holds_those(tmp_path):
+    first, second = module(loading=HALF), module(loading=HALF, optimizer=_adamw(1e-3))
+    for number, (ours, run) in enumerate(((first, trainer(1)), (second, trainer(1)))):
+        run.fit(ours, batches(1))
+        run.save_checkpoint(tmp_path / f"{number}.ckpt")
+
+    def saved(name):
+        state = torch.load(tmp_path / name, weights_only=True)["state_dict"]
+        return {name.removeprefix("policy."): w for name, w in state.items()}
+
+    assert any(not torch.equal(w, w.bfloat16().float()) for w in saved("0.ckpt").values())  # After a fit: all digits.
+    run = trainer(1)
+    run.validate(second, batches(1), ckpt_path=tmp_path / "0.ckpt", verbose=False, weights_only=True)
+    assert second.gradients is None
+    run.save_checkpoint(tmp_path / "again.ckpt")
+    again, digits = saved("again.ckpt"), saved("0.ckpt")
+    assert all(torch.equal(w.float(), digits[name].bfloat16().float()) for name, w in again.items())
+
+
+def test_masters_of_weights_that_were_overwritten_by_hand_are_not_saved():
+    policy = load_policy("arithmetic", HALF)
+    gradients = Gradients(policy, ALONE)
+    name, changed = next(iter(policy.named_parameters()))
+    assert name in gradients.exact_weights("")
+    with torch.no_grad():
+        changed.mul_(0.5)
+    held = gradients.exact_weights("")
+    assert name not in held
+    assert held

@@ -1,0 +1,60 @@
+"""Four optimiser steps with sharded weights, whole and interrupted after two; printed as JSON.
+
+python tests/interrupted.py RANKS FOLDER
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.filterwarnings("ignore")
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from grail_lightning.callbacks import ExportPolicy, LastCheckpoint
+from grail_lightning.credit import GRAIL
+from tests.runs import Watch, batches, module, trainer
+
+
+def fit(ranks, max_steps, folder, *callbacks, checkpoint=None):
+    """Ends after `max_steps` optimiser steps, two a batch, with a checkpoint in `folder`."""
+    ours = module(
+        {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05},
+        credit=GRAIL(),
+    )
+    sharded = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    callbacks = [LastCheckpoint(every_n_batches=1, folder=str(folder)), *callbacks]
+    changes = {"devices": ranks, "strategy": sharded, "use_distributed_sampler": False, "enable_checkpointing": True}
+    run = trainer(max_steps, *callbacks, **changes)
+    run.fit(ours, batches(1), ckpt_path=checkpoint)
+    return ours, run
+
+
+def sums(parameters):
+    """One figure a tensor, of all of its entries in their order."""
+    whole = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().double().flatten() for p in parameters]
+    return [(w * torch.linspace(1, 2, len(w), dtype=torch.float64)).sum().item() for w in whole]
+
+
+def main(ranks, folder):
+    torch.set_num_threads(1)
+    folder = Path(folder)
+    watches = {"whole": Watch(), "resumed": Watch()}
+    whole, _ = fit(ranks, 4, folder / "whole", watches["whole"])
+    fit(ranks, 2, folder / "begun")
+    callbacks = [watches["resumed"], ExportPolicy(folder=str(folder / "export"))]
+    ours, run = fit(ranks, 4, folder / "resumed", *callbacks, checkpoint=str(folder / "begun" / "last.ckpt"))
+    report = {
+        "rank": run.global_rank,
+        "weights": {"whole": sums(whole.policy.parameters()), "resumed": sums(ours.policy.parameters())},
+        "texts": {name: watch.outputs[-1].batch.texts for name, watch in watches.items()},
+        "norms": {name: watch.outputs[-1].metrics["grad_norm"] for name, watch in watches.items()},
+    }
+    print("\n" + json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,71 @@
+"""An import goes to a lower layer, or stays in its package, and never in a circle (see CONTRIBUTING.md)."""
+
+import ast
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import grail_lightning
+
+PACKAGE = Path(grail_lightning.__file__).parent
+TABLE = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+LAYER_OF = {
+    name: int(layer)
+    for layer, names in re.findall(r"^\| (\d) \| (.*?) \|", TABLE, re.M)
+    for name in re.findall(r"`(\w+)`", names)
+}
+FILES = {
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in PACKAGE.rglob("*.py")
+}
+
+
+def _imports(file):
+    """Modules of ours that a file imports, at its top or inside a function; not what types alone need."""
+    tree = ast.parse(file.read_text())
+    for_types = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        for node in ast.walk(branch)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in FILES and id(node) not in for_types:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in FILES else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in FILES)
+
+
+IMPORTS = {name: set(_imports(file)) - {name} for name, file in FILES.items()}
+
+
+def _package(module):
+    return module.split(".")[1]
+
+
+def test_every_package_and_module_has_a_layer():
+    there = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()} - {"__init__"}
+    assert there == LAYER_OF.keys()
+
+
+def test_imports_go_to_a_lower_layer():
+    edges = {
+        (_package(module), _package(other))
+        for module, others in IMPORTS.items()
+        for other in others
+        if "." in module and "." in other and _package(module) != _package(other)
+    }
+    assert ("step", "credit") in edges, "the walk must see the edges that are there"
+    assert not sorted(f"{a} -> {b}" for a, b in edges if LAYER_OF[b] >= LAYER_OF[a])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert any("." in name and others for name, others in IMPORTS.items())
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(reversed(error.args[1]))}")
