@@ -29,14 +29,14 @@ import grail_lightning.credit as methods
 from grail_lightning import ArithmeticData, GrailModule
 from grail_lightning.policy import Loading, LoRA
 
-try:
-    from grail_lightning.batch import Sampling
-    from grail_lightning.step.options import Execution, Objective
-except ImportError:  # Versions before there were two groups of options.
-    from grail_lightning.batch import Sampling
-    from grail_lightning.step.options import Objective
+try:  # Versions before there were two groups of options.
+    from grail_lightning.objective import Objective
+    from grail_lightning.rollout import Sampling
 
     Execution = None
+except ImportError:
+    from grail_lightning.batch import Sampling
+    from grail_lightning.step.options import Execution, Objective
 
 STEPS = 12
 CASES = {
@@ -53,7 +53,8 @@ CASES = {
     "lora": {"lora": True, "kl_coefficient": 0.05},
     "grail_lora": {"credit": "GRAIL", "lora": True},
     "dynamic_sampling": {"refill_rounds": 2},
-    "masters": {"credit": "GRAIL", "dtype": "bfloat16"},
+    "masters": {"dtype": "bfloat16"},
+    "grail_masters": {"credit": "GRAIL", "dtype": "bfloat16"},
     "checkpointed": {"credit": "GRAIL", "gradient_checkpointing": True},
     "ddp": {"credit": "GRAIL", "strategy": "ddp"},
     "fsdp2": {"credit": "GRAIL", "strategy": "fsdp2"},
@@ -80,7 +81,8 @@ def module(case: dict, share: bool) -> GrailModule:
     )
     case.pop("strategy", None)
     credit = case.pop("credit", "Uniform")
-    own = {"saliency": methods.SaliencyOptions(share_forward=False)} if case.pop("own_pass", False) else {}
+    fused = "share_forward" if Execution is None else "fuse"
+    own = {"saliency": methods.SaliencyOptions(**{fused: False})} if case.pop("own_pass", False) else {}
     sharing = "share_prompts" if Execution is None else "share_prefixes"
     flat = {"group_size": 8, "mini_batches": 2, "token_budget": 1024, sharing: share, **case}
     return GrailModule(
