@@ -54,7 +54,7 @@ def measure(length: int, group: int, vocabulary: int, width: int) -> None:
             answer=answer_masks(batch, align_rows(batch, policy.tokenizer)),
             rewards=right,
             correct=right > 0,
-            verdicts=[],
+            verdicts=[None] * len(batch),
         )
         ready = graded.with_advantages(group_advantages(right, size))
         objective, execution = Objective(), Execution(group_size=size, token_budget=1024)

@@ -47,7 +47,7 @@ def rollouts(prompts: int, group: int, prompt: int, response: tuple[int, int], c
         answer=AnswerMasks(whole=mask, content=mask, marker=mask, after=mask),
         rewards=torch.zeros(rows),
         correct=torch.zeros(rows, dtype=torch.bool),
-        verdicts=[],
+        verdicts=[None] * rows,
     )
 
 
