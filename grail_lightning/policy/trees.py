@@ -100,9 +100,9 @@ def tree_layout(
 ) -> TokenLayout:
     """The layout of rows as prefix trees.
 
-    A token is new where its row differs from the row before. Listed row by row, the new tokens of a tree are in preorder.
-    The descendants of token ``j`` are ``j … end_j − 1``, and ``i`` attends to ``j`` where ``j ≤ i < end_j``. The last
-    token of a row predicts nothing and is left out.
+    A token is new where its row differs from the row before. Listed row by row, the new tokens of a tree are in
+    preorder. The descendants of token ``j`` are ``j … end_j − 1``, and ``i`` attends to ``j`` where ``j ≤ i < end_j``.
+    The last token of a row predicts nothing and is left out.
 
     Args:
         input_ids: ``[b, P+T]``, prompts padded left, responses padded right; rows with a common
