@@ -47,8 +47,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
             part.replace(target)
         except (OSError, RuntimeError) as error:  # torch.save hides the reason in a RuntimeError.
             raise OSError(
-                f"`{target}` could not be written: {_reason(error)}. What was there before is as it was: make room, "
-                "and go on from the last checkpoint."
+                f"`{target}` could not be written: {_reason(error)}. An earlier file there is unchanged. Free "
+                "some space, and resume from the last checkpoint."
             ) from error
         finally:
             part.unlink(missing_ok=True)

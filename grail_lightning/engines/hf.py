@@ -111,7 +111,7 @@ class HFEngine(RolloutEngine):
         if not self._told:
             rank_zero_warn(
                 f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
-                'cannot leave its cache. Nothing is wrong; set `method="generate"` to silence this.'
+                'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
             )
         self._told = True
         return False
