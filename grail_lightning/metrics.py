@@ -1,10 +1,10 @@
-"""torchmetrics of rollouts: the stateful twins of `grail_lightning.functional`.
+"""torchmetrics of rollouts: metrics with state, based on `grail_lightning.functional`.
 
-Shapes: ``B`` rows (rollouts), ``T`` response tokens. Every state is a sum, a count or an extremum, so ranks and batches
-may be merged in any order and may differ in size; a rank without rows updates with empty tensors. A metric that has
-seen nothing is NaN. For figures per dataset keep one metric a dataset.
+Shapes: ``B`` rows (rollouts), ``T`` response tokens. Every state is a sum, a count or an extremum. Ranks and batches
+may therefore be merged in any order and may differ in size; a rank without rows updates with empty tensors. A metric
+without values is NaN. For figures of each dataset use one metric for each.
 
-Float states are float32 because Apple's GPUs have no float64; what is added to them is computed in float64.
+Float states are float32 because Apple's GPUs have no float64; the terms that are added to them are computed in float64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "cr
 
 
 class AnswerAccuracy(MeanMetric):
-    """Share of right responses: `torchmetrics.MeanMetric` over samples.
+    """Share of right responses: a `torchmetrics.MeanMetric` over samples.
 
     With equally many samples a problem this is acc@n, the mean over problems of the share of right samples.
 
@@ -36,7 +36,7 @@ class AnswerAccuracy(MeanMetric):
         """Add responses.
 
         Args:
-            correct: ``[B]`` bool.
+            correct: ``[B]`` bool, the right responses.
         """
         super().update(correct.float())
 
@@ -50,7 +50,7 @@ class PassAtK(Metric):
     tensor(0.3333)
 
     Args:
-        k: How many samples a user would look at.
+        k: The number of samples of which one must be right.
 
     Raises:
         ValueError: In `update`, if a problem has fewer than `k` samples.
@@ -74,8 +74,8 @@ class PassAtK(Metric):
         """Add problems, each with all its samples.
 
         Args:
-            correct: ``[B]`` bool.
-            group: ``[B]`` long, which problem of this update a row answers (`RolloutBatch.group`).
+            correct: ``[B]`` bool, the right responses.
+            group: ``[B]`` long, the index within this update of the problem that a row answers (`RolloutBatch.group`).
         """
         _, problem, num_samples = torch.unique(group.cpu(), return_inverse=True, return_counts=True)
         num_correct = torch.zeros_like(num_samples).index_add(0, problem, correct.cpu().long())
@@ -88,9 +88,9 @@ class PassAtK(Metric):
 
 
 class ResponseLengths(Metric):
-    """Mean, shortest and longest response in tokens, and the share of those that hit the limit.
+    """Mean, shortest and longest response in tokens, and the share of responses that hit the limit.
 
-    The keys are those that GRPO users know: `mean_length`, `min_length`, `max_length`, `clipped_ratio`.
+    The keys are those that are usual for GRPO: `mean_length`, `min_length`, `max_length`, `clipped_ratio`.
     """
 
     is_differentiable = False
@@ -112,7 +112,7 @@ class ResponseLengths(Metric):
         """Add responses.
 
         Args:
-            lengths: ``[B]`` long, generated tokens.
+            lengths: ``[B]`` long, the numbers of generated tokens.
             finished: ``[B]`` bool, whether the response ended by itself.
         """
         if not len(lengths):
@@ -124,7 +124,7 @@ class ResponseLengths(Metric):
         self.longest = torch.maximum(self.longest, lengths.max().to(self.longest))
 
     def compute(self) -> dict[str, Tensor]:
-        """Four scalars."""
+        """The four figures, as scalars by name."""
         seen = self.count > 0
         return {
             "mean_length": self.total / self.count,
@@ -135,7 +135,7 @@ class ResponseLengths(Metric):
 
 
 class StatusCounts(Metric):
-    """How many verdicts have each status."""
+    """The number of verdicts with each status."""
 
     is_differentiable = False
     full_state_update = False
@@ -149,7 +149,7 @@ class StatusCounts(Metric):
         """Add verdicts.
 
         Args:
-            statuses: `Verdict.status` of each.
+            statuses: The `Verdict.status` of each verdict.
 
         Raises:
             ValueError: If one is unknown.
@@ -160,12 +160,12 @@ class StatusCounts(Metric):
             self.counts[STATUSES.index(status)] += 1
 
     def compute(self) -> dict[str, Tensor]:
-        """One count a status."""
+        """The count of each status, by name."""
         return dict(zip(STATUSES, self.counts.unbind(), strict=True))
 
 
 class _RowMeans(Metric):
-    """Means over rows of several figures, each over the rows that have it (are not NaN)."""
+    """Means over rows of several figures, each over the rows that have a value (not NaN)."""
 
     is_differentiable = False
     full_state_update = False
@@ -184,15 +184,15 @@ class _RowMeans(Metric):
         self.counts += (~rows.isnan()).sum(1)
 
     def compute(self) -> dict[str, Tensor]:
-        """One scalar a name."""
+        """The figures, as scalars by name."""
         return dict(zip(self.names, (self.totals / self.counts).unbind(), strict=True))
 
 
 class Concentration(_RowMeans):
-    r"""How concentrated the credit of a rollout is, averaged over rollouts with any credit.
+    r"""Concentration of a rollout's credit, averaged over rollouts with any credit.
 
     `ess_ratio`: :math:`(\sum|a_t|)^2 / (L \sum a_t^2)`, 1 is uniform. `top10_mass`: the share of :math:`\sum|a_t|` that
-    lies on its largest tenth of the tokens.
+    belongs to its largest tenth of the tokens.
     """
 
     names = ("ess_ratio", "top10_mass")
@@ -208,10 +208,10 @@ class Concentration(_RowMeans):
 
 
 class FlawedTokenAUROC(_RowMeans):
-    """Does a score rank flawed tokens above sound ones of the same rollout? 0.5 is chance.
+    """The AUROC with which a score ranks flawed tokens above sound ones of the same rollout; 0.5 is chance.
 
-    The AUROC within a rollout (ties count one half), averaged over rollouts with both kinds: `slip` and `misconception`
-    apart, for a score that only finds unlikely tokens finds slips, and `flawed` for both together.
+    It is averaged over rollouts with both kinds, and ties count one half. `slip` and `misconception` are separate,
+    since a score that only finds unlikely tokens finds slips; `flawed` is for both together.
 
     Not `torchmetrics.RetrievalAUROC`: it keeps every token of every rollout, and its binary AUROC sends scores outside
     [0, 1] through a sigmoid, which in float32 makes ties of large ones.
@@ -224,9 +224,9 @@ class FlawedTokenAUROC(_RowMeans):
         """Add rollouts.
 
         Args:
-            scores: ``[B, T]``, larger means more suspicious.
-            slips: ``[B, T]`` bool.
-            misconceptions: ``[B, T]`` bool.
-            sound: ``[B, T]`` bool.
+            scores: ``[B, T]``, larger for more suspicious tokens.
+            slips: ``[B, T]`` bool, tokens of slips.
+            misconceptions: ``[B, T]`` bool, tokens of misconceptions.
+            sound: ``[B, T]`` bool, tokens of sound steps.
         """
         self.add(*(pairwise_auroc(scores, flawed, sound) for flawed in (slips, misconceptions, slips | misconceptions)))

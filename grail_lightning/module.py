@@ -1,4 +1,4 @@
-"""The LightningModule: the hooks of Lightning. What happens in a training step is told by `grail_lightning.step`."""
+"""The LightningModule with its hooks. `grail_lightning.step` contains the parts of a training step."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ from grail_lightning.tasks.base import Messages, Prompt
 
 
 class GrailModule(pl.LightningModule):
-    """Trains a policy by reinforcement learning with verifiable rewards, with credit for each token.
+    """Trains a policy by reinforcement learning with verifiable rewards and token-level credit.
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or the packaged `arithmetic`.
-        sampling: How training responses are drawn.
-        loading: How the policy is loaded.
-        engine: What samples; default `HFEngine`.
-        objective: What is optimised: clips, aggregation, KL.
-        execution: How a step is run: group size, passes, mini-batches, token budget.
-        credit: Who gets the credit: Uniform (GRPO), GRAIL, or a class of your own by its import path.
+        sampling: Options with which training responses are sampled.
+        loading: Options with which the policy is loaded.
+        engine: The rollout engine that samples; default `HFEngine`.
+        objective: Options that define the loss: clips, aggregation, KL.
+        execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
+        credit: The credit method: Uniform (GRPO), GRAIL, or a class of your own by its import path.
         control: A control experiment around the credit: Shuffled, Random or AnswerOnly.
-        optimizer: Gets the trainable parameters of the policy. `torchao.optim.AdamW8bit` keeps its state in 8 bits.
-        scheduler: Counts optimiser steps.
+        optimizer: The optimiser of the policy's trainable parameters. `torchao.optim.AdamW8bit` keeps its state in 8
+            bits.
+        scheduler: The learning-rate schedule, which counts optimiser steps.
 
     Raises:
-        ValueError: If the policy cannot be found or loaded the way that is asked for.
+        ValueError: If the policy cannot be found or cannot be loaded with these options.
     """
 
     def __init__(
@@ -82,24 +83,24 @@ class GrailModule(pl.LightningModule):
         self.gradients: Gradients | None = None
         self.verifier: Verifier | None = None
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
-        self.steps_left = 0  # Steps of the last batch that `max_steps` has cut off.
+        self.steps_left = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._restored: dict[str, Any] = {}
         self._moved = False
         self._options, self._recorded = list[dict[str, Any]](), None
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The policy's tokenizer; there before the weights are."""
+        """The policy's tokenizer, which is available before the weights are loaded."""
         return load_tokenizer(self.policy_name, self.loading.trust_remote_code)
 
     def encode(self, messages: Messages | str) -> list[int]:
-        """A prompt as token ids, through the chat template where there is one."""
+        """The token ids of a prompt. Messages pass through the chat template if there is one."""
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Load policy and, with a KL term, the frozen reference; called by the strategy, whenever a run begins."""
+        """Load the policy and, with a KL term, the frozen reference. The strategy calls this whenever a run begins."""
         fits = self.trainer.state.fn == "fit"
         if self.policy is None:
             check_precision(self.trainer.precision)
@@ -114,18 +115,18 @@ class GrailModule(pl.LightningModule):
     def _load(self, trainable: bool) -> Policy:
         half, mesh = "16" in str(self.trainer.precision), data_parallel_mesh(self.device_mesh, self.loading)
         policy = load_policy(self.policy_name, self.loading, half_precision=half, trainable=trainable)
-        policy.train(trainable)  # `from_pretrained` gives evaluation mode, in which checkpointed blocks would not be.
+        policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
         return policy if mesh is None else shard(policy, mesh)
 
     def setup(self, stage: str) -> None:
         """Open the verifier pool."""
         self.verifier = Verifier()
-        # Prompts hold no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
-        # Lightning has no hook for that.
+        # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
+        # Lightning has no hook for this.
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def teardown(self, stage: str) -> None:
-        """Close the verifier pool, and let embeddings have dense gradients again."""
+        """Close the verifier pool, and give the embeddings dense gradients again."""
         if self.verifier is not None:
             self.verifier.close()
         self.verifier = None
@@ -133,7 +134,7 @@ class GrailModule(pl.LightningModule):
             self.gradients.release()
 
     def configure_optimizers(self) -> Any:
-        """Trainable parameters of the policy alone; the reference never gets here."""
+        """The optimiser of the policy's trainable parameters, with its schedule."""
         assert self.policy is not None
         restored = {name.removeprefix("policy."): weight for name, weight in self._restored.items()}
         self._restored = {}
@@ -143,7 +144,7 @@ class GrailModule(pl.LightningModule):
         return with_schedule(optimizer, self.scheduler)
 
     def on_train_start(self) -> None:
-        """Changed options win over the optimiser's restored state; and the reference goes where the policy is."""
+        """Apply options that were changed before a resume, and move the reference to the policy's device."""
         check_loader(self.trainer.train_dataloader, self.execution.refill_rounds)
         if self.trainer.ckpt_path is not None:
             restored = self.optimizers(), self.lr_schedulers()
@@ -152,14 +153,14 @@ class GrailModule(pl.LightningModule):
             self.reference.follow(self.policy.device, self.policy.model.dtype)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What the credit method has to remember, options, and weights in half precision as their masters have them."""
+        """Add the credit method's state, the configured options, and master weights in place of rounded ones."""
         checkpoint["credit"] = self.credit.state_dict()
         checkpoint["configured"] = option_record(self._options, self.scheduler) if self._options else None
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give it back. Weights for an evaluation have no masters: those of a fit before it would be of others."""
+        """Restore them. Evaluations have no master weights: those of an earlier fit belong to other weights."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits = self.trainer.state.fn == "fit"
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
@@ -170,7 +171,7 @@ class GrailModule(pl.LightningModule):
     # --- steps --------------------------------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
-        """One batch of prompts: one sampling, and as many optimiser steps as are configured."""
+        """Process one batch of prompts: sample once, and take as many optimiser steps as are configured."""
         clock = PhaseClock(self.device)
         graded, drawn = refill(
             self._sample(prompts, ("train", self.global_step, 0), clock),
@@ -203,8 +204,8 @@ class GrailModule(pl.LightningModule):
         return {"output": StepOutput(batch, weights, figures)}
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Sample and grade; the `Evaluation` callback does the statistics."""
-        # The same random numbers at every validation: a difference between two of them is a difference of the policy.
+        """Sample and grade; the `Evaluation` callback computes the statistics."""
+        # Every validation has the same random numbers, so that two of them differ by the policy alone.
         return StepOutput(self._evaluate(prompts, ("eval", dataloader_idx, batch_idx)))
 
     test_step = validation_step
@@ -220,7 +221,7 @@ class GrailModule(pl.LightningModule):
         return StepOutput(batch, token_weights(self.credit, self.control, self._policy, batch, self._context()))
 
     def take_steps(self, update: Update) -> dict[str, float]:
-        """The optimiser steps of a batch, or as many as `max_steps` leaves; the figures of the last."""
+        """Take the optimiser steps of a batch, or as many as `max_steps` allows; returns the last one's figures."""
         assert self.gradients is not None
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
@@ -268,7 +269,7 @@ class GrailModule(pl.LightningModule):
         clock: PhaseClock,
         plan: EvaluationPlan | None = None,
     ) -> GradedBatch:
-        """Graded responses, drawn as in training or by the plan of an evaluation."""
+        """Graded responses, sampled as in training or by the plan of an evaluation."""
         return sample_and_grade(
             prompts,
             self.execution.group_size if plan is None else plan.num_samples,
@@ -293,6 +294,6 @@ class GrailModule(pl.LightningModule):
         )
 
     def _log(self, figures: dict[str, float]) -> None:
-        """To the loggers at the optimiser step; Lightning's own axis counts batches."""
+        """Log at the optimiser step; Lightning's own axis counts batches."""
         for logger in self.loggers:
             logger.log_metrics(figures, step=self.global_step)

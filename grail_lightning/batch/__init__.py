@@ -1,4 +1,4 @@
-"""The records of a training step: how responses are drawn, the batches in their three stages, and their rows."""
+"""The records of a training step: sampling options, the batches in their three stages, and functions of their rows."""
 
 from grail_lightning.batch.records import AnswerMasks, GradedBatch, RolloutBatch, SampledBatch
 from grail_lightning.batch.rows import join, lengths_to_mask, micro_batches, pad_left

@@ -1,8 +1,8 @@
-r"""The rollouts of a training step, as they are sampled, graded and made ready to train on.
+r"""The rollouts of a training step in three stages: sampled, graded and ready for training.
 
 Shapes: ``B`` rows (rollouts), ``P`` prompt tokens, ``T`` response tokens. Masks are bool and True counts.
 
-One row, by example. The prompt ``Compute 2+3.`` has 5 tokens, the response ``2+3=5\n\boxed{5}<end>`` has 11; the
+One row as an example. The prompt ``Compute 2+3.`` has 5 tokens, and the response ``2+3=5\n\boxed{5}<end>`` has 11. The
 batch has ``P = 6`` and ``T = 12`` because other rows are longer::
 
     input_ids       pad | Compute 2 + 3 . |  2 + 3 = 5 \n \boxed {  5 } <end> pad      [P+T]
@@ -14,7 +14,7 @@ batch has ``P = 6`` and ``T = 12`` because other rows are longer::
     answer.content                           0 0 0 0 0  0    0   0  1 0   0    0        [T]
     answer.after                             0 0 0 0 0  0    0   0  0 0   1    0        [T]
 
-Prompts are padded on the left and responses on the right, so the border between them is one column for all rows.
+Prompts are padded on the left and responses on the right, so all responses begin at the same column.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from grail_lightning.tasks.base import Prompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerMasks:
-    r"""Where the answer of each row stands among its response tokens; four bool tensors ``[B, T]``.
+    r"""The positions of each row's answer among its response tokens; four bool tensors ``[B, T]``.
 
     Attributes:
         whole: Tokens that overlap the complete box, marker and closing brace included.
-        content: Tokens of the box that overlap what stands between its braces.
-        marker: Tokens of the box that overlap the ``\boxed{`` or the closing brace; a token that straddles brace and
-            content is in both `content` and `marker`.
-        after: Valid tokens behind the box.
+        content: Tokens of the box that overlap the text between its braces.
+        marker: Tokens of the box that overlap the ``\boxed{`` or the closing brace. A token that overlaps both a brace
+            and the content is in both `content` and `marker`.
+        after: Valid tokens after the box.
     """
 
     whole: Tensor
@@ -54,18 +54,18 @@ class SampledBatch:
     """Responses as an engine returns them; rows of one group are neighbours. The module's docstring shows a row.
 
     Attributes:
-        input_ids: ``[B, P+T]``; prompts padded left, responses padded right. int32 in a whole batch, long in what
-            `select` cuts out of it: torch indexes with longs.
-        attention_mask: ``[B, P+T]`` bool.
-        response_ids: ``[B, T]``, the sampled ids themselves, likewise; nothing is re-tokenised.
+        input_ids: ``[B, P+T]``, prompts padded left, responses padded right. The ids of a whole batch are int32;
+            `select` returns long ids, with which torch can index.
+        attention_mask: ``[B, P+T]`` bool, True on valid tokens.
+        response_ids: ``[B, T]``, the sampled ids, with the dtype of `input_ids`; nothing is re-tokenised.
         response_mask: ``[B, T]`` bool, True on generated tokens, the end token included.
-        group: ``[B]`` long, which prompt of the batch a row answers.
-        row: ``[B]`` long, a row's identity within the step over all ranks; it keys per-row random numbers.
-        finished: ``[B]`` bool, whether the row ended by itself within the limit.
-        prompts: One per row.
-        texts: The responses as text, special tokens left out.
-        sampling_logprobs: ``[B, T]`` as the engine reports them: at `Sampling.logprob_temperature`, before top-p/top-k;
-            None if it reports none.
+        group: ``[B]`` long, the index of the prompt that a row answers.
+        row: ``[B]`` long, a row's identity within the step over all ranks, a key of its random numbers.
+        finished: ``[B]`` bool, whether the response ended by itself within the limit.
+        prompts: The prompts, one for each row.
+        texts: The responses as text, without special tokens.
+        sampling_logprobs: ``[B, T]``, the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p
+            and top-k; None if the engine reports none.
     """
 
     input_ids: Tensor
@@ -89,17 +89,17 @@ class SampledBatch:
 
     @property
     def response_lengths(self) -> Tensor:
-        """``[B]`` long: generated tokens of each row."""
+        """``[B]`` long: the number of generated tokens of each row."""
         return self.response_mask.sum(1)
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """``[B]`` long: prompt tokens of each row."""
+        """``[B]`` long: the number of prompt tokens of each row."""
         return self.attention_mask[:, : self.prompt_width].sum(1)
 
     @property
     def lengths(self) -> Tensor:
-        """``[B, 2]`` long: prompt and response tokens of each row, which are padded apart."""
+        """``[B, 2]`` long: the numbers of prompt and response tokens of each row, which are padded separately."""
         return torch.stack([self.prompt_lengths, self.response_lengths], 1)
 
     def replace(self, **changes: Any) -> Self:
@@ -107,7 +107,7 @@ class SampledBatch:
         return dataclasses.replace(self, **changes)
 
     def fields(self) -> dict[str, Any]:
-        """The values by name, as the next stage of the batch takes them."""
+        """The values by name, from which the next stage of the batch is made."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def select(self, rows: Tensor) -> Self:
@@ -136,14 +136,14 @@ class SampledBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradedBatch(SampledBatch):
-    """Responses with their rewards, and where their answers stand.
+    """Responses with their rewards and the positions of their answers.
 
     Attributes:
-        answer: Where the answers stand.
+        answer: The positions of the answers.
         rewards: ``[B]`` float32.
         correct: ``[B]`` bool.
-        verdicts: One per row.
-        reward_values: ``[B]`` float32 by name, the parts of the rewards before weighting; NaN is no opinion.
+        verdicts: The verdicts, one for each row.
+        reward_values: ``[B]`` float32 by name, the parts of the rewards before weighting; NaN means not applicable.
     """
 
     answer: AnswerMasks
@@ -153,27 +153,27 @@ class GradedBatch(SampledBatch):
     reward_values: dict[str, Tensor] = field(default_factory=dict)
 
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
-        """The batch as credit methods and the update take it; advantages are ``[B]`` float32."""
+        """The batch with advantages ``[B]`` float32, as credit methods and the update take it."""
         return RolloutBatch(**self.fields(), advantages=advantages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch(GradedBatch):
-    """Rollouts that are ready to train on.
+    """Rollouts that are ready for training.
 
     Attributes:
-        advantages: ``[B]`` float32, of each rollout.
+        advantages: ``[B]`` float32, the advantage of each rollout.
     """
 
     advantages: Tensor
 
 
 WHOLE_ROWS = ("input_ids", "attention_mask")
-"""The fields that hold prompt and response side by side."""
+"""The fields whose columns are prompt and response."""
 
 
 def map_tensors(name: str, value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """What `change` makes of each tensor in a field of a batch; other values stay as they are."""
+    """A field of a batch with `change` applied to each of its tensors; other values are unchanged."""
     match value:
         case Tensor():
             return change(name, value)

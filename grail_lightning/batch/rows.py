@@ -39,7 +39,7 @@ def join(first: Batch, second: Batch) -> Batch:
                 names = [f.name for f in dataclasses.fields(one)]
                 return AnswerMasks(**{n: both(n, getattr(one, n), getattr(other, n)) for n in names})
             case dict():
-                # Tasks may differ in the parts of their rewards; NaN is no opinion.
+                # Tasks may differ in the parts of their rewards; NaN means not applicable.
                 rows = {key: (_or_nan(one, key, first), _or_nan(other, key, second)) for key in one | other}
                 return {key: torch.cat(parts) for key, parts in rows.items()}
             case _:
@@ -68,19 +68,20 @@ def lengths_to_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) -> list[Tensor]:
-    """Cut rows into micro-batches whose padded size stays within a token budget.
+    """Cut rows into micro-batches whose padded size is within a token budget.
 
-    Rows are sorted by length, longest first (so that a memory overrun shows at once), and a micro-batch takes rows as
-    long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget travels alone.
+    Rows are sorted by length, longest first, so that a lack of memory shows in the first micro-batch. Rows are added to
+    a micro-batch as long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget has a
+    micro-batch of its own.
 
     Args:
-        costs: ``[B]`` long, tokens of each row; or ``[B, C]`` for parts that are padded apart, such as prompt and
-            response: the longest row is then the sum of the longest parts.
+        costs: ``[B]`` long, the tokens of each row; or ``[B, C]`` for parts that are padded separately, such as prompt
+            and response. The longest row is then the sum of the longest parts.
         token_budget: Most padded tokens of a micro-batch.
-        rows: ``[n]`` long, the rows to cut; default all.
+        rows: ``[n]`` long, the rows to cut; None cuts all.
 
     Returns:
-        Row indices of each micro-batch, each sorted ascending.
+        The row indices of each micro-batch, ascending.
 
     Raises:
         ValueError: If the budget is not positive.

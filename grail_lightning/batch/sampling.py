@@ -1,4 +1,4 @@
-"""How responses are drawn."""
+"""Options of sampling."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How responses are drawn. Training and evaluation have one each.
+    """Options with which responses are sampled. Training and evaluation have one set each.
 
     Attributes:
         max_response_length: Most tokens of a response, its end token included.
-        temperature: Divides the logits. 0 is greedy; log-probabilities are then reported at temperature 1.
-        top_p: Smallest set of tokens with at least this probability; 1 is off.
-        top_k: Most likely tokens kept; 0 is off.
-        stop: Strings that end a response, special tokens (``<|im_end|>``) among them; the string itself stays in it.
+        temperature: The number by which the logits are divided. 0 is greedy; log-probabilities are then reported at
+            temperature 1.
+        top_p: Samples from the smallest set of tokens with at least this probability; 1 is off.
+        top_k: Samples from this number of most likely tokens; 0 is off.
+        stop: Strings that end a response and stay part of it. They may be special tokens (``<|im_end|>``).
     """
 
     max_response_length: int
@@ -42,5 +43,5 @@ class Sampling:
 
     @property
     def logprob_temperature(self) -> float:
-        """The temperature at which log-probabilities are taken."""
+        """The temperature at which log-probabilities are computed."""
         return self.temperature or 1.0

@@ -1,4 +1,4 @@
-"""Who gets the credit: methods that turn a rollout's advantage into token weights, and their controls."""
+"""Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments."""
 
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.compose import Product, WarmUp

@@ -1,4 +1,4 @@
-"""What a credit method gets and gives.
+"""The interface of credit methods and controls: their inputs and their results.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -24,11 +24,11 @@ Refresh = Literal["rollout", "update"]
 
 
 class Mean(NamedTuple):
-    """A mean as the two numbers it is made of: ranks may differ in size, so their means cannot be averaged.
+    """A mean as a sum and a count. Ranks may differ in their counts, so their means cannot be averaged.
 
     Attributes:
         total: The sum over this rank.
-        size: How many rows or tokens were added up; 0 where there was none.
+        size: The number of rows or tokens in the sum; 0 if there is none.
     """
 
     total: float
@@ -37,17 +37,18 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenWeights:
-    """Credit of each token.
+    """The credit of each token.
 
     Attributes:
         values: ``[B, T]``, multiplies the rollout's advantage; zero outside the response mask.
-        scores: ``[B, T]``, the raw scores from which the weights are made, if there are any.
+        scores: ``[B, T]``, the raw scores from which the weights are computed, if there are any.
         additive: ``[B, T]``, added to the token's advantage after the product, if the method has such a stage.
-        fallback: ``[B]`` bool, rows to which the method applied but could not (no complete box): their weight is 1.
-        answer: The answer's tokens as the method located them; None if it took those of the batch.
-        metrics: Further figures to log under ``credit/``: a number is a mean over this rank's rows, or one that all
-            ranks share; means over anything else, such as tokens, are a `Mean`. NaN is no opinion.
-        parts: The weights of the methods that this one is made of, if any (`weigh_part`).
+        fallback: ``[B]`` bool, rows to which the method applies but which lack what it needs (a complete box): their
+            weight is 1.
+        answer: The answer's tokens as the method located them; None if it used those of the batch.
+        metrics: Further figures to log under ``credit/``. A number is a mean over this rank's rows, or a figure that is
+            equal on all ranks; a mean over anything else, such as tokens, is a `Mean`. NaN is left out.
+        parts: The weights of the inner methods of a composed method (`weigh_part`).
     """
 
     values: Tensor
@@ -61,16 +62,16 @@ class TokenWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class CreditContext:
-    """What a method may need beside policy and rollouts.
+    """The inputs of a method beside policy and rollouts.
 
     Attributes:
-        step: Optimiser steps taken so far.
-        generator: Keyed by seed and step; `row_generator` keys it further, so that weights do not depend on how rows
-            are ordered, padded or cut into micro-batches.
+        step: The number of optimiser steps taken so far.
+        generator: A generator keyed by seed and step. `row_generator` adds the row to the key, so that weights do not
+            depend on how rows are ordered, padded or cut into micro-batches.
         token_budget: Most tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
-        earlier: What the method gave before the first optimiser step of this batch, when it is asked anew before a
-            later one; None in the first call for a batch.
+        earlier: The method's weights before the first optimiser step of this batch, if it is called again before a
+            later step; None in the first call for a batch.
     """
 
     step: int
@@ -80,44 +81,44 @@ class CreditContext:
     earlier: TokenWeights | None = None
 
     def row_generator(self, row: int) -> torch.Generator:
-        """A generator of one row's own, by the row's identity in the step (`RolloutBatch.row`)."""
+        """A generator for one row, keyed by the row's identity in the step (`RolloutBatch.row`)."""
         key = f"{self.generator.initial_seed()} {row}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
         return torch.Generator().manual_seed(seed)
 
 
 class TokenCredit(ABC):
-    """Shares a rollout's advantage out among its tokens.
+    """A method that distributes a rollout's advantage over its tokens.
 
-    A subclass implements `__call__`; `grail_lightning.credit.weigh.check_weights` says what it may return. Arguments of
-    its constructor become options: ``--model.credit=package.module.Name --model.credit.option=value``.
+    A subclass implements `__call__`. `grail_lightning.credit.weigh.check_weights` lists what it may return. The
+    arguments of its constructor become options: ``--model.credit=package.module.Name --model.credit.option=value``.
     """
 
     refresh: Refresh = "rollout"
-    """Whether weights are computed once for a batch of rollouts, or anew before every optimiser step.
+    """Whether weights are computed once for a batch of rollouts, or again before every optimiser step.
 
-    A method that is made of others asks each by `weigh_part`, which keeps the `refresh` of each.
+    A composed method calls its inner methods through `weigh_part`, which applies the `refresh` of each.
     """
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into it."""
+        """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into the batch."""
 
     def as_saliency_credit(self) -> SaliencyCredit | None:
-        """The method as a function of saliency that the update's forward pass may give; None if it is none."""
+        """The method as a function of saliency scores that the update's forward pass can provide, or None."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the method has to remember in a checkpoint: tensors and plain values."""
+        """The method's state for a checkpoint: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what a checkpoint remembers; it may be another method's, or nothing."""
-        del state  # Most methods have none.
+        """Restore the state from a checkpoint. It may be empty or another method's."""
+        del state  # Most methods have no state.
 
 
 class CreditControl(ABC):
-    """A control experiment around the configured credit: takes its weights and returns others."""
+    """A control experiment: it takes the weights of the configured method and returns others."""
 
     @abstractmethod
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

@@ -1,4 +1,4 @@
-"""Credit methods made of others."""
+"""Credit methods that are composed of other methods."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grail_lightning.policy import Policy
 
 
 class WarmUp(TokenCredit):
-    r"""Another method, faded in from uniform weights to its full strength.
+    r"""A linear transition from uniform weights to those of another method.
 
     .. math:: w_t = 1 + \min(\text{step} / \text{steps},\ 1) \cdot (w^{inner}_t - 1)
 
     An additive stage is scaled likewise. The inner method runs from the first step on.
 
     Args:
-        inner: The method.
-        steps: Optimiser steps until its full strength.
+        inner: The method whose weights are reached.
+        steps: The number of optimiser steps until then.
 
     Raises:
         ValueError: If `steps` is not positive.
@@ -36,11 +36,11 @@ class WarmUp(TokenCredit):
         self.refresh = inner.refresh
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """The inner method's weights, pulled towards 1."""
+        """The inner method's weights, interpolated with 1."""
         return self.fade(weigh_part(self.inner, policy, batch, context), batch, context)
 
     def fade(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of the inner method, pulled towards 1."""
+        """The given weights of the inner method, interpolated with 1."""
         strength = min(context.step / self.steps, 1.0)
         metrics = {**weights.metrics, "strength": strength}
         if strength == 1:
@@ -50,46 +50,46 @@ class WarmUp(TokenCredit):
         return replace(weights, values=values, additive=additive, metrics=metrics, parts=(weights,))
 
     def as_saliency_credit(self) -> SaliencyCredit | None:
-        """Fading in needs nothing but a token's own weight, so the inner method decides."""
+        """The transition uses only a token's own weight, so the inner method decides."""
         inner = self.inner.as_saliency_credit()
         return None if inner is None else _FadedSaliency(inner, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the inner method has to remember."""
+        """The inner method's state."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand it to the inner method."""
+        """Restore the inner method's state."""
         self.inner.load_state_dict(state)
 
 
 class _FadedSaliency(SaliencyCredit):
-    """A `WarmUp` of a method of saliency, as one itself."""
+    """A `WarmUp` around a `SaliencyCredit`, as a `SaliencyCredit`."""
 
     def __init__(self, inner: SaliencyCredit, warm_up: WarmUp) -> None:
         self.inner, self.warm_up = inner, warm_up
 
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
-        """The inner method's."""
+        """The inner method's target."""
         return self.inner.target(policy, batch)
 
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """The inner method's, pulled towards 1."""
+        """The inner method's weights, interpolated with 1."""
         return self.warm_up.fade(self.inner.weights_from(scores, policy, batch, context), batch, context)
 
 
 class Product(TokenCredit):
-    r"""Two methods at once: their weights are multiplied, their additive stages added.
+    r"""Two methods combined: their weights are multiplied, and their additive stages are added.
 
     .. math:: w_t = w^{first}_t w^{second}_t, \qquad A_t = A\, w_t + a^{first}_t + a^{second}_t
 
-    A row counts as a fallback where either method fell back; the weights of the other still apply. There are no scores
-    of the two together. Each keeps its own `refresh`: where one weighs a batch anew before every optimiser step, the
-    other may keep the weights of the first.
+    A row counts as a fallback if either method fell back; the weights of the other method still apply. The combination
+    has no scores. Each method keeps its own `refresh`: one may compute weights before every optimiser step, while the
+    other keeps those of the first step.
 
     Args:
-        first: A method.
-        second: Another.
+        first: The first method.
+        second: The second method.
     """
 
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
@@ -97,7 +97,7 @@ class Product(TokenCredit):
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """The product of both."""
+        """The product of both methods' weights."""
         one, two = (weigh_part(m, policy, batch, context, k) for k, m in enumerate((self.first, self.second)))
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
@@ -110,11 +110,11 @@ class Product(TokenCredit):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What both have to remember."""
+        """The states of both methods."""
         return {"first": self.first.state_dict(), "second": self.second.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand each its own."""
+        """Restore the state of each method."""
         self.first.load_state_dict(state.get("first", {}))
         self.second.load_state_dict(state.get("second", {}))
 

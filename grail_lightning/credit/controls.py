@@ -1,7 +1,7 @@
-"""Controls around any credit method: what a referee asks for first.
+"""Control experiments for any credit method.
 
-A control takes the weights of the configured method, so that gate, clips, answer overwrite and the histogram stay those
-of the treatment. Its random numbers are keyed by seed, step and row: they touch no other stream of the run.
+A control takes the weights of the configured method, so that gate, clips, answer overwrite and histogram stay those
+of the treatment. Its random numbers are keyed by seed, step and row, so no other random stream of the run changes.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -18,7 +18,7 @@ from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeigh
 
 
 class Shuffled(CreditControl):
-    """Each rollout's weights, permuted among its tokens outside the answer: same histogram, no information."""
+    """Permutes each rollout's weights among its tokens outside the answer: same histogram, no information."""
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The permuted weights."""
@@ -33,18 +33,18 @@ class Shuffled(CreditControl):
 
 
 class Random(CreditControl):
-    """The clipped normal of GRAIL's map, drawn without looking: same mean, spread and clips, no saliency.
+    """Draws weights from the clipped normal of GRAIL's map: the same mean, deviation and clips, without saliency.
 
-    Rows that the method left uniform outside the answer stay so.
+    Rows that the method left uniform outside the answer stay uniform.
 
     Args:
-        mean: Of the normal.
-        std: Of the normal.
+        mean: Mean of the normal.
+        std: Standard deviation of the normal.
         w_min: Lower clamp.
         w_max: Upper clamp.
 
     Raises:
-        ValueError: For clamps that contain nothing or a negative `std`.
+        ValueError: If the clamps contain no value or `std` is negative.
     """
 
     def __init__(self, mean: float = 1.0, std: float = 0.5, w_min: float = 0.5, w_max: float = 5.0) -> None:
@@ -67,7 +67,7 @@ class Random(CreditControl):
 
 
 class AnswerOnly(CreditControl):
-    """Weight 1 outside the answer: the method's answer overwrite without its scores."""
+    """Sets the weights outside the answer to 1: the method's answer overwrite remains, its scores have no effect."""
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The overwritten weights."""
@@ -75,7 +75,7 @@ class AnswerOnly(CreditControl):
 
 
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
-    """``[B, T]`` bool: valid tokens that are neither in the answer, as the method saw it, nor behind it."""
+    """``[B, T]`` bool: valid tokens before the answer that the method located."""
     answer = weights.answer or batch.answer
     assert answer is not None
     return batch.response_mask & ~answer.whole & ~answer.after

@@ -1,4 +1,4 @@
-"""RLSD: credit from the same model with the answer in front of it (arXiv 2604.03128).
+"""RLSD: credit from the same model when its prompt contains the answer (arXiv 2604.03128).
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -22,25 +22,26 @@ PLACE = "{answer}"
 
 
 class RLSD(TokenCredit):
-    r"""Tokens that the answer makes likelier earn more of a reward and less of a penalty.
+    r"""Tokens that become more likely when the answer is known earn more of a reward and less of a penalty.
 
-    The teacher ``T`` is the same model, whose prompt also shows the gold answer; the student ``S`` sees the prompt
-    alone:
+    The teacher ``T`` is the same model with a prompt that also contains the gold answer; the student ``S`` has the
+    original prompt:
 
     .. math:: \Delta_t = \log P_T(y_t) - \log P_S(y_t), \qquad
               w_t = (1 - \lambda) + \lambda\, \mathrm{clip}(e^{\mathrm{sign}(A) \Delta_t},\ 0.8,\ 1.2)
 
-    ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps; from then on the method costs nothing.
-    Rows without an advantage cost nothing either and have weight 1. The teacher's weights are a copy of the trainable
-    ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps. A checkpoint holds
-    it, too, which makes it larger by the trainable weights until `decay_steps`.
+    ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps, after which no forward pass is needed.
+    Rows without an advantage have weight 1 and need no forward pass either. The teacher's weights are a copy of the
+    trainable ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps.
+    Checkpoints contain this copy, too, which makes them larger by the trainable weights until `decay_steps`.
 
     Args:
         strength: λ at the start.
-        decay_steps: Optimiser steps until λ is 0.
-        clip: The exponential is held within 1 ± clip.
-        refresh_steps: Optimiser steps between copies of the weights; 1 is the current policy, without a copy.
-        sentence: What shows the answer, behind the problem; {answer} stands for the gold answer.
+        decay_steps: The number of optimiser steps until λ is 0.
+        clip: The exponential is clipped to 1 ± clip.
+        refresh_steps: The number of optimiser steps between copies of the weights; 1 uses the current policy, without a
+            copy.
+        sentence: The sentence that is appended to the problem; {answer} is replaced by the gold answer.
 
     Raises:
         ValueError: For numbers out of range, or a sentence without {answer}.
@@ -85,15 +86,15 @@ class RLSD(TokenCredit):
         return TokenWeights(values=values, scores=gap, fallback=none, metrics={"teacher_share": share})
 
     def state_dict(self) -> dict[str, Any]:
-        """The teacher, for a checkpoint: its weights, and the optimiser step at which they were copied."""
+        """The teacher's state for a checkpoint: its weights, and the optimiser step at which they were copied."""
         return {"copied_at": self._copied_at, "weights": self._weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the teacher of a checkpoint; with none, a copy is taken at the next batch."""
+        """Restore the teacher of a checkpoint. If there is none, a copy is taken at the next batch."""
         self._copied_at, self._weights = state.get("copied_at", 0), dict(state.get("weights", {}))
 
     def shown(self, policy: Policy, batch: RolloutBatch) -> RolloutBatch:
-        """The same responses behind prompts that show the gold answer."""
+        """The same responses after prompts that contain the gold answer."""
         sentences = [self.sentence.replace(PLACE, prompt.reference) for prompt in batch.prompts]
         messages = [with_sentence(p.messages, s) for p, s in zip(batch.prompts, sentences, strict=True)]
         ids, mask = pad_left([policy.encode(m) for m in messages], policy.tokenizer.pad_token_id)
@@ -104,7 +105,7 @@ class RLSD(TokenCredit):
         )
 
     def _teacher(self, policy: Policy, step: int) -> Callable[..., Tensor] | None:
-        """Runs the policy with the copied weights; None stands for the policy itself."""
+        """A function that runs the policy with the copied weights; None if the policy itself is the teacher."""
         if self.refresh_steps == 1 or step >= self.decay_steps:
             self._weights = {}
             return None
@@ -118,11 +119,11 @@ class RLSD(TokenCredit):
         if not fresh or self._weights.keys() != trainable.keys():
             self._copied_at = step
             self._weights = {name: p.detach().clone() for name, p in trainable.items()}
-        # Weights from a checkpoint lie on the CPU.
+        # Weights from a checkpoint are on the CPU.
         weights = self._weights = {name: w.to(trainable[name].device) for name, w in self._weights.items()}
 
         def run(*inputs: Tensor, **options: Any) -> Tensor:
-            # For the length of the call, the copies stand in the place of the parameters; nothing is written to those.
+            # The copies replace the parameters during the call; the parameters themselves are not written to.
             found: Tensor = functional_call(policy, weights, inputs, options).logprobs
             return found
 
@@ -130,7 +131,7 @@ class RLSD(TokenCredit):
 
 
 def with_sentence(messages: Messages | str, sentence: str) -> Messages | str:
-    """The problem with a sentence behind it: in the last turn of the user, before any white space at its end."""
+    """The problem with a sentence appended to the last turn of the user, before any white space at its end."""
     if isinstance(messages, str):
         text = messages.rstrip()
         return f"{text} {sentence}{messages[len(text) :]}"

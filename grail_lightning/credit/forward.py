@@ -1,4 +1,4 @@
-"""Figures of each token from a forward pass without gradient, in micro-batches; for credit methods.
+"""Measurements of each token in forward passes without gradient, by micro-batches, for credit methods.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``K`` figures a token.
 """
@@ -26,16 +26,16 @@ Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
 def measure_rows(
     policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, measure: Measure
 ) -> tuple[Tensor, ...]:
-    """The figures of some rows, micro-batch by micro-batch, in evaluation mode.
+    """Measure some rows, micro-batch by micro-batch, in evaluation mode.
 
-    Ranks make as many forward passes as the one with the most, so that sharded weights stay in step.
+    Every rank makes as many forward passes as the rank with the most, as the collectives of sharded weights require.
 
     Args:
-        policy: Put into evaluation mode meanwhile.
-        batch: ``B`` rows.
-        context: Its token budget bounds a forward pass.
+        policy: The policy that runs the rows. Its modes are restored afterwards.
+        batch: The rollouts, ``B`` rows.
+        context: The context whose token budget limits a forward pass.
         rows: ``[n]`` long, the rows to measure.
-        measure: From a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
+        measure: A function from a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
 
     Returns:
         ``K`` tensors ``[B, T]``, zero on the other rows; ``()`` if no rank has a row.
@@ -68,11 +68,11 @@ def logprobs(
     """``[B, T]``: log-probabilities of the tokens, zero on the other rows.
 
     Args:
-        policy: Which policy.
-        batch: ``B`` rows.
-        context: Token budget and temperature.
+        policy: The policy that runs the rows.
+        batch: The rollouts, ``B`` rows.
+        context: The context, with token budget and temperature.
         rows: ``[n]`` long, the rows to compute.
-        run: In place of calling the policy: gets a layout and ``temperature=``.
+        run: A function of a layout and ``temperature=`` that is called in place of the policy.
     """
 
     def plain(layout: TokenLayout, *, temperature: float) -> Tensor:

@@ -27,12 +27,13 @@ class SaliencyOptions:
 
     Attributes:
         leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
-        alignment: predictor reads for token t the position t − 1, which predicts it; token reads t itself.
-        box: last is the box that is graded; first is what the published code explains.
-        refresh: rollout computes the weights once for a batch of rollouts; update anew before every optimiser step, as
-            the published code does.
-        fuse: Take saliency from the update's first forward pass where that gives the same (no dropout, no checkpointed
-            or sharded blocks, no control, no entropy bonus, refresh: rollout); otherwise it has a pass of its own.
+        alignment: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
+        box: The box whose likelihood is explained: last is the box that is graded; first is that of the published code.
+        refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
+            optimiser step, as the published code does.
+        fuse: Whether saliency is taken from the update's first forward pass where the result is the same (no dropout,
+            no checkpointed or sharded blocks, no control, no entropy bonus, refresh: rollout). Otherwise it needs a
+            forward pass of its own.
     """
 
     leaf: Leaf | int = "embeddings"
@@ -43,27 +44,28 @@ class SaliencyOptions:
 
 
 class GRAIL(SaliencyCredit):
-    r"""Weights by how much each position moves the likelihood of the model's own answer.
+    r"""Weights that grow with the effect of each position on the likelihood of the model's own answer.
 
     .. math:: \phi = -\sum_{t \in box} \log\pi(y_t), \quad s_t = \lVert \partial\phi/\partial a \odot a \rVert_2, \quad
               w_t = \mathrm{clamp}(\mu + \sigma\,\mathrm{zscore}(\log(s_t + 10^{-8})),\ w_{min}, w_{max})
 
-    Only rollouts inside the gate with a complete box and a non-zero advantage cost anything. Differs from the published
-    code in its exact spans, in taking the last box, and in computing the weights once a batch (see docs/methods.md).
+    Only rollouts inside the gate that have a complete box and a non-zero advantage need computation. The method differs
+    from the published code in its exact spans, in the choice of the last box, and in computing the weights once a batch
+    (see docs/methods.md).
 
     Args:
         gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0), positive or all.
         mean: Weight of a token of average log-saliency.
-        std: How far the weights spread.
+        std: Standard deviation of the weights before they are clamped.
         w_min: Lower clamp.
         w_max: Upper clamp, and the weight of the answer's content.
         answer_overwrite: Whether answer tokens get fixed weights: always (also outside the gate, as published), gated,
             or never.
-        normalise: none, or mean_one to keep the total step size of each rollout.
+        normalise: none; or mean_one, which keeps the total step size of each rollout.
         saliency: Where and when saliency is measured.
 
     Raises:
-        ValueError: For clamps that contain nothing, a negative `std` or an unknown name.
+        ValueError: For clamps that contain no value, a negative `std` or an unknown name.
 
     Source: arXiv 2606.04889 and its published trainer.
     """
@@ -96,7 +98,7 @@ class GRAIL(SaliencyCredit):
         self.refresh, self.fuse_saliency = saliency.refresh, saliency.fuse
 
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
-        """The answer's likelihood, in the rows inside the gate."""
+        """The likelihood of the answer, in the rows inside the gate."""
         answer = self._answer(policy, batch)
         rows = self.in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
         leaf, alignment = self.saliency.leaf, self.saliency.alignment
@@ -133,12 +135,12 @@ class GRAIL(SaliencyCredit):
                 return torch.ones_like(advantages, dtype=torch.bool)
 
     def map(self, scores: Tensor, mask: Tensor, eligible: Tensor) -> Tensor:
-        """Scores ``[B, T]`` to weights ``[B, T]``; 1 on rows that are not eligible."""
+        """Maps scores ``[B, T]`` to weights ``[B, T]``; the weight is 1 on rows that are not eligible."""
         weights = grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
         return torch.where(eligible[:, None], weights, mask.to(weights.dtype))
 
     def write_answer(self, values: Tensor, answer: AnswerMasks, mask: Tensor, gated: Tensor) -> Tensor:
-        """The answer's own tokens get `w_max` (content) and `mean` (marker, brace and what follows)."""
+        """Set the weights of the answer's tokens: `w_max` on the content, `mean` on marker, brace and what follows."""
         if self.overwrite == "never":
             return values
         written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)

@@ -1,4 +1,4 @@
-"""LESS: low-entropy segments that right and wrong rollouts share (arXiv 2512.00908).
+"""LESS: low-entropy segments that occur in several rollouts of a group (arXiv 2512.00908).
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -15,17 +15,17 @@ from grail_lightning.policy import Policy
 
 
 class LESS(TokenCredit):
-    r"""Weights by whether a stretch of low entropy occurs in right rollouts, in wrong ones, or in both.
+    r"""Weights by whether a segment of low entropy occurs in correct rollouts, in wrong ones, or in both.
 
     .. math:: w_t = 1 \text{ (high entropy)},\quad 1/n \text{ (low)},\quad
               \max(w_t, k/n) \text{ (in } k \text{ of } n \text{ rollouts of one kind)},\quad 0 \text{ (in both kinds)}
 
-    See `grail_lightning.functional.segments.segment_weights`. Groups without an advantage cost no forward pass and
+    See `grail_lightning.functional.segments.segment_weights`. Groups without an advantage need no forward pass and
     have weight 1.
 
     Args:
-        share: Of each rollout's tokens, those of low entropy.
-        min_length: Least tokens of a segment.
+        share: The share of each rollout's tokens that counts as low entropy.
+        min_length: Least number of tokens of a segment.
 
     Raises:
         ValueError: If `share` is not in [0, 1] or `min_length` is not positive.

@@ -16,11 +16,11 @@ from grail_lightning.runtime.collectives import all_gather_rows
 
 
 class HighEntropy(TokenCredit):
-    r"""Only the tokens of highest entropy are trained on (the 80/20 rule).
+    r"""Trains only on the tokens of highest entropy (the 80/20 rule).
 
     .. math:: w_t = [H_t \ge q_{1-\rho}(H)],\quad q \text{ over all tokens of the batch on all ranks}
 
-    The threshold counts every rollout, also those without an advantage. What is dropped stays in the loss's
+    The threshold includes every rollout, also those without an advantage. Tokens of weight 0 still count in the loss's
     denominator.
 
     Args:
@@ -38,7 +38,7 @@ class HighEntropy(TokenCredit):
         self.share = share
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weight 1 on the tokens of highest entropy of the batch, else 0."""
+        """Weight 1 on the tokens of highest entropy of the batch, and 0 on the others."""
         mask = batch.response_mask
         found = entropies(policy, batch, context, torch.arange(len(batch)))
         threshold = quantile_of_all(all_gather_rows(found[mask]), 1 - self.share)
@@ -52,10 +52,10 @@ class AdvantageReweighting(TokenCredit):
 
     .. math:: w_t = \alpha\, \pi_{old}(y_t \mid x, y_{<t}) + (1 - \alpha)
 
-    Rows without an advantage cost no forward pass and have weight 1.
+    Rows without an advantage have weight 1 and need no forward pass.
 
     Args:
-        alpha: How much the probability counts.
+        alpha: The influence of the probability on the weight.
 
     Raises:
         ValueError: If `alpha` is not in [0, 1].
@@ -79,5 +79,5 @@ class AdvantageReweighting(TokenCredit):
 
 
 def _none(batch: RolloutBatch) -> torch.Tensor:
-    """``[B]`` bool, all False: no row needs a fallback."""
+    """``[B]`` bool, all False: no row falls back."""
     return torch.zeros(len(batch), dtype=torch.bool, device=batch.response_mask.device)

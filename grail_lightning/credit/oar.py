@@ -1,4 +1,4 @@
-"""OAR: outcome-grounded advantage reshaping (arXiv 2601.07408), by one gradient.
+"""OAR: outcome-grounded advantage reshaping (arXiv 2601.07408), approximated by one gradient.
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width, ``V`` vocabulary.
 """
@@ -25,15 +25,15 @@ Scope = Literal["reasoning", "response"]
 
 @dataclass(frozen=True, kw_only=True)
 class BilevelOptions:
-    """From scores to weights; see `grail_lightning.functional.bilevel_map`.
+    """Options of the map from scores to weights; see `grail_lightning.functional.bilevel_map`.
 
     Attributes:
         quantile: Scores below this quantile are damped, the others boosted.
-        boost: Weight of the highest score is 1 + boost, before rescaling.
+        boost: The highest score has weight 1 + boost, before rescaling.
         floor: Least weight, before rescaling.
         interpolate: Whether the quantile interpolates; false takes sorted[floor(quantile * length)].
         preserve_mass: Whether each row's weights are rescaled to sum to its number of weighted tokens.
-        eps: Guards the divisions.
+        eps: A small number that keeps the divisions finite.
     """
 
     quantile: float = 0.4
@@ -45,24 +45,25 @@ class BilevelOptions:
 
 
 class OARGradient(TokenCredit):
-    r"""Weights by how much each position moves the answer's distribution, to first order (OAR-G).
+    r"""Weights that grow with the effect of each position on the answer's distribution, to first order (OAR-G).
 
     .. math:: J = KL(p_0 \,\Vert\, p_{e+\epsilon}), \quad \epsilon \sim N(0, \sigma^2), \quad
               I_j = \left|\sum_d \frac{\partial J}{\partial e_{jd}} e_{jd}\right|, \quad w = \text{bilevel}(I)
 
-    Without the noise the gradient of the KL vanishes. The defaults are the OAR code's. The re-implementation in the
+    Without noise the gradient of the KL is zero. The defaults are those of the OAR code. The re-implementation in the
     GRAIL repository is ``scope: response, alignment: predictor, product: noisy`` with ``interpolate: false`` and
     ``eps: 1e-12`` in `bilevel`. There is no gate by sign; rows without a box or an advantage have weight 1.
 
     Args:
-        distribution: Of the answer: answer_mean is the softmax of the mean logits that predict its tokens, last the
-            softmax at its last token, answer_joint stands for the drop of its mean log-likelihood.
-        scope: Which tokens are perturbed and weighed: reasoning (before the answer), or the whole response.
-        alignment: token reads each token's own position, predictor the one before it.
+        distribution: The distribution of the answer: answer_mean is the softmax of the mean logits that predict its
+            tokens, last is the softmax at its last token, and answer_joint uses the decrease of its mean log-likelihood
+            instead.
+        scope: The tokens that are perturbed and weighted: reasoning (before the answer), or the whole response.
+        alignment: The position that is read for a token: token is its own, predictor the one before it.
         product: Whether the gradient is multiplied with the clean or the noisy embedding.
         noise: Standard deviation σ of the noise on the embeddings.
         at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
-        bilevel: From scores to weights.
+        bilevel: Options of the map from scores to weights.
 
     Raises:
         ValueError: For noise that is not positive or an unknown name.
@@ -103,18 +104,18 @@ class OARGradient(TokenCredit):
         return bilevel_weights(scores, scores, scope, eligible, batch, self.bilevel)
 
     def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
-        # What follows the last position that is read has no part in the scores: the answer's last token, and where that
-        # token's own position is read, the token that reads it, too.
+        # Later tokens have no score: the last one is the answer's last token. If the distribution is read there and
+        # tokens read the position before them, the token after it has a score, too.
         beyond = self.distribution == "last" and self.alignment == "predictor"
         ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.response_lengths)
         short = cut_responses(batch, ends)
         scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
         for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
-            piece = short.select(part)
-            noise = self.draw_noise(policy, piece, context)
+            micro_batch = short.select(part)
+            noise = self.draw_noise(policy, micro_batch, context)
             found = gradient_scores(
                 policy,
-                piece,
+                micro_batch,
                 noise,
                 distribution=self.distribution,
                 alignment=self.alignment,
@@ -126,7 +127,7 @@ class OARGradient(TokenCredit):
         return scores
 
     def draw_noise(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
-        """``[B, P+T, D]``, zero outside the positions of the scoped tokens; keyed by row, whatever the padding."""
+        """``[B, P+T, D]``, zero outside the positions of the scoped tokens; keyed by row and independent of padding."""
         width = policy.model.get_input_embeddings().weight.shape[1]
         noise = torch.zeros(*batch.input_ids.shape, width, dtype=policy.model.dtype)
         scope = scoped_tokens(batch, batch.answer, self.scope).cpu()
@@ -151,13 +152,13 @@ def gradient_scores(
     """OAR-G's scores under given noise: ``|Σ_d g_d·e_d|`` at each response token.
 
     Args:
-        policy: Answers for the distributions.
-        batch: ``B`` rows, each with an answer.
+        policy: The policy that gives the distributions.
+        batch: The rollouts, ``B`` rows, each with an answer.
         noise: ``[B, P+T, D]``, added to the embeddings.
-        distribution: Of the answer.
-        alignment: Which position a token reads.
-        product: Whether the embedding in the product carries the noise.
-        temperature: Divides the logits.
+        distribution: The distribution of the answer (`OARGradient`).
+        alignment: The position that is read for a token.
+        product: Whether the gradient is multiplied with the clean or the noisy embedding.
+        temperature: The number by which the logits are divided.
 
     Returns:
         ``[B, T]``, zero outside the response mask.
@@ -189,12 +190,12 @@ def bilevel_weights(
     """The bi-level map on the scoped tokens of eligible rows, weight 1 on all other response tokens.
 
     Args:
-        scores: ``[B, T]``, to be reported.
-        mapped_scores: ``[B, T]``, what the map takes: not negative.
-        scope: ``[B, T]`` bool, the tokens that are weighed.
-        eligible: ``[B]`` bool, the rows that were run.
-        batch: Their rollouts, with answer masks.
-        options: Of the map.
+        scores: ``[B, T]``, the scores to report.
+        mapped_scores: ``[B, T]``, the scores to map, not negative.
+        scope: ``[B, T]`` bool, the tokens that are weighted.
+        eligible: ``[B]`` bool, the rows that were scored.
+        batch: The rollouts, with answer masks.
+        options: The options of the map.
     """
     mapped = bilevel_map(mapped_scores, scope, **asdict(options))
     return TokenWeights(
@@ -216,16 +217,16 @@ def scoped_tokens(batch: RolloutBatch, answer: AnswerMasks, scope: Scope) -> Ten
 def answer_log_distribution(
     policy: Policy, batch: RolloutBatch, states: Tensor, distribution: AnswerDistribution, temperature: float
 ) -> Tensor:
-    """What the policy says of the answer: log-probabilities ``[B, V]``, or one log-likelihood a row ``[B]``.
+    """Log-probabilities ``[B, V]`` of the answer's distribution, or one log-likelihood of the answer a row ``[B]``.
 
-    Logits exist for `Loading.chunk_tokens` positions at a time, beside the result.
+    Besides the result, logits exist for `Loading.chunk_tokens` positions at one time.
 
     Args:
-        policy: Answers for the logits.
-        batch: ``B`` rows, each with an answer.
-        states: ``[B, W, D]``, the decoder's output at the last ``W`` columns, from before the answer on.
+        policy: The policy that gives the logits.
+        batch: The rollouts, ``B`` rows, each with an answer.
+        states: ``[B, W, D]``, the decoder's output at the last ``W`` columns, which include the answer's predictors.
         distribution: answer_mean or last; answer_joint gives the mean log-likelihood of the answer's tokens.
-        temperature: Divides the logits.
+        temperature: The number by which the logits are divided.
     """
     length = batch.response_mask.shape[1]
     if distribution == "last":

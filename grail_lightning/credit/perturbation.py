@@ -1,4 +1,4 @@
-"""OAR by perturbation (arXiv 2601.07408): what happens to the answer when one token is missing.
+"""OAR by perturbation (arXiv 2601.07408): the change of the answer's distribution when one token is replaced.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``V`` vocabulary.
 """
@@ -25,28 +25,28 @@ from grail_lightning.policy.continuation import Trunk
 
 
 class OARPerturbation(TokenCredit):
-    r"""Weights by how much the answer's distribution moves when a token is replaced by the pad token (OAR-P).
+    r"""Weights that grow with the change of the answer's distribution when a token becomes the pad token (OAR-P).
 
     .. math:: I_j = KL(p_0 \,\Vert\, p_j), \quad w = \text{bilevel}(I) \text{ on the reasoning},\ 1 \text{ elsewhere}
 
-    One forward pass for each reasoning token (those before the answer), of rows with a box and an advantage alone: the
-    costly original that OAR-G approximates. What stands before the token is run once for all of them. Perturbed
-    sequences are batched within the token budget, so that memory does not grow with the response. There is no gate by
-    sign; rows without a box or an advantage have weight 1.
+    This is the costly original that OAR-G approximates. It needs one forward pass for each reasoning token (those
+    before the answer), in rows with a box and an advantage. The tokens before the replaced one are run once for all of
+    these passes. Perturbed sequences are batched within the token budget, so that memory does not grow with the
+    response. There is no gate by sign; rows without a box or an advantage have weight 1.
 
     Args:
-        distribution: Of the answer: answer_mean is the softmax of the mean logits that predict its tokens, last the
-            softmax at the last token before it, answer_joint stands for the drop of its mean log-likelihood (a drop
-            below zero counts as zero in the weights).
+        distribution: The distribution of the answer: answer_mean is the softmax of the mean logits that predict its
+            tokens, last is the softmax at the last token before it, and answer_joint uses the decrease of its mean
+            log-likelihood instead (a negative decrease counts as zero in the weights).
         at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
-        share_prefix: Whether the keys and values of what stands before the token are kept from the clean pass. Models
-            with recurrent states do without. False runs every sequence whole, as published.
-        bilevel: From scores to weights.
+        share_prefix: Whether keys and values of the tokens before the replaced one are reused from the unperturbed
+            pass. Models with recurrent states cannot reuse them. False runs every sequence whole, as published.
+        bilevel: Options of the map from scores to weights.
 
     Raises:
         ValueError: For an unknown distribution.
 
-    Source: arXiv 2601.07408; its helpers for answer_mean and answer_joint are those of OAR-G's published scorer.
+    Source: arXiv 2601.07408; the functions for answer_mean and answer_joint are those of OAR-G's published scorer.
     """
 
     def __init__(
@@ -93,13 +93,14 @@ def perturbation_scores(
     r"""OAR-P's scores: :math:`KL(p_0 \Vert p_j)` with token ``j`` replaced by the pad token.
 
     Args:
-        policy: Answers for the distributions.
-        batch: ``B`` rows with located answers.
+        policy: The policy that gives the distributions.
+        batch: The rollouts, ``B`` rows with located answers.
         rows: ``[n]`` long, the rows to compute.
-        token_budget: Most padded tokens of a forward pass, what is shared included.
-        distribution: Of the answer; for answer_joint the score is the signed drop of its mean log-likelihood.
-        temperature: Divides the logits.
-        share_prefix: Whether what stands before a token is run once (where the model can).
+        token_budget: Most padded tokens of a forward pass, reused ones included.
+        distribution: The distribution of the answer; for answer_joint the score is the signed decrease of its mean
+            log-likelihood.
+        temperature: The number by which the logits are divided.
+        share_prefix: Whether the tokens before a replaced one are run once (if the model supports it).
 
     Returns:
         ``[B, T]``, zero outside the reasoning and on all other rows.
@@ -107,24 +108,24 @@ def perturbation_scores(
     scope = scoped_tokens(batch, batch.answer, "reasoning")
     target = _final(scope) if distribution == "last" else batch.answer.whole
     ends = last_marked(target)
-    # What is behind the tokens whose prediction is read cannot change it.
+    # Tokens after the last one whose prediction is read cannot change that prediction.
     short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
     costs = torch.stack([batch.prompt_lengths, ends], 1)
     scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
     rows = rows.to(scope.device)
     share_prefix = share_prefix and policy.supports_kv_continuation
     with explaining(policy):
-        policy.eval()  # Blocks that `explaining` leaves checkpointed refuse a cache.
+        policy.eval()  # `explaining` leaves checkpointed blocks in training mode, in which they refuse a cache.
         for part in micro_batches(costs, token_budget, rows[scope[rows].any(1)]):
-            piece = short.select(part)
+            clean = short.select(part)
             part = part.to(scope.device)
-            trunk = Trunk(policy, piece.input_ids, piece.attention_mask) if share_prefix else None
-            states = policy.hidden(piece.attention_mask, input_ids=piece.input_ids) if trunk is None else trunk.states
-            reference = answer_log_distribution(policy, piece, states, distribution, temperature)
+            trunk = Trunk(policy, clean.input_ids, clean.attention_mask) if share_prefix else None
+            states = policy.hidden(clean.attention_mask, input_ids=clean.input_ids) if trunk is None else trunk.states
+            reference = answer_log_distribution(policy, clean, states, distribution, temperature)
             scores = scores.to(reference.dtype)
             for k, t in _branches(scope[part], costs[part], token_budget, share_prefix):
-                perturbed = _perturbed(policy, piece.select(k), t)
-                states = _states(policy, piece, perturbed, trunk, k, int(t.min()))
+                perturbed = _perturbed(policy, clean.select(k), t)
+                states = _states(policy, clean, perturbed, trunk, k, int(t.min()))
                 moved = answer_log_distribution(policy, perturbed, states, distribution, temperature)
                 drop = reference[k] - moved
                 scores[part[k], t] = drop if distribution == "answer_joint" else (reference[k].exp() * drop).sum(1)
@@ -132,7 +133,7 @@ def perturbation_scores(
 
 
 def _branches(scope: Tensor, costs: Tensor, token_budget: int, in_order: bool) -> list[tuple[Tensor, Tensor]]:
-    """The scoped tokens cut into passes: the rows and columns ``[n]`` of each; in order, columns are neighbours."""
+    """The scoped tokens cut into passes: the rows and columns ``[n]`` of each. If `in_order`, columns are adjacent."""
     row, column = scope.nonzero(as_tuple=True)
     if in_order:
         order = column.argsort(stable=True)
@@ -143,12 +144,12 @@ def _branches(scope: Tensor, costs: Tensor, token_budget: int, in_order: bool) -
 
 
 def _states(
-    policy: Policy, piece: RolloutBatch, perturbed: RolloutBatch, trunk: Trunk | None, rows: Tensor, first: int
+    policy: Policy, batch: RolloutBatch, perturbed: RolloutBatch, trunk: Trunk | None, rows: Tensor, first: int
 ) -> Tensor:
-    """``[n, w, D]``: the decoder's output from response column `first` on at least, where the sequences differ."""
+    """``[n, w, D]``: the decoder's output at the last columns, from response column `first` or an earlier one on."""
     if trunk is None:
         return policy.hidden(perturbed.attention_mask, input_ids=perturbed.input_ids)
-    trimmed = piece.prompt_width - perturbed.prompt_width
+    trimmed = batch.prompt_width - perturbed.prompt_width
     begun = perturbed.prompt_width + first
     kept = slice(trimmed, trimmed + begun)
     return trunk.branch(rows, kept, perturbed.input_ids[:, begun:], perturbed.attention_mask)
@@ -162,6 +163,6 @@ def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBa
 
 
 def _final(mask: Tensor) -> Tensor:
-    """``[B, T]`` bool: the last True column of each row alone."""
+    """``[B, T]`` bool: only the last True column of each row."""
     columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return mask & (columns == last_marked(mask)[:, None])

@@ -1,4 +1,4 @@
-"""Input-gradient saliency: how much each position moves the log-likelihood of some of the response's tokens.
+"""Input-gradient saliency: the effect of each position on the log-likelihood of some of the response's tokens.
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``R × N`` places for tokens, ``M`` predictions,
 ``D`` width.
@@ -29,13 +29,13 @@ Leaf = Literal["embeddings", "first", "middle", "last"]
 
 @dataclass(frozen=True, kw_only=True)
 class SaliencyTarget:
-    """Which saliency a method asks for.
+    """The saliency that a method needs.
 
     Attributes:
         objective: ``[B, T]`` bool, the tokens whose likelihood is explained.
-        rows: ``[B]`` bool, the rows that are wanted.
+        rows: ``[B]`` bool, the rows that need scores.
         leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
-        alignment: predictor reads for token t the position t − 1, which predicts it; token reads t itself.
+        alignment: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
     """
 
     objective: Tensor
@@ -47,12 +47,12 @@ class SaliencyTarget:
 class SaliencyCredit(TokenCredit):
     """A method whose weights of a row are a function of the saliency in that row.
 
-    A subclass says which saliency it needs (`target`) and maps scores to weights (`weights_from`). Whether the scores
-    come from a pass of their own or from the update's first forward pass is decided elsewhere: `__call__` is fixed.
+    A subclass defines the saliency that it needs (`target`) and the map from scores to weights (`weights_from`). The
+    training step decides whether the scores need a forward pass of their own, so a subclass must not define `__call__`.
     """
 
     fuse_saliency: bool = True
-    """Whether the update's first forward pass may give the scores."""
+    """Whether the scores may be taken from the update's first forward pass."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -64,21 +64,21 @@ class SaliencyCredit(TokenCredit):
 
     @abstractmethod
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
-        """The saliency that the weights of `batch` are made of."""
+        """The saliency from which the weights of `batch` are computed."""
 
     @abstractmethod
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of some rows from their saliency ``[B, T]``, which is zero on rows that `target` leaves out.
 
-        There is no additive stage, and a row's weights depend on that row alone.
+        The weights have no additive stage, and a row's weights depend on that row alone.
         """
 
     def as_saliency_credit(self) -> SaliencyCredit | None:
-        """Itself, unless its scores have to come from a pass of their own."""
+        """The method itself; None if its scores need a forward pass of their own."""
         return self if self.fuse_saliency and self.refresh == "rollout" else None
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch, from saliency in a pass of its own."""
+        """Weights of a batch, from saliency in a forward pass of its own."""
         scores = saliency_of_rows(
             policy,
             batch,
@@ -103,23 +103,26 @@ def input_saliency(
     .. math:: \phi = -\sum_{t \in mask} \log\pi(y_t \mid x, y_{<t}), \qquad
               s_t = \lVert \partial\phi/\partial a \odot a \rVert_2
 
-    The head runs on the masked positions alone; parameters take no gradient, and below a block leaf no graph is kept.
-    Gradients, training mode, hooks and the random state are left as they were, also when this raises.
+    The head runs on the masked positions alone. Parameters receive no gradient, and for a block leaf no graph is kept
+    below that block. Gradients, training mode, hooks and the random state are unchanged afterwards, also if this
+    raises.
 
     Args:
-        policy: Answers for the log-probabilities.
-        batch: ``B`` rows; columns after the last masked token cannot change the result: cut them off before.
+        policy: The policy whose log-probabilities are explained.
+        batch: The rollouts, ``B`` rows. Columns after the last masked token cannot change the result; remove them
+            first to save time.
         objective_mask: ``[B, T]`` bool, the tokens whose likelihood is explained.
         leaf: "embeddings", or the output of a block: "first" (block 1), "middle" (n // 2), "last" (n − 1, the
             penultimate), or its number from 1 to n.
-        alignment: "predictor" reads for token ``t`` the position ``t − 1``, which predicts it; "token" reads ``t``.
-        temperature: Divides the logits.
+        alignment: The position that is read for token ``t``: "predictor" is ``t − 1``, which predicts it; "token" is
+            ``t``.
+        temperature: The number by which the logits are divided.
 
     Returns:
         ``[B, T]`` float32 (float64 for a float64 policy), zero outside the response mask.
 
     Raises:
-        ValueError: For an unknown leaf or alignment, or a mask that reaches outside the response.
+        ValueError: For an unknown leaf or alignment, or a mask that contains tokens outside the response.
 
     Source: GRAIL, arXiv 2606.04889, published trainer.
     """
@@ -142,19 +145,19 @@ def forward_with_saliency(
     frozen: bool = False,
     in_place: bool = False,
 ) -> tuple[TokenStats, Callable[[], Tensor]]:
-    """`Policy.forward` with entropy, and `input_saliency` on top of the same forward pass.
+    """`Policy.forward` with entropy, and `input_saliency` from the same forward pass.
 
     Args:
-        policy: In the mode that it is in, if not `frozen`.
-        layout: Of the rows. Where they share tokens, `share_responses` is off.
-        target: Its objective ``[b, T]`` and where saliency is read; all rows are wanted.
-        temperature: Divides the logits.
-        frozen: Log-probabilities without gradient, in evaluation mode.
-        in_place: As for `Policy.head_gradient`.
+        policy: The policy. Unless `frozen`, its mode is kept.
+        layout: The layout of the rows. If rows have common tokens, it must be made without `share_responses`.
+        target: The target, with objective ``[b, T]``. Its `rows` are ignored: every row gets scores.
+        temperature: The number by which the logits are divided.
+        frozen: Whether the log-probabilities are computed without gradient, in evaluation mode.
+        in_place: See `Policy.head_gradient`.
 
     Returns:
-        Log-probabilities and entropy ``[b, T]``; and a function that gives the saliency ``[b, T]``, once. It leaves the
-        graph of the log-probabilities to the caller's backward pass.
+        Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
+        once. It keeps the graph of the log-probabilities for the caller's backward pass.
     """
     with explaining(policy) if frozen else nullcontext(), torch.enable_grad():
         states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=frozen)
@@ -172,14 +175,14 @@ def forward_with_saliency(
 def saliency_of_rows(
     policy: Policy, batch: RolloutBatch, target: SaliencyTarget, *, token_budget: int, temperature: float = 1.0
 ) -> Tensor:
-    """`input_saliency` of some rows, each cut off after its last masked token, in micro-batches.
+    """`input_saliency` of some rows in micro-batches; each row ends with its last masked token.
 
     Args:
-        policy: As for `input_saliency`.
-        batch: ``B`` rows.
-        target: Which rows and tokens, and where it is read.
+        policy: The policy whose log-probabilities are explained.
+        batch: The rollouts, ``B`` rows.
+        target: The rows and tokens, and the position at which saliency is read.
         token_budget: Most tokens of a micro-batch.
-        temperature: As for `input_saliency`.
+        temperature: The number by which the logits are divided.
 
     Returns:
         ``[B, T]``, zero on all other rows and after the last masked token.
@@ -190,9 +193,9 @@ def saliency_of_rows(
     wanted = target.rows.nonzero().flatten()
     with explaining(policy):
         for micro in cut_rows(policy, short, wanted, token_budget, share_responses=False):
-            piece = short.select(micro.rows)
-            part, columns = micro.rows.to(scores.device), piece.response_mask.shape[1]
-            layout = policy.layout(piece, micro.starts, share_responses=False)
+            cut_batch = short.select(micro.rows)
+            part, columns = micro.rows.to(scores.device), cut_batch.response_mask.shape[1]
+            layout = policy.layout(cut_batch, micro.starts, share_responses=False)
             with torch.enable_grad():
                 states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
                 masked = objective[part, :columns]
@@ -203,7 +206,7 @@ def saliency_of_rows(
 
 
 def block_number(leaf: Leaf | int, num_blocks: int) -> int:
-    """Which block's output a leaf is, counted from 1; 0 is the embeddings.
+    """The number of the block whose output is the leaf, counted from 1; 0 stands for the embeddings.
 
     Raises:
         ValueError: For an unknown name or a number outside the stack.
@@ -220,13 +223,13 @@ def block_number(leaf: Leaf | int, num_blocks: int) -> int:
 def _forward_from_leaf(
     policy: Policy, layout: TokenLayout, leaf: Leaf | int, *, cut_off: bool
 ) -> tuple[Tensor, Tensor]:
-    """The decoder's output ``[R, N, D]``, and the leaf ``[R, N, D]``; cut off, the graph starts at the leaf."""
+    """The decoder's output ``[R, N, D]`` and the leaf ``[R, N, D]``. If `cut_off`, the graph starts at the leaf."""
     number = block_number(leaf, len(policy.blocks))
     caught: list[Tensor] = []
 
     def catch(tensor: Tensor) -> Tensor:
         caught.append(tensor.detach() if cut_off else tensor)
-        # A graph that begins further up (frozen weights below, as with adapters) has to begin here.
+        # With frozen weights below (adapters, for example) the tensor may need no gradient. The graph then starts here.
         return caught[0] if caught[0].requires_grad else caught[0].requires_grad_(True)
 
     def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
@@ -253,7 +256,7 @@ def _explain(
     temperature: float,
     keep: bool = False,
 ) -> Tensor:
-    """``[b, T]``: gradient times activation at each response token; `keep` the graph for another backward pass."""
+    """``[b, T]``: gradient times activation at each response token. `keep` retains the graph for a backward pass."""
     explained = layout.from_rows(objective_mask)
     answer = token_logprobs(
         states.flatten(0, 1)[layout.predictors[explained]],
@@ -270,23 +273,23 @@ def _explain(
 
 @contextmanager
 def explaining(policy: Policy) -> Iterator[None]:
-    """Evaluation mode (checkpointed blocks stay checkpointed) and frozen parameters; afterwards all is as before."""
+    """Evaluation mode and frozen parameters inside the context; blocks that use checkpointing still do so."""
     checkpointed = [m for m in policy.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
     trainable = [p for p in policy.parameters() if p.requires_grad]
     with preserved(policy.device), policy.evaluating(), requiring_grad(trainable, False):
         for module in checkpointed:
-            # Transformers recomputes a block only in training mode; its children, and so its dropout, stay in eval.
+            # Transformers recomputes a block only in training mode. Its children, dropout included, stay in evaluation.
             module.training = True
         yield
 
 
 def last_marked(mask: Tensor) -> Tensor:
-    """``[B]`` long: one more than the last True column of each row of ``[B, T]``; 0 for an empty row."""
+    """``[B]`` long: the last True column of each row of ``[B, T]``, counted from 1; 0 for a row without one."""
     return (torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask).amax(1)
 
 
 def cut_responses(batch: RolloutBatch, ends: Tensor) -> RolloutBatch:
-    """The batch with each response ending before column `ends` ``[B]``; the columns stay."""
+    """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
     kept = lengths_to_mask(ends, batch.response_mask.shape[1]) & batch.response_mask
     attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], kept], 1)
     return batch.replace(response_mask=kept, attention_mask=attention)

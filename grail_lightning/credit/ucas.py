@@ -21,24 +21,24 @@ LARGEST_EXPONENT = 20.0
 
 
 class UCAS(TokenCredit):
-    r"""Rollouts that the policy was sure of earn less and are punished more; tokens that it is sure of, too.
+    r"""Advantages that fall with the policy's certainty about a rollout and about each of its tokens.
 
-    With ``C`` the rollout's summed self-certainty, z-scored in its group, and ``u`` the sampled tokens' logits, min-max
+    ``C`` is the rollout's summed self-certainty, z-scored in its group; ``u`` are the sampled tokens' logits, min-max
     scaled over the batch of all ranks:
 
     .. math::
         A' = A e^{-0.25\,C} \text{ if } A > 0 \text{ else } A e^{0.35\,C}, \qquad
         A_t = A' - 0.05\,u_t, \text{ at least } 0 \text{ where } A' > 0
 
-    The second stage is additive: a rollout without an advantage has a gradient, too, and every rollout costs a forward
-    pass. Exponents are held within ±20, which only unstandardised certainties can reach.
+    The second stage is additive, so rollouts without an advantage have a gradient, too, and every rollout needs a
+    forward pass. Exponents are clipped to ±20, which only unstandardised certainties can reach.
 
     Args:
-        reward_scale: 0.25, how much certainty takes from a positive advantage.
-        penalty_scale: 0.35, how much certainty adds to a negative one.
-        token_penalty: 0.05, what the token of the highest logit loses.
-        standardise: Whether ``C`` is divided by the group's std. The published code only centres where rewards are not
-            scaled (`objective.scale_rewards: none`); its sums then differ by tens of nats.
+        reward_scale: 0.25 in the equation, the decrease of a positive advantage with certainty.
+        penalty_scale: 0.35 in the equation, the growth of a negative advantage with certainty.
+        token_penalty: 0.05 in the equation, the amount subtracted at the token of the highest logit.
+        standardise: Whether ``C`` is divided by the group's standard deviation. The published code only centres it if
+            rewards are not scaled (`objective.scale_rewards: none`); its sums then differ by tens of nats.
 
     Raises:
         ValueError: If a scale is negative.
@@ -70,7 +70,7 @@ class UCAS(TokenCredit):
         values = (factor[:, None] * mask).to(certainty.dtype)
         shaped = advantages[:, None] * values
         lowered = shaped - self.token_penalty * _min_max(logit, mask)
-        # Of a finished sum, so that shaped + additive is exactly 0 at the floor.
+        # The finished sum is clamped, so that shaped + additive is exactly 0 at the floor.
         additive = torch.where(shaped > 0, lowered.clamp(min=0), lowered) - shaped
         none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
         return TokenWeights(
@@ -99,7 +99,7 @@ class UCAS(TokenCredit):
 
 
 def _min_max(values: Tensor, mask: Tensor) -> Tensor:
-    """``[B, T]`` scaled to [0, 1] over the masked values of all ranks; 0 where all are equal."""
+    """``[B, T]`` scaled to [0, 1] over the masked values of all ranks; 0 if all are equal."""
     low = values.masked_fill(~mask, torch.inf).amin()
     high = values.masked_fill(~mask, -torch.inf).amax()
     highest, lowest = all_reduce(torch.stack([high, -low]), "max") * torch.tensor([1, -1], device=values.device)

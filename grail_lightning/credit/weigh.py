@@ -1,4 +1,4 @@
-"""Asking a credit method or a control for token weights, and checking what it returns: it may be anybody's.
+"""Calls of credit methods and controls, with a check of what they return, since users can write their own.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -18,7 +18,7 @@ from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
 
 
 def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-    """The weights of a method, checked by `check_weights`: it may be anybody's."""
+    """The weights of a method, checked by `check_weights`."""
     weights = credit(policy, batch, context)
     check_weights(credit, weights, batch)
     return weights
@@ -27,16 +27,16 @@ def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: Cre
 def weigh_part(
     credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, part: int = 0
 ) -> TokenWeights:
-    """The weights of a method inside another one, where it keeps its own `refresh`.
+    """The weights of a method inside a composed one, computed as often as its own `refresh` says.
 
     Args:
         credit: The inner method.
-        policy: As for `TokenCredit`.
-        batch: Likewise.
-        context: Of the outer method.
-        part: The place of these weights in the `TokenWeights.parts` that the outer method gives.
+        policy: See `TokenCredit`.
+        batch: See `TokenCredit`.
+        context: The outer method's context.
+        part: The index of these weights in the `TokenWeights.parts` that the outer method returns.
     """
-    # An outer method of somebody else's may keep no parts.
+    # A user's outer method may return no parts.
     parts = () if context.earlier is None else context.earlier.parts
     earlier = parts[part] if part < len(parts) else None
     if earlier is not None and credit.refresh == "rollout":
@@ -47,24 +47,24 @@ def weigh_part(
 def controlled(
     control: CreditControl, weights: TokenWeights, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
-    """What a control makes of token weights, checked by `check_weights`; parts stay those of the method."""
+    """The token weights that a control returns, checked by `check_weights`; `parts` stay those of the method."""
     changed = control(weights, batch, context)
     check_weights(control, changed, batch)
     return replace(changed, parts=weights.parts)
 
 
 def check_weights(giver: TokenCredit | CreditControl, weights: Any, batch: RolloutBatch) -> None:
-    """Whether these are token weights for `batch`; waits for the device once.
+    """Check that these are token weights for `batch`; synchronises with the device once.
 
     Args:
         giver: The method or control that returned them, for the message.
-        weights: What it returned.
-        batch: ``B`` rows of ``T`` response tokens.
+        weights: The value that it returned.
+        batch: The rollouts, ``B`` rows of ``T`` response tokens.
 
     Raises:
-        ValueError: If it is no `TokenWeights`; if a tensor in it is not of the right dtype, shape and device, requires
-            a gradient or holds what is not finite; if `values` are negative; if `values` or `additive` are not zero
-            outside the response mask; or if a metric is not a number.
+        ValueError: If it is no `TokenWeights`; if a tensor in it has the wrong dtype, shape or device, requires a
+            gradient or is not finite; if `values` are negative; if `values` or `additive` are not zero outside the
+            response mask; or if a metric is not a number.
     """
     name, mask = f"`{type(giver).__name__}`", batch.response_mask
     if not isinstance(weights, TokenWeights):

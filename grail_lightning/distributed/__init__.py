@@ -1,1 +1,1 @@
-"""How a policy is spread over devices and ranks: sharded weights, gradients of a step, and master weights."""
+"""Distribution of a policy over devices and ranks: sharded weights, gradients of a step, and master weights."""

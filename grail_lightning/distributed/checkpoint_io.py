@@ -1,4 +1,4 @@
-"""Checkpoints that are whole: written so that a killed run tears none, and a damaged one says so when it is read."""
+"""Checkpoint files: a killed run leaves no incomplete file, and a damaged file is reported when it is read."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 
-PART = ".part"  # Of a checkpoint that is being written, behind its name.
+PART = ".part"  # The suffix of a checkpoint that is being written.
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Lightning's own, but a local file is replaced by a whole one at once, and tensors are read to the host by name.
+    """Lightning's checkpoint files, except that a local file is replaced atomically and tensors are loaded to "cpu".
 
     Lightning collects the file in memory, writes it to the folder for temporary files and moves it. On another file
-    system that is a copy over the old checkpoint: a run that was killed meanwhile had neither.
+    system the move is a copy over the old checkpoint, so that a run killed during the copy has neither checkpoint.
 
-    Lightning gives `torch.load` a function for the host, which torch does not take for tensors that are made of others
-    (`torch._utils._rebuild_wrapper_subclass`): torchao's 8-bit state. For all others both do the same.
+    Lightning passes `torch.load` a function as `map_location`. torch does not accept one for tensor subclasses
+    (`torch._utils._rebuild_wrapper_subclass`), such as torchao's 8-bit state. For other tensors the result is equal.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
-        """Write to a name beside `path`, and give it that name when all of it is on the disk.
+        """Write to a temporary name beside `path`, and rename the file when all of it is on the disk.
 
         Raises:
-            OSError: If it cannot be written. What was there before still is.
+            OSError: If it cannot be written. An earlier checkpoint at `path` is then unchanged.
         """
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -47,8 +47,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
             part.replace(target)
         except (OSError, RuntimeError) as error:  # torch.save hides the reason in a RuntimeError.
             raise OSError(
-                f"`{target}` could not be written: {_reason(error)}. What was there before is as it was: make room, "
-                "and go on from the last checkpoint."
+                f"`{target}` could not be written: {_reason(error)}. An earlier file there is unchanged. Free "
+                "some space, and resume from the last checkpoint."
             ) from error
         finally:
             part.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The checkpoint, on the host, wherever it was saved from.
+        """The checkpoint, with its tensors on the CPU, whatever device they were saved from.
 
         Raises:
             ValueError: If the file is damaged.
@@ -73,12 +73,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def save_whole(trainer: Any, target: Path) -> None:
-    """Save a run's checkpoint; a folder of shards, too, is written beside its place. A collective.
+    """Save a run's checkpoint; a folder of shards, too, is first written under a temporary name. A collective.
 
-    A folder cannot replace another at once. Between the two steps that it takes the earlier one is ``old-last.ckpt``.
+    One folder cannot replace another atomically. Between the two renames the earlier one is ``old-last.ckpt``.
     """
     if not getattr(trainer.strategy, "_save_distributed_checkpoint", False):
-        trainer.save_checkpoint(target, weights_only=False)  # Else Lightning remarks on it each time.
+        trainer.save_checkpoint(target, weights_only=False)  # Without the argument Lightning warns each time.
         return
     part, old = target.with_name(target.name + PART), target.with_name(f"old-{target.name}")
     if trainer.is_global_zero:
@@ -95,7 +95,7 @@ def save_whole(trainer: Any, target: Path) -> None:
 
 
 def check_whole(path: str | None) -> None:
-    """Look at a local checkpoint without reading it: one whose end is missing is found before a model is loaded.
+    """Check that a local checkpoint has its end, without reading all of it, before a model is loaded.
 
     Raises:
         ValueError: If it is damaged.
@@ -104,12 +104,12 @@ def check_whole(path: str | None) -> None:
     if file.is_file():
         with file.open("rb") as opened:
             start = opened.read(2)
-        if not start or (start == b"PK" and not zipfile.is_zipfile(file)):  # Its directory stands at the end.
+        if not start or (start == b"PK" and not zipfile.is_zipfile(file)):  # The directory of a zip file is at its end.
             raise _damaged(file)
 
 
 def is_whole(file: Path) -> bool:
-    """Whether every byte of a checkpoint is as it was written; reads all of it."""
+    """Whether every byte of a checkpoint is as it was written; reads the whole file."""
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.testzip() is None
@@ -118,13 +118,13 @@ def is_whole(file: Path) -> bool:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what runs that were killed in the middle of writing have left in a folder of checkpoints."""
+    """Remove the incomplete files in a folder of checkpoints that were left by killed runs."""
     for part in folder.glob(f"*.ckpt{PART}"):
         _remove(part)
 
 
 def _remove(path: Path) -> None:
-    """A file or a folder, if it is there."""
+    """Remove a file or a folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -141,20 +141,20 @@ def _damaged(file: Path) -> ValueError:
 
 
 def _step(file: Path) -> str:
-    """Of which optimiser step a whole checkpoint is, as far as that can be told without reading its tensors."""
+    """The optimiser step of a checkpoint, in words; empty if it cannot be read without reading the tensors."""
     with contextlib.suppress(RuntimeError, KeyError, pickle.UnpicklingError):
         return f" (step {torch.load(file, map_location='meta', weights_only=True)['global_step']})"
     return ""
 
 
 def _reason(error: BaseException) -> str:
-    """The system's own word, which torch puts behind a message about its file format."""
+    """The operating system's message, which torch appends to one about its file format."""
     found = error.__context__ if isinstance(error.__context__, OSError) else error
     return found.strerror or str(found) if isinstance(found, OSError) else str(found)
 
 
 def _to_disk(folder: Path) -> None:
-    """Have a folder's names written out, where the file system takes such a request."""
+    """Flush a folder's directory entries to the disk, if the file system supports it."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:

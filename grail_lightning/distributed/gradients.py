@@ -1,4 +1,4 @@
-"""The gradients of an optimiser step: how those of its micro-batches add up, and what the optimiser moves."""
+"""The gradients of an optimiser step: their accumulation over micro-batches, and the weights that are updated."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from grail_lightning.policy import Policy
 
 
 class Gradients:
-    """The gradients of a policy under a strategy of Lightning's.
+    """The gradients of a policy under a strategy of Lightning.
 
-    Weights in half precision get float32 master weights. On one CPU the embeddings report the rows that they have read,
-    not a gradient of the whole vocabulary. (Elsewhere hooks read gradients, as with DDP and FSDP, or the order in which
-    rows are added up is open: CUDA.)
+    Weights in half precision get float32 master weights. On a single CPU the embeddings have sparse gradients, which
+    contain only the rows that were read. They are dense elsewhere: with DDP and FSDP hooks read the gradients, and on
+    CUDA the order of summation is not deterministic.
 
     Args:
-        policy: On its device.
-        strategy: The trainer's. Sharded weights (FSDP, DeepSpeed) have no masters here: shard float32 ones.
+        policy: The policy, on its device.
+        strategy: The trainer's strategy. Sharded weights (FSDP, DeepSpeed) get no master weights: shard float32 ones.
         restored: The policy's weights in a checkpoint, by name.
 
     Attributes:
-        masters: What the optimiser moves in place of weights in half precision; None without any.
+        masters: The master weights, which the optimiser updates; None if no weight is in half precision.
     """
 
     def __init__(self, policy: Policy, strategy: Any, restored: Mapping[str, Tensor] | None = None) -> None:
@@ -47,18 +47,18 @@ class Gradients:
 
     @property
     def weights(self) -> list[Tensor]:
-        """What the optimiser moves: the weights that need a gradient, or their masters."""
+        """The tensors that the optimiser updates: the weights that need a gradient, or their master weights."""
         if self.masters is not None:
             return list(self.masters.parameters)
         return [p for p in self.policy.parameters() if p.requires_grad]
 
     @property
     def in_place(self) -> bool:
-        """Whether a backward pass may add the head's gradient to what its weight has: no hook reads it."""
+        """Whether a backward pass may add the head's gradient to `weight.grad` in place, since no hook reads it."""
         return isinstance(self.strategy, SingleDeviceStrategy) and self.masters is None
 
     def make_optimizer(self, make: Callable[[Any], Any]) -> Any:
-        """The optimiser of `weights`, from parameters; master weights are rounded into the policy after its steps."""
+        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy."""
         optimizer = make(iter(self.weights))
         if self.masters is not None:
             self.masters.follow(optimizer)
@@ -66,12 +66,12 @@ class Gradients:
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
-        """The backward pass of a micro-batch, whose gradients are added to those of the others.
+        """A context for the backward pass of a micro-batch, whose gradients are added to those of the others.
 
-        Replicated weights (DDP): gradients stay on this rank, and those of a step travel once, with its last
-        micro-batch. Sharded ones (FSDP2): each micro-batch's are reduced into the shards at once, so that no rank ever
-        holds whole gradients, which is what they are sharded for; with `loading.reduce_once` they stay and travel as
-        with DDP. On one device no hook reads the gradient, so it is accumulated in place.
+        Replicated weights (DDP): gradients stay on the rank and are reduced once a step, with its last micro-batch.
+        Sharded weights (FSDP2): the gradients of each micro-batch are reduced into the shards at once, so that no rank
+        holds whole gradients; with `loading.reduce_once` they stay on the rank and are reduced as with DDP. On one
+        device no hook reads the gradient, so it is accumulated in place.
 
         Args:
             last: Whether the micro-batch is the step's last.
@@ -81,7 +81,7 @@ class Gradients:
         if isinstance(self.policy, FSDPModule):
             self.policy.set_requires_gradient_sync(last or not self.policy.loading.reduce_once)
         if getattr(embeddings, "sparse", False) and embeddings.weight.requires_grad:
-            gradient_so_far(embeddings.weight)  # Dense: optimisers and clipping take no other.
+            gradient_so_far(embeddings.weight)  # A dense gradient, as optimisers and clipping require.
         collected = nullcontext() if self.masters is None else self.masters.collecting()
         alone = replicated and (self.masters is not None or not last)
         with collected, wrapped.no_sync() if alone else nullcontext():
@@ -90,13 +90,13 @@ class Gradients:
             self.masters.exchange()
 
     def clip(self, max_norm: float | None) -> float:
-        """Scale the gradients down to a norm; the norm before. None only measures."""
+        """Scale the gradients down to a norm; returns the norm before. None only measures."""
         return clip_gradients(self.weights, max_norm)
 
     def exact_weights(self, prefix: str) -> dict[str, Tensor]:
-        """Master weights by name, for a checkpoint, which holds them in the place of the rounded ones.
+        """Master weights by name, which replace the rounded weights in a checkpoint.
 
-        A master is left out where the weight is not its rounding any more: other weights were loaded.
+        A master weight is left out if the policy's weight is not its rounded value: other weights were then loaded.
         """
         if self.masters is None:
             return {}
@@ -106,14 +106,14 @@ class Gradients:
         return {prefix + name: exact[id(p)] for name, p in everything if id(p) in exact}
 
     def release(self) -> None:
-        """Let the embeddings have dense gradients again, as loops other than ours expect."""
+        """Give the embeddings dense gradients again, as other training loops expect."""
         embeddings = self.policy.model.get_input_embeddings()
         if isinstance(embeddings, nn.Embedding):
             embeddings.sparse = False
 
 
 def clip_gradients(weights: list[Tensor], max_norm: float | None) -> float:
-    """Scale the gradients of some weights down to `max_norm`; their norm before. None only measures."""
+    """Scale the gradients of some weights down to `max_norm`; returns their norm before. None only measures."""
     limit = float("inf") if max_norm is None else max_norm
     norm: Any = torch.nn.utils.clip_grad_norm_(weights, limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)

@@ -1,4 +1,4 @@
-"""Weights held in half precision, and the float32 copies of them that the optimiser moves."""
+"""Master weights: float32 copies of weights in half precision, which the optimiser updates."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HALF = (torch.bfloat16, torch.float16)
 class MasterWeights:
     """The master weights of a policy.
 
-    In bfloat16 a step of less than 1/256 of a weight rounds to nothing, and so does a small addition to a gradient. So
-    gradients are added up and steps are taken in float32; the policy holds the result, rounded. A gradient in half
-    precision is there until it has been added, no longer.
+    In bfloat16 a change of less than 1/256 of a weight is rounded away, and so is a small addition to a gradient.
+    Gradients are therefore accumulated and steps are taken in float32; the policy holds the rounded result. Each
+    gradient in half precision is freed as soon as it has been added.
 
     Args:
-        weights: The trainable weights by name; those in full precision are their own masters.
-        restored: What a checkpoint says of them; in full precision it is where the masters begin.
+        weights: The trainable weights by name; those in full precision are their own master weights.
+        restored: The weights in a checkpoint, by name; those in full precision initialise the master weights.
 
     Attributes:
-        by_name: What the optimiser gets, by the weights' names.
-        parameters: The same as a list.
-        pairs: The weights in half precision, each with its master.
+        by_name: The optimiser's parameters by the weights' names.
+        parameters: The same parameters as a list.
+        pairs: Each weight in half precision with its master weight.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor]) -> None:
@@ -40,8 +40,8 @@ class MasterWeights:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Backward passes inside hand the weights' gradients to the masters, one by one as they come."""
-        pairs: Any = self.pairs  # The method has no types.
+        """Inside the context, backward passes add each weight's gradient to its master weight as they compute it."""
+        pairs: Any = self.pairs  # The method below has no types.
         hooks = [weight.register_post_accumulate_grad_hook(partial(_collect, master)) for weight, master in pairs]
         try:
             yield
@@ -50,9 +50,10 @@ class MasterWeights:
                 hook.remove()
 
     def exchange(self) -> None:
-        """Mean of the gradients over the ranks, each of which has its own so far.
+        """Average over the ranks the gradients that each rank has accumulated.
 
-        In float32, one tensor after the other: DDP's own exchange would be in half precision, and overlap.
+        The exchange is in float32, one tensor after the other. DDP's own would overlap with the backward pass, but in
+        half precision.
         """
         found = torch.tensor([master.grad is not None for master in self.parameters], device=self.parameters[0].device)
         for master, somewhere in zip(self.parameters, all_reduce(found.long(), "max").tolist(), strict=True):
@@ -61,12 +62,12 @@ class MasterWeights:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Round the masters into the policy."""
+        """Round the master weights into the policy."""
         for weight, master in self.pairs:
             weight.copy_(master)
 
     def follow(self, optimizer: Any) -> None:
-        """Write back after each of the optimiser's steps."""
+        """Round the master weights into the policy after each step of the optimiser."""
         optimizer.register_step_post_hook(lambda *_: self.write_back())
 
 

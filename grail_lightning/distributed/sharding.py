@@ -1,4 +1,4 @@
-"""Fully sharded policies (FSDP2): what to do so that their parts can be used outside `Policy.forward`."""
+"""Fully sharded policies (FSDP2): sharding, and access to whole weights outside `Policy.forward`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from grail_lightning.policy.layout import padded_layout
 
 
 def check_strategy(strategy: Any) -> None:
-    """Whether a policy can train under a strategy of Lightning's, which may also be given by its name.
+    """Check that a policy can be trained under a strategy of Lightning, given as an object or by its name.
 
     Raises:
-        ValueError: For FSDP1, which runs a training step inside its root's forward pass: none of the backward passes
-            of ours may lie there.
+        ValueError: For FSDP1, which runs a training step inside its root's forward pass. Our backward passes cannot
+            run there.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if isinstance(strategy, FSDPStrategy) or name.lower().rpartition(".")[2] in ("fsdpstrategy", "fsdp_cpu_offload"):
@@ -31,14 +31,14 @@ def check_strategy(strategy: Any) -> None:
 
 
 def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
-    """The part of a strategy's device mesh to shard over; None if there is no mesh.
+    """The part of a strategy's device mesh over which weights are sharded; None if there is no mesh.
 
     Args:
-        mesh: What `ModelParallelStrategy` gives to a module; None with other strategies.
-        loading: How the policy is going to be loaded.
+        mesh: The device mesh that `ModelParallelStrategy` gives to a module; None with other strategies.
+        loading: The options with which the policy will be loaded.
 
     Raises:
-        ValueError: If devices are to share layers.
+        ValueError: If the mesh splits layers over devices.
     """
     if mesh is None:
         if loading.reduce_once:
@@ -56,18 +56,18 @@ def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
 
 
 def shard(policy: Policy, mesh: Any) -> Policy:
-    """Shard every decoder block and then the rest over a device mesh, in place.
+    """Shard every decoder block, and then the other weights, over a device mesh, in place.
 
     Args:
-        policy: Loaded, on any device.
+        policy: The loaded policy, on any device.
         mesh: The data-parallel mesh that `ModelParallelStrategy` gives to `configure_model`.
     """
-    # Tried while weights are whole: should the model refuse, no rank is left waiting for the others.
+    # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective.
     _ = policy.supports_prefix_trees, policy.supports_kv_continuation
     for block in policy.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(policy, mesh=mesh)
-    # FSDP2 sets itself up in the first forward pass, which must be the root's; sampling would begin with a block's.
+    # FSDP2 initialises itself in the first forward pass, which must be the root's; sampling would start with a block.
     ids = torch.zeros(1, 2, dtype=torch.long, device=policy.device)
     with torch.no_grad(), policy.eager_attention():
         policy(
@@ -78,15 +78,15 @@ def shard(policy: Policy, mesh: Any) -> Policy:
 
 @contextmanager
 def gathered(policy: Policy) -> Iterator[None]:
-    """All weights whole on every rank for a while: sampling and saliency use parts of the policy on their own.
+    """Whole weights on every rank inside the context: sampling and saliency call parts of the policy directly.
 
-    Between decoding steps nothing is gathered again, so ranks that sample different lengths cannot wait for each other
-    in a collective. Does nothing for a policy that is not sharded. Every rank must come here.
+    Weights are not gathered again between decoding steps, so ranks that sample different lengths do not wait for each
+    other. A policy that is not sharded is unchanged. A collective: every rank must call it.
     """
     units = [module for module in policy.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
-        unit.set_reshard_after_backward(False, recurse=False)  # Saliency runs backward passes, one a micro-batch.
+        unit.set_reshard_after_backward(False, recurse=False)  # Saliency runs one backward pass a micro-batch.
         unit.unshard()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Rollout engines: tokens in, tokens out."""
+"""Rollout engines: they sample responses to prompts, as token ids."""
 
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.hf import HFEngine

@@ -1,4 +1,4 @@
-"""What samples: prompts in, rollouts out.
+"""The interface of rollout engines, and functions that assemble batches.
 
 Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -17,21 +17,21 @@ from grail_lightning.tasks.base import Prompt
 
 
 class RolloutEngine(ABC):
-    """Draws responses. Sampled ids are kept as they are; nothing is re-tokenised.
+    """A class that samples responses. The sampled ids are kept unchanged; nothing is re-tokenised.
 
-    `grail_lightning.engines.checks.check_rollouts` says what `generate` may return; `build_batch` assembles it.
+    `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it.
     """
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
-        """`group_size` responses to each prompt; rows of one prompt are neighbours.
+        """Sample `group_size` responses to each prompt; rows of one prompt are neighbours.
 
-        The result is a function of the weights and the arguments: the global random state is neither read nor moved.
+        The result is a function of the weights and the arguments: the global random state is neither used nor changed.
         """
 
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:
-        """Sample with the weights that `policy` has now."""
+        """Sample with the present weights of `policy` from now on."""
 
 
 def build_batch(
@@ -42,14 +42,14 @@ def build_batch(
     finished: list[bool],
     sampling_logprobs: list[list[float]] | None = None,
 ) -> SampledBatch:
-    """Assemble a batch from sampled ids; for engines.
+    """Assemble a batch from sampled ids, for use by engines.
 
     Args:
-        policy: Encodes the prompts and decodes the responses.
-        prompts: ``B / group_size`` of them.
-        group_size: Responses of each prompt.
+        policy: The policy that encodes the prompts and decodes the responses.
+        prompts: The ``B / group_size`` prompts.
+        group_size: The number of responses to each prompt.
         responses: ``B`` lists of sampled ids, the end token included.
-        finished: ``B``: whether each ended by itself.
+        finished: ``B`` values: whether the response ended by itself.
         sampling_logprobs: ``B`` lists as long as the responses.
     """
     pad = policy.tokenizer.pad_token_id
@@ -75,14 +75,14 @@ def build_batch(
 
 
 def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
-    """Responses that are there already, in the column `response` of each prompt; one a prompt."""
+    """A batch of existing responses, from the column `response` of each prompt; one response for each prompt."""
     texts = [str(prompt.columns["response"]) for prompt in prompts]
     ids = [list(policy.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     return build_batch(policy, prompts, 1, ids, [True] * len(ids))
 
 
 def decode(policy: Policy, ids: list[int]) -> str:
-    """The text that is graded: special tokens left out, nothing cleaned up."""
+    """The text that is graded: the ids decoded without special tokens and without clean-up."""
     text: str = policy.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 

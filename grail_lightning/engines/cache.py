@@ -1,4 +1,4 @@
-"""A key/value cache that grows in blocks, and whose rows can leave and fork.
+"""A key/value cache that grows in blocks, and whose rows can be removed and duplicated.
 
 Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width.
 """
@@ -12,23 +12,23 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-BLOCK = 64
+GROWTH_TOKENS = 64
 
 
 class Room:
-    """Keys and values of one layer with room behind them, as a decoder block meets them.
+    """Keys and values of one layer, in tensors with free columns at the end.
 
     Args:
-        keys: ``[n, H, L + room, d]``.
-        values: Likewise.
-        length: ``L``, the tokens that are there.
+        keys: ``[n, H, L + free, d]``.
+        values: ``[n, H, L + free, d]``.
+        length: ``L``, the number of cached tokens.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
         self.keys, self.values, self.length = keys, values, length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write ``[n, H, t, d]`` behind the others; all keys and all values ``[n, H, L+t, d]``, as views."""
+        """Append ``[n, H, t, d]``; returns all keys and all values ``[n, H, L+t, d]``, as views."""
         stop = self.length + key_states.shape[-2]
         self.keys[..., self.length : stop, :] = key_states
         self.values[..., self.length : stop, :] = value_states
@@ -36,11 +36,11 @@ class Room:
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """`DynamicLayer` with room behind its last token: a step writes one column instead of copying the whole cache.
+    """A `DynamicLayer` with free columns at the end: a step writes one column instead of copying the whole cache.
 
     Args:
-        limit: Most tokens of a row; no room is made beyond it.
-        rows: Most rows; likewise.
+        limit: Most tokens of a row; the tensors never have more columns.
+        rows: Most rows; the tensors never have more rows.
     """
 
     def __init__(self, limit: int, rows: int) -> None:
@@ -49,7 +49,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._space: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append ``[n, H, t, d]``; all keys and all values ``[n, H, L+t, d]``, as views of the room."""
+        """Append ``[n, H, t, d]``; returns all keys and values ``[n, H, L+t, d]``, as views of the larger tensors."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         room = self._make_room(key_states, value_states, key_states.shape[-2])
@@ -57,16 +57,16 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def _make_room(self, keys: Tensor, values: Tensor, number: int) -> Room:
-        """For `number` further tokens like those given."""
+        """Tensors with free columns for at least `number` further tokens, shaped like the given keys and values."""
         start = self.get_seq_length()
         stop = start + number
         if self._space is None or stop > self._space[0].shape[-2]:
-            self._grow(keys, values, len(keys), max(stop, min(self.limit, stop + max(BLOCK, stop // 4))))
+            self._grow(keys, values, len(keys), max(stop, min(self.limit, stop + max(GROWTH_TOKENS, stop // 4))))
         assert self._space is not None
         return Room(self._space[0][: len(keys)], self._space[1][: len(keys)], start)
 
     def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> None:
-        """Make space for so many rows and columns, and move what there is into it."""
+        """Allocate tensors of the given number of rows and columns, and copy the cached tokens into them."""
         space = tuple(new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
         if length := self.get_seq_length():
             space[0][: len(self.keys), :, :length] = self.keys
@@ -79,13 +79,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._space = None
 
     def move_rows(self, source: Tensor, target: Tensor, number: int) -> None:
-        """Copy the rows `source` onto the rows `target`, and keep the first `number` rows; nothing else is copied.
+        """Copy the rows `source` onto the rows `target` and keep the first `number` rows, without copying other rows.
 
-        There may be more rows afterwards than before.
+        The number of rows may grow.
         """
         length = self.get_seq_length()
         if self._space is None or len(self._space[0]) < number:
-            columns = max(length, min(self.limit, length + BLOCK))
+            columns = max(length, min(self.limit, length + GROWTH_TOKENS))
             self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
         assert self._space is not None
         for space in self._space:
@@ -93,15 +93,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = (space[:number, :, :length] for space in self._space)
 
     def drop_columns(self, number: int) -> None:
-        """Forget the first `number` tokens of every row."""
+        """Remove the first `number` tokens of every row."""
         self.keys, self.values = self.keys[..., number:, :], self.values[..., number:, :]
         self._space = None
 
 
 def growing_cache(config: Any, limit: int, rows: int) -> DynamicCache | None:
-    """An empty cache for a model's text configuration and at most so many rows of at most `limit` tokens.
+    """An empty cache for a model's text configuration and at most `rows` rows of at most `limit` tokens.
 
-    None if it has layers whose rows cannot leave.
+    None if the model has layers whose rows cannot be removed.
     """
     cache = DynamicCache(config=config)
     if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
@@ -111,12 +111,12 @@ def growing_cache(config: Any, limit: int, rows: int) -> DynamicCache | None:
 
 
 def keep_rows(cache: DynamicCache, kept: Tensor) -> Tensor:
-    """Let all rows but `kept` ``[m]`` leave, ascending; one that occurs several times forks.
+    """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs several times is duplicated.
 
-    Rows that stand among the first `m` stay where they are, the others take the places that are free.
+    Rows with an index below `m` keep their index; the others take the free indices.
 
     Returns:
-        The order ``[m]`` in which those of `kept` stand from now on.
+        The new order ``[m]`` of the entries of `kept`.
     """
     number, places = len(kept), torch.arange(len(kept), device=kept.device)
     stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))
@@ -133,7 +133,7 @@ def keep_rows(cache: DynamicCache, kept: Tensor) -> Tensor:
 
 
 def drop_columns(cache: DynamicCache, number: int) -> bool:
-    """Forget the first `number` tokens, if every layer can (one with a sliding window counts its tokens)."""
+    """Remove the first `number` tokens if every layer can; one with a sliding window counts its tokens and cannot."""
     layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
     if len(layers) < len(cache.layers):
         return False

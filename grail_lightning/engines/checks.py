@@ -1,4 +1,4 @@
-"""What an engine returns is checked where it returns it: an engine may be anybody's.
+"""Checks of the batch that an engine returns, since users can write their own engines.
 
 Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -23,7 +23,7 @@ REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
 def sample_rollouts(
     engine: RolloutEngine, policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int
 ) -> SampledBatch:
-    """What an engine draws, checked by `check_rollouts`: it may be anybody's."""
+    """The rollouts that an engine samples, checked by `check_rollouts`."""
     batch = engine.generate(prompts, group_size, sampling, seed)
     check_rollouts(engine, batch, policy, prompts, group_size, sampling)
     return batch
@@ -37,19 +37,19 @@ def check_rollouts(
     group_size: int,
     sampling: Sampling,
 ) -> None:
-    """Whether these are the rollouts that an engine was asked for; waits for the device once.
+    """Check that these are the rollouts that were requested of an engine; synchronises with the device once.
 
     Args:
         engine: The engine that returned them, for the message.
-        batch: What its `generate` returned for the arguments that follow.
-        policy: Its vocabulary and device.
-        prompts: As for `RolloutEngine.generate`.
-        group_size: Likewise.
-        sampling: Likewise.
+        batch: The value that its `generate` returned for the arguments below.
+        policy: The policy, for its vocabulary and device.
+        prompts: See `RolloutEngine.generate`.
+        group_size: See `RolloutEngine.generate`.
+        sampling: See `RolloutEngine.generate`.
 
     Raises:
-        ValueError: If it is no `SampledBatch`; if rows are not in the order of the prompts; if a tensor is not of the
-            right dtype, shape and device; or if masks, ids or log-probabilities are not as `SampledBatch` has them.
+        ValueError: If it is no `SampledBatch`; if rows are not in the order of the prompts; if a tensor has the wrong
+            dtype, shape or device; or if masks, ids or log-probabilities are not as `SampledBatch` describes them.
     """
     must = f"`{type(engine).__name__}.generate` must return"
     if not isinstance(batch, SampledBatch):
@@ -77,7 +77,7 @@ def check_rollouts(
 
 
 def _check_forms(must: str, batch: SampledBatch, rows: int, device: torch.device) -> None:
-    """Dtypes, shapes and device of the tensors that an engine fills in."""
+    """Check dtype, shape and device of the tensors of a batch."""
     width, length = (_width(ids) for ids in (batch.input_ids, batch.response_ids))
     forms: list[tuple[str, Kind, tuple[int, ...]]] = [
         ("input_ids", "integer", (rows, width)),
@@ -104,7 +104,7 @@ def _width(ids: Any) -> int:
 
 
 def _claims_of_masks(must: str, batch: SampledBatch, group_size: int, sampling: Sampling) -> list[Claim]:
-    """The order of the rows, and where prompts and responses are padded."""
+    """Claims about the order of the rows, and about the padding of prompts and responses."""
     prompt, response = batch.attention_mask[:, : batch.prompt_width], batch.response_mask
     number = torch.arange(len(batch), device=response.device)
     right = lengths_to_mask(batch.response_lengths, response.shape[1])
@@ -126,7 +126,7 @@ def _claims_of_masks(must: str, batch: SampledBatch, group_size: int, sampling: 
 
 
 def _claims_of_tokens(must: str, batch: SampledBatch, vocabulary: int) -> list[Claim]:
-    """Ids that the policy knows, and log-probabilities that can be some."""
+    """Claims that the policy's vocabulary contains the ids and that log-probabilities are at most 0."""
     mask, ends = batch.response_mask, batch.input_ids[:, batch.prompt_width :]
     claims = [
         Claim(
@@ -139,7 +139,7 @@ def _claims_of_tokens(must: str, batch: SampledBatch, vocabulary: int) -> list[C
     differs = (ends != batch.response_ids) & mask
     claims.append(Claim(f"{must} `input_ids` that end with the `response_ids`", differs, ends))
     if (logprobs := batch.sampling_logprobs) is not None:
-        # A logit of 100 and its normaliser are rounded to this much, so that a probability may come out above 1.
+        # A logit of 100 and its normaliser have this rounding error, so a probability may be slightly above 1.
         rounding = 100 * torch.finfo(logprobs.dtype).eps
         wrong = mask & ~(logprobs.isfinite() & (logprobs <= rounding))
         claims.append(Claim(f"{must} finite `sampling_logprobs` of at most 0", wrong, logprobs))

@@ -1,6 +1,6 @@
-"""A decoding loop in which what rows begin with is run once, and finished rows leave the batch.
+"""A decoding loop that runs common beginnings of rows once, and removes finished rows from the batch.
 
-Shapes: ``N`` rows of a call, of which ``n`` are still in the batch and stand at ``m`` rows of the cache; ``W`` prompt
+Shapes: ``N`` rows of a call, of which ``n`` are still in the batch and use ``m`` rows of the cache; ``W`` prompt
 columns, ``T`` response columns, ``V`` vocabulary.
 """
 
@@ -19,23 +19,23 @@ from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 
-LEAVE = 0.05
-"""Share of the batch that must have finished before rows leave: cheap, but on a GPU it waits for the device."""
+MIN_FINISHED_SHARE = 0.05
+"""Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
 
-BLOCK = 512
+SUM_BLOCK = 512
 
 
 def supports(model: Any) -> bool:
-    """Whether `Decoding` can run a model: a plain decoder whose cache lets rows leave.
+    """Whether `Decoding` can run a model, which must be a plain decoder with a cache whose rows can be removed.
 
-    Models with rules of their own for a decoding step (state-space layers, long-context switches) are left to
-    Transformers.
+    Models with their own rules for a decoding step (state-space layers, long-context switches) use Transformers'
+    `generate`.
     """
     from transformers import GenerationMixin
 
     from grail_lightning.engines.cache import growing_cache
 
-    # Not public: where a later release has renamed them, `generate` itself still works.
+    # These attributes are not public. If a later release renames them, `generate` itself still works.
     used = ("_supports_default_dynamic_cache", "_supports_logits_to_keep", "_optimize_model_for_decode")
     return (
         isinstance(model, GenerationMixin)
@@ -48,19 +48,19 @@ def supports(model: Any) -> bool:
 
 
 class Decoding:
-    """One call: rows are decoded together, and those that have finished leave.
+    """One call of the loop: rows are decoded together, and finished rows are removed.
 
-    Rows of one prompt stand at one row of the cache for as long as they draw the same tokens. A row's token at a step
-    is a function of its logits and of one uniform number, which belongs to the row and the step: who else is in the
-    batch decides nothing.
+    Rows of one prompt use one row of the cache as long as they draw the same tokens. A row's token at a step is a
+    function of its logits and of one uniform number, which is keyed by row and step. It does not depend on the other
+    rows of the batch.
 
     Args:
-        policy: In evaluation mode.
-        rows: ``N`` lists of prompt ids; neighbours that are equal begin at one row of the cache.
-        sampling: How tokens are drawn.
-        noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. Not read at temperature 0.
-        in_step: Make as many forward passes as the rank that makes most.
-        leave: Share of the batch that must have finished before rows leave; above 1 they never do.
+        policy: The policy, in evaluation mode.
+        rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache.
+        sampling: The sampling options.
+        noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. It is not used at temperature 0.
+        synchronised: Whether to make as many forward passes as the rank that makes most.
+        leave: The share of the batch that must have finished before rows are removed; above 1 none ever is.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Decoding:
         sampling: Sampling,
         noise: Tensor,
         *,
-        in_step: bool = False,
-        leave: float = LEAVE,
+        synchronised: bool = False,
+        leave: float = MIN_FINISHED_SHARE,
     ) -> None:
         device = policy.device
-        self.policy, self.sampling, self.in_step, self.leave = policy, sampling, in_step, leave
+        self.policy, self.sampling, self.synchronised, self.leave = policy, sampling, synchronised, leave
         self.prompts = rows
         self.noise = noise.to(device, _wide(device)).T
         self.warpers = warpers(sampling)
@@ -86,18 +86,18 @@ class Decoding:
         self.lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self.rows = torch.arange(len(rows), device=device)
-        # At which row of the cache each row stands; None: every one at its own.
+        # The row of the cache that each row uses; None if every row has its own.
         self.place: Tensor | None = None
         self.alive = torch.ones(len(rows), dtype=torch.bool, device=device)
 
     def run(self) -> Sampled:
-        """Sampled ids of all ``N`` rows, padded behind each row's end.
+        """Sampled ids of all ``N`` rows, padded after each row's end.
 
         Raises:
             ValueError: If the policy's logits are not finite.
         """
         logits = self._read_prompts()
-        # As `generate` does: mixtures of experts on a GPU take another kernel for a step of one token a row.
+        # `generate` does the same: mixtures of experts use another GPU kernel for a step of one token a row.
         with self.policy.model._optimize_model_for_decode():
             for step in range(self.sampling.max_response_length):
                 tokens = self._record(logits, step)
@@ -113,8 +113,8 @@ class Decoding:
         return Sampled(self.ids, self.logprobs, self.lengths, self.finished)
 
     def _read_prompts(self) -> Tensor:
-        """Fill the cache; logits ``[m, V]`` of the first response token."""
-        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import; `--help` is not.
+        """Fill the cache with the prompts; returns the logits ``[m, V]`` of the first response token."""
+        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import, and `--help` is not.
 
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
         ids, mask = pad_left([self.prompts[k] for k in first], self.policy.tokenizer.pad_token_id)
@@ -134,7 +134,7 @@ class Decoding:
         return self._model(ids, mask, positions, **last)
 
     def _forward(self, tokens: Tensor) -> Tensor:
-        """Logits ``[m, V]`` behind one further token ``[m]`` of each row of the cache."""
+        """Logits ``[m, V]`` after one further token ``[m]`` in each row of the cache."""
         columns = torch.arange(self.column + 1, device=tokens.device)
         mask, positions = columns >= self.pads[:, None], self.column - self.pads
         self.column += 1
@@ -152,7 +152,7 @@ class Decoding:
         return full_precision(out.logits[:, -1])
 
     def _record(self, logits: Tensor, step: int) -> Tensor:
-        """Draw a token ``[n]`` for each row and keep it for those that have not finished."""
+        """Draw a token ``[n]`` for each row, and store it for the unfinished rows."""
         logits = logits if self.place is None else logits[self.place]
         tokens, logprobs = draw(logits, self.sampling, self.warpers, self.noise[step, self.rows])
         kept, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
@@ -167,10 +167,10 @@ class Decoding:
     def _all_finished(self) -> bool:
         self.left = int(self.alive.sum())
         waiting = self.alive.new_tensor(self.left > 0, dtype=torch.long)
-        return not int(all_reduce(waiting, "max")) if self.in_step else self.left == 0
+        return not int(all_reduce(waiting, "max")) if self.synchronised else self.left == 0
 
     def _drop_finished(self, tokens: Tensor) -> Tensor:
-        """Let finished rows leave if that pays; one stays where other ranks are still decoding."""
+        """Remove finished rows if that saves time. One row remains while other ranks are still decoding."""
         from grail_lightning.engines.cache import keep_rows
 
         if len(self.rows) - self.left < self.leave * len(self.rows) or len(self.rows) == 1:
@@ -182,11 +182,14 @@ class Decoding:
         return tokens[kept]
 
     def _unfinished(self) -> Tensor:
-        """At least one."""
+        """Indices of the unfinished rows; one row at least."""
         return self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
 
     def _fork(self, tokens: Tensor, vocabulary: int) -> Tensor:
-        """Let finished rows leave and those that drew different tokens part; the tokens ``[m]`` to go on with."""
+        """Remove finished rows, and give rows that drew different tokens their own rows of the cache.
+
+        Returns the tokens ``[m]`` to continue with.
+        """
         from grail_lightning.engines.cache import keep_rows
 
         assert self.place is not None
@@ -210,7 +213,7 @@ class Decoding:
         return following[order]
 
     def _trim(self) -> None:
-        """Drop columns that are padding in every row that is left."""
+        """Remove columns that are padding in every remaining row."""
         from grail_lightning.engines.cache import drop_columns
 
         least, most = (int(pads) for pads in self.pads.aminmax())
@@ -222,15 +225,15 @@ class Decoding:
 
 
 def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A token of each row and its log-probability before top-k and top-p, ``[n]`` each.
+    r"""A token of each row, and its log-probability before top-k and top-p, ``[n]`` each.
 
     ``token = min {v : Σ_{w ≤ v} p_w > u Σ_w p_w}`` with ``p = exp(logits / temperature)``: one exponential over the
-    vocabulary serves the draw and the normaliser.
+    vocabulary gives both the token and the normaliser.
 
     Args:
         logits: ``[n, V]``, float32 or float64.
-        sampling: Its temperature; 0 takes the most likely token.
-        warpers: Set the scores of tokens that must not be drawn to -inf; see `warpers`.
+        sampling: The sampling options; temperature 0 takes the most likely token.
+        warpers: The processors that set the scores of excluded tokens to -inf; see `warpers`.
         noise: ``[n]`` uniform in ``[0, 1)``: `u`.
     """
     scores = logits / sampling.logprob_temperature
@@ -250,19 +253,19 @@ def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tens
 def pick(weights: Tensor, noise: Tensor) -> Tensor:
     """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum.
 
-    Long rows are summed in blocks, and only the block that is hit is searched: a cumulative sum over a vocabulary of
+    Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
     150,000 takes several times as long as a sum.
     """
-    if weights.shape[1] <= 4 * BLOCK:
+    if weights.shape[1] <= 4 * SUM_BLOCK:
         return _invert(weights, noise)[0]
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).reshape(len(weights), -1, BLOCK)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % SUM_BLOCK)).reshape(len(weights), -1, SUM_BLOCK)
     block, rest = _invert(blocks.sum(-1), noise)
     row = torch.arange(len(block), device=block.device)
-    return block * BLOCK + _invert(blocks[row, block], rest)[0]
+    return block * SUM_BLOCK + _invert(blocks[row, block], rest)[0]
 
 
 def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The index that `noise` falls on, and where within its weight, as a share of it: uniform again."""
+    """The index selected by `noise`, and the position within its weight in [0, 1), which is uniform again."""
     sums = _running_sum(weights, noise.dtype)
     point = (noise * sums[:, -1])[:, None]
     index = torch.searchsorted(sums, point, right=True).clamp(max=weights.shape[1] - 1)
@@ -273,14 +276,14 @@ def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _running_sum(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[n, V]``; on CUDA torch refuses `cumsum` in its deterministic mode, but not a product with ones."""
+    """The cumulative sum ``[n, V]``. In torch's deterministic mode on CUDA a matrix product replaces `cumsum`."""
     if not torch.are_deterministic_algorithms_enabled():
         return weights.cumsum(-1, dtype=dtype)
     return weights.to(dtype) @ weights.new_ones(weights.shape[1], weights.shape[1], dtype=dtype).triu()
 
 
 def warpers(sampling: Sampling) -> list[Any]:
-    """Top-k and top-p as Transformers defines them."""
+    """Top-k and top-p, as Transformers defines them."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     if sampling.temperature == 0:
@@ -290,5 +293,5 @@ def warpers(sampling: Sampling) -> list[Any]:
 
 
 def _wide(device: torch.device) -> torch.dtype:
-    """The widest float that the device has: on Apple's there is no float64."""
+    """The widest floating-point dtype of the device: Apple's GPUs have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""Where a response ends: one rule for both sampling methods, applied while they decode.
+"""The end of a response: one rule for both sampling methods, applied during decoding.
 
 Shapes: ``n`` rows, ``T`` response tokens, ``t`` of them so far.
 """
@@ -15,13 +15,13 @@ from grail_lightning.policy import Policy
 
 
 class Sampled(NamedTuple):
-    """What a decoding loop gives.
+    """The result of a decoding loop.
 
     Attributes:
-        ids: ``[n, T]`` long; what follows a row's end is not part of its response, whatever the ids are.
-        logprobs: ``[n, T]`` float32, their log-probabilities.
-        lengths: ``[n]`` long, the tokens of each response, its end included.
-        finished: ``[n]`` bool, whether it ended by itself.
+        ids: ``[n, T]`` long; ids after a row's end are not part of its response, whatever their value.
+        logprobs: ``[n, T]`` float32, the log-probabilities of the ids.
+        lengths: ``[n]`` long, the number of tokens of each response, its end included.
+        finished: ``[n]`` bool, whether the response ended by itself.
     """
 
     ids: Tensor
@@ -31,44 +31,44 @@ class Sampled(NamedTuple):
 
 
 class Ending:
-    """Tells which rows end with their newest token: by an end token, or because it completes a stop string.
+    """Determines which rows end with their newest token: with an end token, or because it completes a stop string.
 
-    Only response tokens are read, so a stop string that begins in the prompt ends nothing. Stop strings are compared
-    with the tokens themselves, special ones included, which the decoded text leaves out.
+    Only response tokens are read, so a stop string that begins in the prompt has no effect. Stop strings are compared
+    with the text of all tokens, including special tokens, which the graded text leaves out.
 
     Args:
-        policy: Its end tokens and its tokenizer.
-        sampling: Its stop strings.
+        policy: The policy, for its end tokens and its tokenizer.
+        sampling: The sampling options, for their stop strings.
 
     Attributes:
-        reach: How many of the newest tokens are read.
+        reach: The number of newest tokens that are read.
     """
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
-        from transformers import StopStringCriteria  # Transformers is slow to import; `--help` is not.
+        from transformers import StopStringCriteria  # Transformers is slow to import, and `--help` is not.
 
         self.end_tokens = torch.tensor(policy.end_token_ids, dtype=torch.long, device=policy.device)
         self.stops: Any = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
         self.reach: int = 1 if self.stops is None else self.stops.maximum_token_len
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """``[n]`` bool: the rows of ``ids [n, t]``, response tokens alone, that end with their last token."""
+        """``[n]`` bool: the rows of ``ids [n, t]`` (response tokens only) that end with their last token."""
         ended: Tensor = (ids[:, -1:] == self.end_tokens).any(1)
         return ended if self.stops is None else ended | self.stops(ids[:, -self.reach :], None)
 
 
 class EndRecorder:
-    """A stopping criterion for Transformers' `generate` that keeps where each row ends.
+    """A stopping criterion for Transformers' `generate` that records where each row ends.
 
-    It cannot be told from the ids afterwards: `generate` fills finished rows up, and the pad token may be an end token.
+    The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
 
     Args:
-        ending: The rule.
-        shape: Rows and prompt columns of the call.
+        ending: The rule that ends a response.
+        shape: The number of rows and of prompt columns of the call.
 
     Attributes:
         lengths: ``[n]`` long, the response tokens of each row so far.
-        finished: ``[n]`` bool.
+        finished: ``[n]`` bool, the rows that have ended.
     """
 
     def __init__(self, ending: Ending, shape: torch.Size) -> None:

@@ -1,4 +1,4 @@
-"""Sampling with Transformers models, on the weights that are being trained."""
+"""Sampling with Transformers models, with the weights that are being trained."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from grail_lightning.tasks.base import Prompt
 
 
 class HFEngine(RolloutEngine):
-    """Left-padded prompts, KV cache on, evaluation mode.
+    """An engine that samples from the trained policy itself, with left-padded prompts and a KV cache.
 
-    With the method "compact" a prompt is read once for its whole group, rows are decoded as one until they draw
-    different tokens, those that have finished leave the batch, and a row's random numbers are its own: they depend on
-    the seed and on the row's place among the prompts, not on the other rows, on `cache_tokens`, or on the device.
-    Transformers' `generate` reads each prompt once a response and computes finished rows until the last one ends. Both
-    draw from the same distributions; for one seed the texts differ.
+    The method "compact" runs a prompt once for its whole group, decodes rows as one until they draw different tokens,
+    and removes finished rows. A row's random numbers depend on the seed and on the row's index in the batch, not on the
+    other rows, on `cache_tokens` or on the device. Transformers' `generate` runs each prompt once a response and
+    computes finished rows until the last one ends. Both methods draw from the same distributions; for one seed the
+    texts differ.
 
     Args:
-        cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); rows that do not fit are
+        cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); the remaining rows are
             decoded in a further call. A token of Qwen3-4B takes 147 KB in half precision and 295 KB in float32.
-        synchronised: Keep ranks in step while they decode. Fully sharded weights (FSDP) need it; default: found out
-            from the process group.
-        method: "compact", or "generate" for Transformers' own loop. Models for which the first is not possible (state
-            spaces, caches that differ from keys and values per token) are sampled by the second, with a warning.
+        synchronised: Whether all ranks make the same number of forward passes. Fully sharded weights (FSDP) require
+            it; by default it is on if there are several ranks.
+        method: "compact", or "generate" for Transformers' own loop. Models that "compact" does not support (state
+            spaces, caches other than keys and values per token) are sampled by "generate", with a warning.
 
     Raises:
-        ValueError: If `cache_tokens` is not positive or the method is not known.
+        ValueError: If `cache_tokens` is not positive or the method is unknown.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HFEngine(RolloutEngine):
         self._told = False
 
     def update_weights(self, policy: Policy) -> None:
-        """Nothing to copy: the policy itself samples."""
+        """Store the policy. No weights are copied, since the policy itself samples."""
         self._policy = policy
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
@@ -78,7 +78,7 @@ class HFEngine(RolloutEngine):
         logprobs: list[list[float]] = []
         finished: list[bool] = []
         generator = torch.Generator().manual_seed(seed)
-        compact = self._leaving(policy)
+        compact = self._removes_finished(policy)
         with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
                 call = part or [policy.encode(".")]
@@ -94,24 +94,24 @@ class HFEngine(RolloutEngine):
         return build_batch(policy, prompts, group_size, responses, finished, logprobs)
 
     def _calls(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:
-        """Rows cut into calls; ranks in step all make as many, the added ones with a prompt that is thrown away."""
+        """The rows cut into calls. Synchronised ranks make equally many; an additional call samples a dummy prompt."""
         longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
         size = max(self.cache_tokens // longest, 1)
         parts = [rows[k : k + size] for k in range(0, len(rows), size)]
-        return pad_to_longest_rank(parts, [], policy.device) if self._in_step else parts
+        return pad_to_longest_rank(parts, [], policy.device) if self._equal_passes else parts
 
     @property
-    def _in_step(self) -> bool:
+    def _equal_passes(self) -> bool:
         return world_size() > 1 if self.synchronised is None else self.synchronised
 
-    def _leaving(self, policy: Policy) -> bool:
-        """Whether finished rows leave the batch. That a model does not allow it is told once."""
+    def _removes_finished(self, policy: Policy) -> bool:
+        """Whether finished rows are removed; warns once if the model does not support it."""
         if self.method == "generate" or supports(policy.model):
             return self.method == "compact"
         if not self._told:
             rank_zero_warn(
                 f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
-                'cannot leave its cache. Nothing is wrong; set `method="generate"` to silence this.'
+                'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
             )
         self._told = True
         return False
@@ -119,13 +119,13 @@ class HFEngine(RolloutEngine):
     def _compact(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, generator: torch.Generator
     ) -> Sampled:
-        """By our own loop, from which finished rows leave."""
-        # Row by row from one stream, so that it makes no difference where rows are cut into calls.
+        """Sample with the loop of `Decoding`, which removes finished rows."""
+        # Drawn row by row from one stream, so that the division of rows into calls has no effect.
         noise = torch.rand(len(rows), sampling.max_response_length, dtype=torch.float64, generator=generator)
-        return Decoding(policy, rows, sampling, noise, in_step=self._in_step).run()
+        return Decoding(policy, rows, sampling, noise, synchronised=self._equal_passes).run()
 
     def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> Sampled:
-        """By Transformers' own loop."""
+        """Sample with Transformers' own loop."""
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
@@ -136,7 +136,7 @@ class HFEngine(RolloutEngine):
             attention_mask=mask.long().to(policy.device),
             generation_config=GenerationConfig(
                 do_sample=sampling.temperature > 0,
-                # Left unset, `generate` would keep the 50 most likely tokens. Ours are below, behind the recorder.
+                # Without these options `generate` would apply top-k 50. Our own top-k and top-p follow the recorder.
                 **({"top_k": 0, "top_p": 1.0} if sampling.temperature > 0 else {}),
                 max_new_tokens=sampling.max_response_length,
                 eos_token_id=list(policy.end_token_ids) or None,
@@ -146,7 +146,7 @@ class HFEngine(RolloutEngine):
             ),
             logits_processor=LogitsProcessorList([recorder, *warpers(sampling)]),
             stopping_criteria=StoppingCriteriaList([ends]),
-            synced_gpus=self._in_step,
+            synced_gpus=self._equal_passes,
         )
         assert out.past_key_values is not None, "`generate` ran without its KV cache"
         sampled = out.sequences[:, ids.shape[1] :]
@@ -155,25 +155,25 @@ class HFEngine(RolloutEngine):
 
 @contextmanager
 def _weights_cast_once(policy: Policy) -> Iterator[None]:
-    """Under autocast keep the weights' casts for the whole call: Lightning's context would make them at every token."""
+    """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
     kind = policy.device.type
     if not torch.is_autocast_enabled(kind):
         yield
         return
-    # Of frozen weights (those below adapters) autocast keeps nothing.
+    # Autocast caches no casts of frozen weights (those below adapters).
     frozen = [p for p in policy.parameters() if not p.requires_grad and p.is_floating_point()]
     with torch.autocast(kind, dtype=policy.compute_dtype, cache_enabled=True), requiring_grad(frozen, True):
         try:
             yield
         finally:
-            torch.clear_autocast_cache()  # Made without gradient: an update must not find them.
+            torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
 
 
 class LogprobRecorder:
-    """A logits processor that divides by the temperature and keeps the log-probability of each sampled token.
+    """A logits processor that divides by the temperature and records the log-probability of each sampled token.
 
-    It stands before top-k and top-p, so that its figures compare with those of the training forward pass. Holds the
-    log-probabilities of one position for the whole vocabulary, not of all positions.
+    It precedes top-k and top-p, so that its values can be compared with those of the training forward pass. It stores
+    the log-probabilities of one position for the whole vocabulary, not of all positions.
     """
 
     def __init__(self, temperature: float) -> None:

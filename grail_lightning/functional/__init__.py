@@ -1,4 +1,4 @@
-"""Pure maths on tensors: no class with state, no config, no model, no logger."""
+"""Pure functions of tensors, without state, configuration, model or logger."""
 
 from grail_lightning.functional.pass_at_k import pass_at_k, pass_at_k_variance
 from grail_lightning.functional.policy_gradient import aggregate, clipped_surrogate, group_advantages, kl_estimate

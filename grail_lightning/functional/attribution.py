@@ -1,4 +1,4 @@
-"""How concentrated credit is, and whether it finds the flawed tokens.
+"""Measures of the concentration of credit, and of its ability to find flawed tokens.
 
 Shapes: ``B`` rows, ``T`` response tokens. Each function returns one value a row; rows without a value are NaN.
 """
@@ -15,8 +15,8 @@ def ess_ratio(credit: Tensor, mask: Tensor) -> Tensor:
     r"""Effective sample size of the credit over the length: :math:`(\sum|a_t|)^2 / (L \sum a_t^2)`; 1 is uniform.
 
     Args:
-        credit: ``[B, T]``, ``A·w``.
-        mask: ``[B, T]`` bool.
+        credit: ``[B, T]``, advantage times weight, ``A·w``.
+        mask: ``[B, T]`` bool, the valid response tokens.
 
     Returns:
         ``[B]``; NaN for a row without credit.
@@ -28,12 +28,12 @@ def ess_ratio(credit: Tensor, mask: Tensor) -> Tensor:
 
 
 def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
-    r"""Share of :math:`\sum|a_t|` that lies on its largest ``ceil(share · L)`` tokens.
+    r"""Share of :math:`\sum|a_t|` that belongs to its largest ``ceil(share · L)`` tokens.
 
     Args:
-        credit: ``[B, T]``, ``A·w``.
-        mask: ``[B, T]`` bool.
-        share: Of the row's length.
+        credit: ``[B, T]``, advantage times weight, ``A·w``.
+        mask: ``[B, T]`` bool, the valid response tokens.
+        share: The share of the row's length.
 
     Returns:
         ``[B]``; NaN for a row without credit.
@@ -46,14 +46,14 @@ def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
 
 
 def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    r"""Probability that a positive token scores above a negative one of the same row; ties count one half.
+    r"""Probability that a positive token has a higher score than a negative one of its row; ties count one half.
 
     .. math:: \frac{1}{|P||N|} \sum_{i \in P, j \in N} [s_i > s_j] + \tfrac12 [s_i = s_j]
 
     Args:
-        scores: ``[B, T]``.
-        positive: ``[B, T]`` bool.
-        negative: ``[B, T]`` bool.
+        scores: ``[B, T]``, the scores to compare.
+        positive: ``[B, T]`` bool, the positive tokens.
+        negative: ``[B, T]`` bool, the negative tokens.
 
     Returns:
         ``[B]`` float64; NaN where a row lacks one of the two.

@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 LARGEST_SCALE = 1e6
-# Means whose variance is smaller are equal but for float noise.
+# Means with a smaller variance are equal except for rounding.
 EQUAL_MEANS = 1e-12
-# Means of float32 rewards may miss [0, 1] by their rounding.
+# Means of float32 rewards may lie outside [0, 1] by rounding.
 ROUNDING = 1e-5
 
 
 def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
-    r"""What BNPO multiplies the centred rewards of each group with.
+    r"""The factor by which BNPO multiplies the centred rewards of each group.
 
     .. math::
         s(p) = \min\bigl(1 / \mathrm{Beta}(p; \alpha, \beta),\ 10^6\bigr), \quad
         \alpha = \max(1, 1 + a/3),\ \beta = \max(1, 1 + b/3)
 
-    ``a`` and ``b`` are those of the Beta distribution with the mean ``m`` and the unbiased variance ``v`` of the
-    batch's group means, :math:`a = (m(1-m)/v - 1)\,m` and :math:`b = (m(1-m)/v - 1)(1-m)`. With one group, or where all
-    means are equal, the scale is 1. A group far from all others has a small density and so a large scale.
+    ``a`` and ``b`` are the parameters of the Beta distribution with the mean ``m`` and the unbiased variance ``v`` of
+    the batch's group means, :math:`a = (m(1-m)/v - 1)\,m` and :math:`b = (m(1-m)/v - 1)(1-m)`. With one group, or if
+    all means are equal, the scale is 1. A group far from all others has a small density and therefore a large scale.
 
-    The model needs means within [0, 1]. Right-or-wrong rewards and fractions have them. Signed rewards (±1) and rewards
-    with penalties below 0 may not, and outside the density is 0, which would give the group the weight of a million.
+    The model needs means within [0, 1], as right-or-wrong rewards and fractions have. Signed rewards (±1) and rewards
+    with negative penalties may have means outside, where the density is 0 and the scale would be a million.
 
     Args:
         means: ``[M]``, the groups' mean rewards.
@@ -44,7 +44,7 @@ def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     Source: BNPO, arXiv 2506.02864, and its published code.
     """
     means, everyone = means.double(), batch_means.double()
-    # Asked of all groups, so that all ranks raise together.
+    # Checked for all groups, so that all ranks raise together.
     outside = (everyone < -ROUNDING) | (everyone > 1 + ROUNDING)
     if outside.any():
         raise ValueError(

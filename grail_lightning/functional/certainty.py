@@ -1,4 +1,4 @@
-"""How sure the policy is of its tokens, and how that compares over a batch.
+"""The policy's certainty about its tokens, and comparisons of figures within a batch.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` tokens.
 """
@@ -14,7 +14,7 @@ from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precisi
 
 
 def quantile_of_all(values: Tensor, q: float) -> Tensor:
-    """The interpolated quantile of ``[N]`` values, float64; 0 of none. `torch.quantile` stops at 16 million values.
+    """The interpolated quantile of ``[N]`` values, float64; 0 if ``N = 0``. `torch.quantile` is limited to 16 million.
 
     Raises:
         ValueError: If `q` is not in ``[0, 1]``.
@@ -46,10 +46,10 @@ def self_certainty(
 
     Args:
         hidden: ``[N, D]`` states that predict the tokens (already shifted).
-        head: hidden ``[n, D]`` to logits ``[n, V]``.
+        head: A function from hidden states ``[n, D]`` to logits ``[n, V]``.
         token_ids: ``[N]`` long.
-        temperature: Divides the logits before `c`; the token's own logit is taken before that.
-        chunk_tokens: Positions whose logits exist at a time.
+        temperature: The number by which the logits are divided for `c`; the token's own logit is not divided.
+        chunk_tokens: Positions whose logits exist at one time.
 
     Returns:
         ``c`` and the token's logit, ``[N]`` each.
@@ -69,10 +69,10 @@ def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps
     r"""``(x − mean) / (std + eps)`` within each group, with the unbiased std; 0 for a group of one.
 
     Args:
-        values: ``[B]``.
-        group: ``[B]`` long, which group a row belongs to.
-        standardise: False only centres.
-        eps: Added to the std.
+        values: ``[B]``, the values to standardise.
+        group: ``[B]`` long, the group of each row.
+        standardise: Whether to divide by the standard deviation; False only subtracts the mean.
+        eps: A small number that is added to the standard deviation.
 
     Returns:
         ``[B]``.

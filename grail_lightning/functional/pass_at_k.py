@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def pass_at_k(num_samples: Tensor | int, num_correct: Tensor, k: int) -> Tensor:
-    r"""Probability that at least one of `k` samples is right, estimated without bias from ``n ≥ k`` samples.
+    r"""Probability that at least one of `k` samples is right, an unbiased estimate from ``n ≥ k`` samples.
 
     .. math:: 1 - \binom{n - c}{k} / \binom{n}{k}
 
     Computed as a product of ratios, which cannot overflow.
 
     Args:
-        num_samples: ``[N]`` (or one number): samples drawn for each problem, ``n``.
-        num_correct: ``[N]``: right ones among them, ``c``.
-        k: How many samples a user would look at.
+        num_samples: ``[N]`` (or one number), the samples drawn for each problem, ``n``.
+        num_correct: ``[N]``, the right ones among them, ``c``.
+        k: The number of samples of which one must be right.
 
     Returns:
         ``[N]`` float64.
@@ -43,22 +43,22 @@ def pass_at_k(num_samples: Tensor | int, num_correct: Tensor, k: int) -> Tensor:
 
 
 def pass_at_k_variance(num_samples: int, num_correct: Tensor, k: int) -> Tensor:
-    r"""Variance of a problem's `pass_at_k` over other samples of it, if its share of right samples is its true one.
+    r"""Variance of a problem's `pass_at_k` over repeated sampling, if a sample is right with probability ``c/n``.
 
     .. math:: \operatorname{Var}_{c^* \sim B(n, c/n)} \text{pass@}k(n, c^*)
 
-    What a bootstrap over the samples of a problem would find, as a sum over the possible counts.
+    A bootstrap over the samples of a problem would give this variance; here it is a sum over the possible counts.
 
     Args:
-        num_samples: Samples drawn for each problem, ``n``.
-        num_correct: ``[N]``: right ones among them, ``c``.
-        k: How many samples a user would look at.
+        num_samples: The samples drawn for each problem, ``n``.
+        num_correct: ``[N]``, the right ones among them, ``c``.
+        k: The number of samples of which one must be right.
 
     Returns:
         ``[N]`` float64.
 
     Raises:
-        ValueError: As `pass_at_k`.
+        ValueError: See `pass_at_k`.
 
     >>> pass_at_k_variance(4, torch.tensor([0, 1, 4]), k=1)  # p(1 - p)/n
     tensor([0.0000, 0.0469, 0.0000], dtype=torch.float64)
@@ -67,8 +67,8 @@ def pass_at_k_variance(num_samples: int, num_correct: Tensor, k: int) -> Tensor:
 
     counts = torch.arange(num_samples + 1)
     values = pass_at_k(num_samples, counts, k)
-    pass_at_k(num_samples, num_correct, k)  # refuses counts out of range
+    pass_at_k(num_samples, num_correct, k)  # Raises for counts out of range.
     chances = torch.from_numpy(binom.pmf(counts.numpy(), num_samples, counts.numpy()[:, None] / num_samples))
-    means = chances @ values  # [c]: pass@k, if c/n is the truth
+    means = chances @ values  # [c]: the mean of pass@k if c/n is the true probability
     spread = (chances * (values - means[:, None]) ** 2).sum(1)
     return spread[num_correct.cpu()].to(num_correct.device)

@@ -32,7 +32,7 @@ Level = Literal["token", "sequence"]
 Surrogate = Literal["clip", "cispo"]
 
 SCALE_EPS = 1e-4
-# Rewards of one group that differ by less than this are equal: float noise must not become an advantage.
+# Rewards of one group that differ by less than this count as equal: a rounding error must not become an advantage.
 EQUAL_REWARDS = 1e-6
 
 
@@ -43,17 +43,17 @@ def group_advantages(
     batch_std: Tensor | float | None = None,
     batch_means: Tensor | None = None,
 ) -> Tensor:
-    r"""Each rollout's reward beside those of its group.
+    r"""Each rollout's reward relative to the rewards of its group.
 
     .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
 
-    ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``); with
-    ``"none"`` nothing is divided, and with ``"bnpo"`` each group is multiplied by `beta_scale` instead. A group whose
-    rewards are all equal has ``A = 0`` exactly.
+    ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``). ``"none"``
+    does not divide, and ``"bnpo"`` multiplies each group by `beta_scale` instead. A group whose rewards are all equal
+    has ``A = 0`` exactly.
 
     Args:
         rewards: ``[N]``, rows of one group next to each other.
-        group_size: Rollouts of a group.
+        group_size: The number of rollouts of a group.
         scale: none | group | batch | bnpo.
         batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
         batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
@@ -99,16 +99,16 @@ def kl_estimate(
 
     .. math:: k_1 = -d, \quad k_2 = d^2 / 2, \quad k_3 = e^{d} - d - 1
 
-    Differentiating an estimate alone leaves out that the samples come from π: in expectation k1 then has no gradient,
-    and k3 that of ``KL(π_ref ‖ π)``. With `ratio` (``π / π_old``, carrying its gradient) the product
-    ``ratio · estimate`` has the right one. The gradient of k2 alone, ``−d ∇ log π``, is right on samples of π, although
-    its mean is not the KL; so it is multiplied by the ratio's value, for samples of π_old.
+    The gradient of an estimate alone ignores that the samples come from π. In expectation the gradient of k1 is then 0,
+    and that of k3 is the gradient of ``KL(π_ref ‖ π)``. With `ratio` (``π / π_old``, carrying its gradient) the product
+    ``ratio · estimate`` has the correct gradient. The gradient of k2 alone, ``−d ∇ log π``, is correct on samples of π,
+    although the mean of k2 is not the KL. For samples of π_old it is therefore multiplied by the ratio's value.
 
     Args:
-        logprobs: ``[B, T]`` of the policy.
-        ref_logprobs: ``[B, T]`` of the reference.
+        logprobs: ``[B, T]``, log-probabilities of the policy.
+        ref_logprobs: ``[B, T]``, log-probabilities of the reference.
         estimator: k1 | k2 | k3.
-        ratio: ``[B, T]`` importance ratio; None for the estimate alone.
+        ratio: ``[B, T]``, the importance ratio; None returns the estimate alone.
 
     Returns:
         ``[B, T]`` in nats.
@@ -136,8 +136,8 @@ def kl_estimate(
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None, level: Level = "token") -> Tensor:
     """``π / π_old`` at each token, ``[B, T]``; at level "sequence" its geometric mean over the row (GSPO-token).
 
-    The sequence ratio's value is the same for all tokens of a row while its gradient is each token's own, so that it
-    carries token weights: ``sg(s) · exp(lp − sg(lp))``.
+    The sequence ratio has the same value for all tokens of a row, but each token's own gradient, so that token weights
+    have an effect: ``sg(s) · exp(lp − sg(lp))``.
 
     Raises:
         ValueError: At level "sequence" without a mask, or for an unknown level.
@@ -173,22 +173,21 @@ def clipped_surrogate(
 
     .. math:: \ell_t = -\min(\rho_t A_t,\ \mathrm{clip}(\rho_t, 1-\epsilon_{low}, 1+\epsilon_{high}) A_t)
 
-    A clipped token has no gradient. With `surrogate` "cispo" it keeps one, of bounded weight:
+    A clipped token has no gradient. With `surrogate` "cispo" it has one, whose weight is bounded:
 
     .. math:: \ell_t = -\mathrm{sg}(\mathrm{clip}(\rho_t, 1-\epsilon_{low}, 1+\epsilon_{high}))\, A_t \log\pi_t
 
-    The cap on the unclipped ratio bounds what a negative advantage can do. It is the constant ``c`` of dual clip, too:
-    where ``A < 0``, ``max(min(ρ A, clip(ρ) A), c A)`` is the same number with the same gradient.
+    The cap on the unclipped ratio limits the loss of tokens with a negative advantage. It is also the constant ``c`` of
+    dual clip: where ``A < 0``, ``max(min(ρ A, clip(ρ) A), c A)`` has the same value and the same gradient.
 
-    Advantages enter per token, so token credit is ``advantages[:, None] * weights``; the loss never learns what made
-    the weights.
+    Advantages are given per token, so token credit is ``advantages[:, None] * weights``, whatever the credit method.
 
     Args:
-        logprobs: ``[B, T]`` of the policy, with gradient.
-        old_logprobs: ``[B, T]`` of the weights that sampled.
+        logprobs: ``[B, T]``, log-probabilities of the policy, with gradient.
+        old_logprobs: ``[B, T]``, log-probabilities under the weights that sampled.
         advantages: ``[B, T]``, or ``[B, 1]``.
         clip_low: ``ε_low``.
-        clip_high: ``ε_high`` ("clip higher"); infinity clips nothing.
+        clip_high: ``ε_high`` ("clip higher"); infinity is off.
         ratio_cap: Upper bound on the unclipped ratio, which matters for negative advantages (two-sided or dual clip).
         mask: ``[B, T]`` bool; only level "sequence" needs it.
         level: "token", or "sequence" for GSPO-token.
@@ -198,7 +197,7 @@ def clipped_surrogate(
         ``[B, T]``, to be given to `aggregate`.
 
     Raises:
-        ValueError: For clip ranges that contain nothing, a cap below ``1 + clip_high``, or a cap with "cispo", whose
+        ValueError: For clip ranges that contain no value, a cap below ``1 + clip_high``, or a cap with "cispo", whose
             ratio is bounded already.
 
     Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291; dual clip:
@@ -225,17 +224,17 @@ def clipped_surrogate(
 
 
 def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
-    r"""Truncated importance weights for rollouts that another program than the trainer has drawn.
+    r"""Truncated importance weights for rollouts that were sampled by a program other than the trainer.
 
     .. math:: c_t = \min\left(\frac{\pi_{trainer}(y_t)}{\pi_{sampler}(y_t)},\ C\right)
 
-    Both probabilities are of the weights that sampled; they differ where the sampler computes in another precision or
-    with other kernels. Multiplies the loss of each token.
+    Both probabilities are under the weights that sampled. They differ if the sampler computes in another precision or
+    with other kernels. The result multiplies the loss of each token.
 
     Args:
-        trainer_logprobs: ``[B, T]`` by the training forward pass, before the first update.
-        sampler_logprobs: ``[B, T]`` as the sampler reports them.
-        cap: ``C``.
+        trainer_logprobs: ``[B, T]``, from the training forward pass before the first update.
+        sampler_logprobs: ``[B, T]``, as the sampler reports them.
+        cap: ``C``, the upper bound of the weights.
 
     Returns:
         ``[B, T]``, without gradient.
@@ -261,16 +260,16 @@ def aggregate(
     num_tokens: Tensor | int,
     max_response_length: int,
 ) -> Tensor:
-    r"""Token losses to one number, with denominators of the whole optimiser step.
+    r"""The sum of token losses, divided by denominators of the whole optimiser step.
 
     - ``grpo``: :math:`\frac{1}{N} \sum_i \frac{1}{|o_i|} \sum_t \ell_{it}`
     - ``dr_grpo``: :math:`\frac{1}{N L_{max}} \sum_i \sum_t \ell_{it}`
     - ``dapo``: :math:`\frac{1}{\sum_i |o_i|} \sum_i \sum_t \ell_{it}`
 
-    Because the counts are arguments, the results of micro-batches and ranks add up to that of one big batch.
+    Because the counts are arguments, the results of micro-batches and ranks add up to that of one large batch.
 
     Args:
-        token_losses: ``[B, T]``.
+        token_losses: ``[B, T]``, the losses of the tokens.
         mask: ``[B, T]`` bool; numerator and denominator use this one mask.
         how: grpo | dr_grpo | dapo.
         num_rollouts: Rollouts with at least one valid token in the optimiser step, over all ranks.
@@ -278,7 +277,7 @@ def aggregate(
         max_response_length: The limit of the response in tokens.
 
     Returns:
-        A scalar. Strategies average gradients over ranks: multiply it by their number.
+        A scalar. Strategies average gradients over ranks, so multiply it by the number of ranks.
 
     Raises:
         ValueError: For an unknown aggregation.
@@ -297,5 +296,5 @@ def aggregate(
 
 
 def _at_least_one(count: Tensor | int) -> Tensor | int:
-    """An empty optimiser step has loss 0, not 0/0."""
+    """A count of at least 1, so that an empty optimiser step has loss 0, not 0/0."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

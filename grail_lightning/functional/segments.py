@@ -1,4 +1,4 @@
-"""Stretches of low entropy that rollouts of one group share.
+"""Runs of low-entropy tokens that occur in several rollouts of one group.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# No token has this number; tokens become characters, so that Python's fast substring search can be used on them.
+# No token has this number. Tokens become characters, so that Python's fast substring search can be used on them.
 _BREAK = chr(0x10FFFF)
 
 
@@ -18,7 +18,7 @@ def low_entropy_tokens(entropy: Tensor, mask: Tensor, share: float = 0.8) -> tup
     """Tokens at or below their row's entropy threshold, and strictly below it; ``[B, T]`` bool each.
 
     Args:
-        entropy: ``[B, T]``.
+        entropy: ``[B, T]``, the entropy at each token.
         mask: ``[B, T]`` bool, the valid tokens.
         share: The threshold is the entropy at rank ``min(round(share · n), n − 1)`` of the row's ``n`` valid tokens.
     """
@@ -40,24 +40,24 @@ def segment_weights(
 ) -> Tensor:
     r"""LESS's weights of the rollouts of one group.
 
-    With ``n`` the number of right (or wrong) rollouts, to whichever a rollout belongs: tokens of high entropy have
-    weight 1, those of low entropy ``1/n``. A maximal run of low entropy is looked up, verbatim, in the runs of all
-    rollouts. Found in right *and* wrong ones it gets weight 0, wherever it occurs; found in ``k`` right (wrong) ones
-    alone, ``max(w, k/n)``. Where segments overlap, 0 wins.
+    ``n`` is the number of rollouts of one kind, right or wrong, to which a rollout belongs. Tokens of high entropy have
+    weight 1, those of low entropy ``1/n``. Each maximal run of low entropy is searched in the runs of all rollouts. A
+    run that occurs in right *and* wrong rollouts has weight 0 wherever it occurs. A run that occurs in ``k`` right
+    rollouts alone, or in ``k`` wrong ones alone, has weight ``max(w, k/n)``. Where segments overlap, 0 has precedence.
 
     Args:
         token_ids: ``[B, T]`` long, rows of one group.
-        entropy: ``[B, T]``.
+        entropy: ``[B, T]``, the entropy at each token.
         mask: ``[B, T]`` bool, the valid tokens.
-        correct: ``[B]`` bool.
-        share: Of a row's tokens, those of low entropy.
-        min_length: Least tokens of a run.
+        correct: ``[B]`` bool, the right rollouts.
+        share: The share of a row's tokens that counts as low entropy.
+        min_length: Least number of tokens of a run.
 
     Returns:
         ``[B, T]`` in the dtype of `entropy`, zero outside the mask.
 
-    Source: LESS, arXiv 2512.00908, published code; there what a segment is merged with, and which of its occurrences
-    are found, depends on the order of the rollouts.
+    Source: LESS, arXiv 2512.00908, published code, in which the order of the rollouts decides how segments are merged
+    and which of their occurrences are found.
     """
     low, strictly_low = low_entropy_tokens(entropy, mask, share)
     right = correct.tolist()
@@ -82,7 +82,7 @@ def segment_weights(
 
 
 def _texts_of_runs(token_ids: Tensor, low: Tensor, min_length: int) -> tuple[list[str], list[str]]:
-    """Each row as a string with a character a token, breaks between the runs; and the distinct runs of all rows."""
+    """Each row as a string with one character a token and breaks between runs; and the distinct runs of all rows."""
     texts, runs = [], set()
     for ids, kept in zip(token_ids.tolist(), low.tolist(), strict=True):
         text = "".join(chr(token) if keep else _BREAK for token, keep in zip(ids, kept, strict=True))

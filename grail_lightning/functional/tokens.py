@@ -1,4 +1,4 @@
-"""Masked reductions, and log-probabilities that never hold all logits at once.
+"""Masked reductions, and log-probabilities without the logits of all positions at one time.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` selected positions.
 """
@@ -17,24 +17,24 @@ from torch.utils.checkpoint import checkpoint
 DEFAULT_CHUNK_TOKENS = 1024
 
 CACHED = 2**20
-"""Logits that several passes go over while a processor's cache holds them."""
+"""The number of logits that stay in a processor's cache while several passes read them."""
 
 
 class TokenStats(NamedTuple):
-    """What the policy says about given tokens; `entropy` is None unless it was asked for."""
+    """Log-probability and entropy of given tokens under the policy; `entropy` is None unless it was requested."""
 
     logprobs: Tensor
     entropy: Tensor | None
 
 
 def entropy_of(stats: TokenStats) -> Tensor:
-    """The entropy, which has to have been asked for."""
+    """The entropy, which must have been requested."""
     assert stats.entropy is not None
     return stats.entropy
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of ``values`` where ``mask``; what stands elsewhere, NaN included, does not matter."""
+    """Sum of ``values`` where ``mask``; values elsewhere, NaN included, are ignored."""
     kept = values.masked_fill(~mask, 0)
     return kept.sum() if dim is None else kept.sum(dim)
 
@@ -53,18 +53,20 @@ def masked_zscore(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """The values in float32, or in float64 if they are."""
+    """The values in float32, or in float64 if they are float64 already."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class HeadGradient(NamedTuple):
-    """What a head trains, so that its backward pass can be written out.
+    """The trainable tensors of a head, for a backward pass that is written by hand.
 
     Attributes:
-        trained: All tensors inside the head that are to get a gradient.
-        weight: ``[V, D]``, if the head is a product with it and nothing else: its gradient is then summed up in place.
-        in_place: Whether the backward pass adds `weight`'s gradient to `weight.grad` itself. Autograd would hold a
-            second gradient of that size, and with tied weights a third. Only for a loss whose backward pass ends there.
+        trained: All tensors inside the head that need a gradient.
+        weight: ``[V, D]``, if the head is a product with this weight and nothing else. Its gradient is then summed in
+            place.
+        in_place: Whether the backward pass adds `weight`'s gradient to `weight.grad` itself. Autograd would store a
+            second gradient of that size, and a third with tied weights. Allowed only if the backward pass of the loss
+            ends at these tensors.
     """
 
     trained: Sequence[Tensor]
@@ -73,11 +75,11 @@ class HeadGradient(NamedTuple):
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """What autograd has to know of."""
+        """The tensors that autograd must track."""
         return self.trained if self.weight is None else [self.weight]
 
     def without_copies(self, hidden: Tensor) -> HeadGradient:
-        """`weight` only where the product is with the weight itself: autocast and other dtypes make copies."""
+        """The same with `weight` only if the product uses the weight itself: autocast and other dtypes make copies."""
         copied = self.weight is not None and self.weight.dtype != hidden.dtype
         return self._replace(weight=None) if copied or torch.is_autocast_enabled(hidden.device.type) else self
 
@@ -97,22 +99,23 @@ def token_logprobs(
 
     .. math:: \log \mathrm{softmax}(\mathrm{head}(h) / \tau)_{y}, \qquad H = -\sum_v p_v \log p_v
 
-    Forward and backward hold logits of `chunk_tokens` positions at a time: unless there is but one chunk, the backward
-    pass computes its logits anew. Softmax and entropy are taken in float32 at least, whatever the head's dtype.
+    Forward and backward pass store logits of `chunk_tokens` positions at one time. Unless there is only one chunk, the
+    backward pass computes its logits again. Softmax and entropy are computed in float32 at least, whatever the head's
+    dtype.
 
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
-        head: hidden ``[n, D]`` to logits ``[n, V]`` as the model itself applies it, with bias, scale and soft cap.
-        token_ids: ``[...]``.
-        temperature: Divides the logits.
-        chunk_tokens: Positions whose logits exist at a time.
+        head: A function from hidden states ``[n, D]`` to logits ``[n, V]``, with the model's bias, scale and soft cap.
+        token_ids: ``[...]`` long.
+        temperature: The number by which the logits are divided.
+        chunk_tokens: Positions whose logits exist at one time.
         with_entropy: Whether to return the entropy in nats, too.
-        entropy_gradient: Whether it carries a gradient.
-        head_gradient: What the head trains. The backward pass is then written out, which is faster; None leaves it to
+        entropy_gradient: Whether the entropy carries a gradient.
+        head_gradient: The head's trainable tensors, for a backward pass written by hand, which is faster; None uses
             autograd.
 
     Returns:
-        Both shaped like `token_ids`.
+        Both figures, shaped like `token_ids`.
 
     Raises:
         ValueError: If the temperature is not positive or the shapes do not fit.
@@ -142,7 +145,7 @@ def token_logprobs(
         lp, ent = checkpoint(chunk, part, part_ids, use_reentrant=False) if recompute else chunk(part, part_ids)
         logprobs.append(lp)
         entropies.append(ent)
-    if not logprobs:  # No token at all: keep the graph, so that a backward pass through an empty row still works.
+    if not logprobs:  # No token: the graph is kept, so that a backward pass through an empty row still works.
         empty = hidden.sum(-1)
         return TokenStats(empty, (empty if entropy_gradient else empty.detach()) if with_entropy else None)
     return _shaped(torch.cat(logprobs), torch.cat(entropies) if with_entropy else None, token_ids)
@@ -160,13 +163,13 @@ def _plain_chunk(logits: Tensor, ids: Tensor, with_entropy: bool, entropy_gradie
     if not with_entropy:
         return chosen, chosen.new_zeros(chosen.shape)
     with nullcontext() if entropy_gradient else torch.no_grad():
-        # H = log Z − Σ p·z: one softmax, no log-softmax of the whole vocabulary beside it.
+        # H = log Z − Σ p·z needs one softmax, but no log-softmax of the whole vocabulary.
         entropy = log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
     return chosen, entropy
 
 
 class _Chunks(NamedTuple):
-    """How `_ChunkedLogprobs` goes through its tokens."""
+    """The constant arguments of `_ChunkedLogprobs`."""
 
     head: Callable[[Tensor], Tensor]
     temperature: float
@@ -175,12 +178,12 @@ class _Chunks(NamedTuple):
     gradient: HeadGradient
 
     def scaled(self, raw: Tensor) -> Tensor:
-        """What the head gives ``[n, V]``, divided by the temperature."""
+        """The head's output ``[n, V]`` divided by the temperature."""
         logits = full_precision(raw)
         return logits if self.temperature == 1 else logits / self.temperature
 
     def stats(self, raw: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability, logarithm of the normaliser, and entropy (zero unless it is asked for), ``[n]`` each."""
+        """Log-probability, logarithm of the normaliser, and entropy (zero unless requested), ``[n]`` each."""
         logits = self.scaled(raw)
         top = logits.amax(-1, keepdim=True)
         powers = (logits - top).exp_()
@@ -191,31 +194,31 @@ class _Chunks(NamedTuple):
         return chosen, log_norm, entropy
 
     def slope(self, raw: Tensor, log_norm: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
-        """``[n, V]``: the gradient of what the head gives."""
+        """``[n, V]``: the gradient with respect to the head's output."""
         scale = (grad / self.temperature)[:, None]
         slope = (self.scaled(raw) - log_norm[:, None]).exp_().mul_(-scale)
         return slope.scatter_add_(-1, ids[:, None], scale)
 
 
 def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """``[n, V]`` and what belongs to its rows, a few rows at a time: on a CPU as many as its cache holds."""
+    """``[n, V]`` and further tensors of ``n`` rows, a few rows at a time: on a CPU as many as its cache holds."""
     rows = len(logits) if logits.device.type != "cpu" else max(1, CACHED // logits.shape[-1])
     return zip(*(torch.split(tensor, rows) for tensor in (logits, *others)), strict=True)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    r"""Log-probabilities whose backward pass makes each chunk's logits anew, and their gradient in one pass.
+    r"""Log-probabilities whose backward pass recomputes each chunk's logits, and computes their gradient in one pass.
 
     .. math:: \partial \log p_y / \partial z_v = (1_{v=y} - p_v) / \tau
 
-    Autograd would go over ``[n, V]`` a dozen times: for the cast, the division, both directions of the log-sum-exp, the
-    gather and its scatter, and for an entropy that nobody differentiates.
+    Autograd would read or write ``[n, V]`` a dozen times: for the cast, the division, both directions of the
+    log-sum-exp, the gather and its scatter, and for an entropy whose gradient is not needed.
     """
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, states: Tensor, ids: Tensor, *trained: Tensor) -> tuple[Tensor, Tensor]:
         made, size = states.new_zeros(0), chunks.chunk_tokens
-        # Made at once: small results between large temporaries would leave holes that nothing fits into.
+        # Allocated once: small results between large temporaries would fragment the memory.
         found = states.new_empty(len(ids), 3, dtype=full_precision(made).dtype)
         parts = (torch.split(tensor, size) for tensor in (states, ids, found))
         for part, part_ids, part_found in zip(*parts, strict=True):
@@ -223,7 +226,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             for *block, result in _blocks(raw, part_ids, part_found):
                 result.copy_(torch.stack(chunks.stats(*block), 1))
             made = raw if chunks.gradient.weight is not None and len(ids) <= size else made
-            del raw, block  # Before the next chunk's are made.
+            del raw, block  # Freed before the next chunk's are made.
         chosen, log_norm, entropy = found.T.contiguous()
         ctx.chunks, ctx.device_type = chunks, states.device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
@@ -239,10 +242,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         size, (enabled, dtype) = chunks.chunk_tokens, ctx.autocast
         wanted = [t for t, needed in zip(trained, ctx.needs_input_grad[3:], strict=True) if needed]
         add_up = chunks.gradient.weight is not None and chunks.gradient.in_place
-        # Clipped tokens and those of weight zero ask for nothing.
+        # Clipped tokens and those of weight zero have no gradient.
         kept = grad.nonzero().squeeze(-1)
         state_grad = torch.zeros_like(states)
-        # What was saved for this pass may have been unpacked as a copy, whose gradient nobody would see.
+        # A tensor saved for this pass may have been unpacked as a copy, whose gradient would be lost.
         own = [chunks.gradient.weight] if chunks.gradient.weight is not None and wanted else wanted
         sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in own]
         for rows in torch.split(kept, size):
@@ -254,7 +257,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 state_grad[rows] = slope @ chunks.gradient.weight
                 for total in sums:
                     total.addmm_(slope.T, part)
-                del slope, block  # Before the next chunk's is made.
+                del slope, block  # Freed before the next chunk's is made.
                 continue
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
@@ -271,7 +274,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def gradient_so_far(parameter: Tensor) -> Tensor:
-    """Its gradient, made of zeros where there is none yet: the tensor that others are added to."""
+    """The gradient of a parameter, to which others are added; zeros are allocated if there is none yet."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

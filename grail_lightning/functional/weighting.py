@@ -1,6 +1,6 @@
 """Maps from token scores to token weights.
 
-Shapes: ``B`` rows, ``T`` response tokens. All statistics are per row, over its valid tokens. Nothing here is in place.
+Shapes: ``B`` rows, ``T`` response tokens. All statistics are per row, over its valid tokens. No argument is changed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ LOG_EPS = 1e-8
 def grail_map(
     scores: Tensor, mask: Tensor, *, mean: float = 1.0, std: float = 0.5, w_min: float = 0.5, w_max: float = 5.0
 ) -> Tensor:
-    r"""GRAIL's weights: the z-score of the log-saliency, stretched and clamped.
+    r"""GRAIL's weights: the z-score of the log-saliency, scaled and clamped.
 
     .. math:: w_t = \mathrm{clamp}(\mu + \sigma\, z_t,\ w_{min}, w_{max}),\quad z = \mathrm{zscore}(\log(s + 10^{-8}))
 
     Args:
-        scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens behind the answer span.
+        scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens after the answer span.
         mask: ``[B, T]`` bool, the valid response tokens.
-        mean: ``μ``.
-        std: ``σ``.
+        mean: ``μ``, the weight of a token of average log-saliency.
+        std: ``σ``, the factor of the z-score.
         w_min: Lower clamp.
         w_max: Upper clamp.
 
@@ -45,7 +45,7 @@ def grail_map(
 
 
 class AnswerRegions(Protocol):
-    """Where an answer stands: ``[B, T]`` bool masks. `grail_lightning.rollout.AnswerMasks` is one."""
+    """The positions of an answer: ``[B, T]`` bool masks. `grail_lightning.batch.AnswerMasks` is an example."""
 
     @property
     def content(self) -> Tensor:
@@ -57,22 +57,22 @@ class AnswerRegions(Protocol):
 
     @property
     def after(self) -> Tensor:
-        """Valid tokens behind the box."""
+        """Valid tokens after the box."""
 
 
 def answer_overwrite(
     weights: Tensor, answer: AnswerRegions, mask: Tensor, *, content: float = 5.0, rest: float = 1.0
 ) -> Tensor:
-    """Set the answer's own tokens: its content to one weight; marker, closing brace and what follows to another.
+    """Set the weights of the answer's tokens: one weight for its content, one for marker, brace and what follows.
 
-    A token that straddles a brace and the content takes the marker's weight, as published.
+    A token that overlaps both a brace and the content has the marker's weight, as published.
 
     Args:
-        weights: ``[B, T]``.
+        weights: ``[B, T]``, the weights to overwrite.
         answer: Masks of the answer's regions.
         mask: ``[B, T]`` bool, the valid response tokens.
         content: Weight of the content.
-        rest: Weight of the marker, the closing brace and the valid tokens behind the box.
+        rest: Weight of the marker, the closing brace and the valid tokens after the box.
 
     Returns:
         ``[B, T]``, zero outside the mask.
@@ -84,7 +84,7 @@ def answer_overwrite(
 
 
 def mean_one(weights: Tensor, mask: Tensor) -> Tensor:
-    """Scale each row's weights to mean 1 over its valid tokens; ``[B, T] -> [B, T]``. A row of zeros stays as it is."""
+    """Scale each row's weights to mean 1 over its valid tokens; ``[B, T] -> [B, T]``. A row of zeros is unchanged."""
     mean = masked_mean(weights, mask, dim=1)[:, None]
     return torch.where(mean > 0, weights / mean.clamp(min=torch.finfo(weights.dtype).tiny), weights)
 
@@ -100,25 +100,25 @@ def bilevel_map(
     preserve_mass: bool = True,
     eps: float = 1e-12,
 ) -> Tensor:
-    r"""OAR's bi-level weights: damp what scores low, boost what scores high, keep the sum.
+    r"""OAR's bi-level weights: low scores are damped, high scores are boosted, and the sum is kept.
 
-    With :math:`\hat I` the min-max scaled :math:`\log(1 + I)` and ``q`` its quantile:
+    :math:`\hat I` is the min-max scaled :math:`\log(1 + I)`, and ``q`` is its quantile:
 
     .. math::
         \omega = \max(\hat I / q, \text{floor}) \text{ below } q,\quad
         1 + \beta (\hat I - q) / (1 - q) \text{ from } q;\qquad \omega \leftarrow \omega L / \sum \omega
 
-    In float64 throughout: scores are as small as 1e-7 and float32's log1p loses them.
+    All computations are in float64: scores are as small as 1e-7, which float32's log1p rounds away.
 
     Args:
         scores: ``[B, T]``, ``I ≥ 0``.
         mask: ``[B, T]`` bool, the tokens that are weighted.
-        quantile: ``τ``.
-        boost: ``β``.
+        quantile: ``τ``, the quantile that separates low from high scores.
+        boost: ``β``, the largest increase of a weight before rescaling.
         floor: Least weight before rescaling.
         interpolate: Whether ``q`` interpolates between order statistics; False takes ``sorted[floor(τ·L)]``.
         preserve_mass: Whether the weights are rescaled to sum to ``L``.
-        eps: Guards the divisions.
+        eps: A small number that keeps the divisions finite.
 
     Returns:
         ``[B, T]`` in the dtype of `scores`, zero outside the mask. A row of constant scores has weight 1.

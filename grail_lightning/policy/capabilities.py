@@ -1,4 +1,4 @@
-"""What a policy's model can do beyond running padded rows, found out by trying it on a few tokens."""
+"""Tests of what a policy's model supports beyond padded rows. Each test runs the model on a few tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def supports_prefix_trees(policy: Policy) -> bool:
-    """Whether the model gives rows in a prefix tree the log-probabilities that it gives them apart.
+    """Whether the model gives rows in a prefix tree the log-probabilities that it gives the same rows run separately.
 
-    Any failure means that it does not: recurrent states and convolutions pass from one row to the next.
+    Any failure means that the model does not support it: recurrent states and convolutions mix neighbouring rows.
     """
     if policy.model.config._attn_implementation != TREE_ATTENTION:
         return False
@@ -36,10 +36,10 @@ def supports_prefix_trees(policy: Policy) -> bool:
 
 
 def supports_kv_continuation(policy: Policy) -> bool:
-    """Whether the model continues from keys and values as it does within a whole sequence.
+    """Whether the model computes the same from cached keys and values as from the whole sequence.
 
-    Any failure means that it does not: recurrent states cannot be cut at a column, some layers keep more than keys and
-    values, and some models insist on a cache of their own.
+    Any failure means that the model does not support it. Recurrent states cannot be cut at a column, some layers keep
+    more than keys and values, and some models need a cache of their own class.
     """
     if getattr(policy.model, "_is_stateful", False):
         return False
@@ -56,7 +56,7 @@ def supports_kv_continuation(policy: Policy) -> bool:
 
 
 def within_attention_window(policy: Policy, width: int) -> bool:
-    """Whether every block attends as far as `width` columns.
+    """Whether the attention of every block covers `width` columns.
 
     Sliding windows count positions in the decoder's input, not depth in a prefix tree.
     """
@@ -66,15 +66,15 @@ def within_attention_window(policy: Policy, width: int) -> bool:
 
 
 def supports_second_backward(policy: Policy) -> bool:
-    """Whether one forward pass serves two backward passes.
+    """Whether two backward passes can follow one forward pass.
 
-    Checkpointed blocks repeat the forward pass for each, and FSDP2 frees the weights after the first.
+    Checkpointed blocks repeat the forward pass for each backward pass, and FSDP2 frees the weights after the first.
     """
     return not any(isinstance(m, FSDPModule) or getattr(m, "gradient_checkpointing", False) for m in policy.modules())
 
 
 def has_dropout(policy: nn.Module) -> bool:
-    """Whether some module may be random in training mode. Besides dropout modules, many keep a rate as a number."""
+    """Whether some module may draw random numbers in training mode. Many modules keep a dropout rate as a number."""
 
     def rates(module: nn.Module) -> list[object]:
         named = [value for name, value in vars(module).items() if "drop" in name or "jitter" in name]
@@ -84,10 +84,10 @@ def has_dropout(policy: nn.Module) -> bool:
 
 
 def check_packing(policy: Policy) -> None:
-    """Compare packed rows with the same rows one by one.
+    """Compare packed rows with the same rows run one by one.
 
     Raises:
-        ValueError: If they differ: something in the architecture passes from a row to the next one.
+        ValueError: If they differ, since the architecture then passes information from one row to the next.
     """
     with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.uses_flash else nullcontext():
         mask[0, :2] = mask[1, 4:] = False
@@ -107,5 +107,5 @@ def check_packing(policy: Policy) -> None:
 
 
 def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two results are the same up to rounding, as a share of how much the expected one varies."""
+    """Whether two results differ by rounding alone, measured against the variation of the expected result."""
     return bool((found - expected).norm() < torch.finfo(dtype).eps ** 0.5 * spread.norm())

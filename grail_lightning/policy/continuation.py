@@ -1,4 +1,4 @@
-"""Sequences that continue others: the common beginning is run once, the rest continues from its keys and values.
+"""Sequences with a common beginning: it is run once, and each continuation reuses its keys and values.
 
 Shapes: ``B`` rows, ``W`` columns, ``n`` branches, ``D`` width.
 """
@@ -15,13 +15,13 @@ from grail_lightning.policy.model import Policy
 
 
 class Trunk:
-    """A forward pass of whole sequences, from any column of which others can branch off.
+    """A forward pass of whole sequences whose keys and values can be continued from any column.
 
-    Holds the keys and values of ``B × W`` positions. Needs evaluation mode, no gradient, and a policy that
-    `supports_kv_continuation`.
+    It stores the keys and values of ``B × W`` positions. The policy must be in evaluation mode, without gradients, and
+    must have `supports_kv_continuation`.
 
     Args:
-        policy: Which policy.
+        policy: The policy that runs the sequences.
         input_ids: ``[B, W]``, padded left or right.
         attention_mask: ``[B, W]`` bool.
 
@@ -36,11 +36,11 @@ class Trunk:
         self._layers = [(layer.keys, layer.values) for layer in cache.layers]
 
     def branch(self, rows: Tensor, columns: slice, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The decoder's output at other tokens that continue a part of some rows.
+        """The decoder's output at tokens that replace the end of some rows.
 
         Args:
             rows: ``[n]`` long, the row that each branch continues.
-            columns: What of the trunk's columns is kept; those cut off on the left must be padding.
+            columns: The range of columns whose keys and values are kept. Columns cut off on the left must be padding.
             input_ids: ``[n, w]``, the tokens of the branch.
             attention_mask: ``[n, kept + w]`` bool.
 
@@ -52,7 +52,7 @@ class Trunk:
 
 
 class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
-    """One layer's keys and values of the beginnings, as a layer of a cache that leaves them as they are."""
+    """One cache layer with the keys and values of the beginnings. `update` does not change what is stored."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, columns: slice) -> None:
         super().__init__()
@@ -60,6 +60,6 @@ class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no typ
         self.rows, self.is_initialized = rows, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
+        """The keys and the values of beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
         keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
         return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)

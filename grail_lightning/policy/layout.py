@@ -1,9 +1,9 @@
-"""How the tokens of some rows are laid out for the decoder, and how its output goes back to the rows.
+"""The layout of some rows' tokens in the decoder's input, and the way from its output back to the rows.
 
 There are three layouts. *Padded*: every row is a row of the decoder's input. *Packed*: the valid tokens of all rows
-form one long row, for flash-attn's variable-length kernels. *Prefix trees*: tokens with which several rows begin are
-laid out, and run, once (`grail_lightning.policy.trees`). The rest of the package sees no difference between them, and
-this is the one place that knows the next-token shift: the state of a token predicts the token that follows it.
+form one long row, for flash-attn's variable-length kernels. *Prefix trees*: tokens that several rows have in common
+at their beginning are run once (`grail_lightning.policy.trees`). Other modules treat the three layouts alike. Only
+this module deals with the next-token shift: the state of a token predicts the token that follows it.
 
 Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``R × N`` places for tokens in the decoder's input,
 ``M`` predictions, ``D`` width.
@@ -25,19 +25,19 @@ Alignment = Literal["predictor", "token"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """The decoder's input for some rows, and where each of their response tokens is predicted.
+    """The decoder's input for some rows, and the position at which each of their response tokens is predicted.
 
     Attributes:
         ids: ``[R, N]`` long, the tokens that are run.
-        positions: ``[R, N]`` long, how many tokens precede each in its row.
-        predictors: ``[M]`` long, the place in ``R · N`` whose state predicts each target.
+        positions: ``[R, N]`` long, the number of tokens that precede each token in its row.
+        predictors: ``[M]`` long, the index into ``R · N`` of the state that predicts each target.
         targets: ``[M]`` long, the token ids that are predicted.
-        places: ``[M]`` long, the place of the target itself; −1 where it is not run, since it predicts nothing.
-        prediction_of: ``[response_mask.sum()]`` long, which of the ``M`` predictions belongs to each response token.
-        source_of: ``[M]`` long, the first response token (in the order of `response_mask`) that each prediction serves.
+        places: ``[M]`` long, the index of the target itself; −1 where it is not run because it predicts nothing.
+        prediction_of: ``[response_mask.sum()]`` long, the index of each response token's prediction among the ``M``.
+        source_of: ``[M]`` long, the first response token (in the order of `response_mask`) that uses each prediction.
         response_mask: ``[b, T]`` bool, the response tokens of the rows.
-        attention: The decoder's further arguments, given the dtype in which it computes.
-        num_tokens: How many tokens are run, padding left out.
+        attention: A function from the dtype in which the decoder computes to the decoder's further arguments.
+        num_tokens: The number of tokens that are run, without padding.
     """
 
     ids: Tensor
@@ -53,7 +53,7 @@ class TokenLayout:
 
     @property
     def shares(self) -> bool:
-        """Whether some prediction serves several rows."""
+        """Whether several rows use the same prediction."""
         return len(self.prediction_of) != len(self.targets)
 
     def at_predictors(self, states: Tensor) -> Tensor:
@@ -67,11 +67,11 @@ class TokenLayout:
         return spread.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, spread)
 
     def from_rows(self, values: Tensor) -> Tensor:
-        """``[b, T] -> [M]``: the value of the first response token that each prediction serves."""
+        """``[b, T] -> [M]``: the value of the first response token that uses each prediction."""
         return values[self.response_mask][self.source_of]
 
     def read(self, values: Tensor, alignment: Alignment) -> Tensor:
-        """``[R, N] -> [b, T]``: the value at the position of each response token, or at the one that predicts it."""
+        """``[R, N] -> [b, T]``: the value at each response token's own position, or at the one that predicts it."""
         flat = values.flatten()
         if alignment == "predictor":
             return self.to_rows(flat[self.predictors])
@@ -79,7 +79,7 @@ class TokenLayout:
 
 
 def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
-    """Every row as a row of the decoder's input, without its last column, which predicts nothing.
+    """A layout in which every row is a row of the decoder's input. The last column predicts nothing and is left out.
 
     Args:
         input_ids: ``[b, P+T]``, prompts padded left, responses padded right.
@@ -99,10 +99,10 @@ def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
 
 
 def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, *, flash: bool) -> TokenLayout:
-    """The valid tokens of all rows as one row of the decoder's input. Arguments as for `padded_layout`.
+    """A layout in which the valid tokens of all rows form one row. The arguments are those of `padded_layout`.
 
-    Transformers tells the rows apart by positions that begin again at 0. For flash-attn the borders are passed along:
-    finding them would wait for the device in each layer.
+    Transformers recognises the rows by positions that start again at 0. flash-attn receives the boundaries directly,
+    because computing them would synchronise with the device in each layer.
     """
     mask = attention_mask[:, :-1].bool()
     lengths = mask.sum(1)
@@ -124,17 +124,17 @@ def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
 
 
 def token_positions(mask: Tensor) -> Tensor:
-    """``[b, W]`` long: how many valid tokens precede each in its row; padding does not shift positions."""
+    """``[b, W]`` long: the number of valid tokens before each token in its row. Padding does not shift positions."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
-    """``table[index]``, whose gradients add up in float32 at least and in a fixed order (on CUDA, too)."""
+    """``table[index]``, whose gradients are summed in at least float32 and in a fixed order (on CUDA, too)."""
     return torch.nn.functional.embedding(index, full_precision(table)).to(table.dtype)
 
 
 def _one_prediction_a_token(input_ids: Tensor, response_mask: Tensor, places: Tensor) -> dict[str, Tensor]:
-    """Predictions of rows that share nothing; ``places [b, P+T-1]`` are the places of the rows' tokens."""
+    """The predictions of rows without common tokens; ``places [b, P+T-1]`` are the indices of the rows' tokens."""
     length = response_mask.shape[1]
     own = torch.cat([places, torch.full_like(places[:, :1], -1)], 1)
     targets = input_ids[:, input_ids.shape[1] - length :][response_mask].long()

@@ -1,4 +1,4 @@
-"""Read model and tokenizer from a checkpoint, and check that they are what the rest of the package takes them for."""
+"""Loading of model and tokenizer from a checkpoint, with checks of what the rest of the package assumes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def load_policy(
 
     Args:
         name: A model on the hub, a folder in Hugging Face format, or a packaged policy (`arithmetic`).
-        loading: How.
-        half_precision: Whether it will run in half precision (autocast included).
-        trainable: False freezes it: a reference.
+        loading: The options; None takes the defaults.
+        half_precision: Whether the model will run in half precision (autocast included).
+        trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.
 
     Raises:
-        ValueError: If it cannot be loaded, has no decoder stack of the usual form, or applies its head in a way that
-            `Policy.head` does not know; or if packing is wanted and its rows would attend to each other.
+        ValueError: If the model cannot be loaded, has no decoder stack of the usual form, or applies its head in a way
+            that `Policy.head` does not implement; or if packing is on and packed rows would attend to each other.
     """
     from transformers import AutoModelForCausalLM
 
     if not torch.accelerator.is_available():
-        # On CPUs SDPA takes grouped heads beside a mask, too; Transformers would copy keys and values for each head.
+        # On CPUs SDPA accepts grouped heads with a mask. Transformers would copy keys and values for each head.
         os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
     loading = loading or Loading()
     dtype = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
@@ -57,7 +57,7 @@ def load_policy(
             f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}."
         )
     if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(TREE_ATTENTION)  # Transformers' own, which prefix trees can go through as well.
+        model.set_attn_implementation(TREE_ATTENTION)  # Transformers' SDPA, extended by attention in prefix trees.
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
     if loading.packing:
@@ -75,7 +75,7 @@ def check_head(policy: Policy) -> None:
     """Compare `Policy.head` with the model's own logits on four tokens.
 
     Raises:
-        ValueError: If they differ: the architecture does something to its logits that we do not know.
+        ValueError: If they differ, since the architecture then changes its logits in a way that is not implemented.
     """
     with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
         own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
@@ -102,7 +102,7 @@ def _add_lora(model: Any, lora: LoRA) -> None:
 
 
 def _check_targets(model: Any, wanted: str | list[str]) -> None:
-    """Whether there are such layers, by peft's rules: a string is a pattern, those of a list are the ends of names."""
+    """Check that the layers exist, by peft's rules: a string is a pattern, list items are the ends of names."""
     from transformers.pytorch_utils import Conv1D
 
     if wanted == "all-linear":

@@ -1,4 +1,4 @@
-"""Rows of a batch, cut into micro-batches that the policy runs one after the other.
+"""The rows of a batch, cut into micro-batches that the policy runs one after the other.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``n`` rows of a micro-batch.
 """
@@ -18,12 +18,12 @@ from grail_lightning.policy.trees import cut_into_trees
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Rows that are run together.
+    """The rows of one forward pass.
 
     Attributes:
         rows: ``[n]`` long on the CPU, in the order in which they are laid out.
-        starts: The rows at which a prefix tree begins; None if every row is run apart.
-        stands_in: Whether this rank has no rows left and runs one only to stay in step with the others.
+        starts: The rows at which a prefix tree begins; None if every row is run separately.
+        stands_in: Whether the micro-batch replaces missing work, on a rank with fewer micro-batches than others.
     """
 
     rows: Tensor
@@ -43,12 +43,12 @@ def cut_rows(
     """Micro-batches within a token budget, the longest rows first.
 
     Args:
-        policy: That runs them, in the mode in which it does.
-        batch: ``B`` rows.
-        rows: ``[n]`` long, which of them.
+        policy: The policy that runs them. It must already be in the mode (training or evaluation) in which it will.
+        batch: The rollouts, ``B`` rows.
+        rows: ``[n]`` long, the rows that are run.
         token_budget: Most tokens of a micro-batch; padding counts where rows are padded.
-        share: Whether tokens with which rows begin alike are run once, if the policy can.
-        share_responses: As for `grail_lightning.policy.trees.tree_layout`.
+        share: Whether common beginnings of rows are run once, if the policy supports it.
+        share_responses: See `grail_lightning.policy.trees.tree_layout`.
     """
     rows = rows.cpu()
     if share and len(rows) and policy.shares_prefixes and within_attention_window(policy, batch.input_ids.shape[1]):
@@ -60,7 +60,7 @@ def cut_rows(
 
 
 def stand_in(batch: SampledBatch) -> MicroBatch:
-    """What a rank without rows runs to stay in step with the others: its first row with a response."""
+    """A micro-batch for a rank without work, so that it joins the collectives: its first row with a response."""
     return MicroBatch(rows=batch.response_mask.any(1).long().argmax().reshape(1).cpu(), stands_in=True)
 
 

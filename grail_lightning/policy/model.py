@@ -27,7 +27,7 @@ from grail_lightning.tasks.base import Messages
 
 
 class Rows(Protocol):
-    """What a layout needs to know of some rows: a batch of rollouts has it."""
+    """The tensors of some rows from which a layout is made. A batch of rollouts has them."""
 
     @property
     def input_ids(self) -> Tensor:
@@ -43,12 +43,12 @@ class Rows(Protocol):
 
 
 class Policy(nn.Module):
-    """A causal language model that says how likely given responses are.
+    """A causal language model that gives the log-probabilities of responses.
 
     Args:
         model: A Transformers causal language model with a decoder stack.
-        tokenizer: Its tokenizer.
-        loading: How it was loaded; the chat template's arguments and the chunk size are used from here on.
+        tokenizer: The model's tokenizer.
+        loading: The options with which it was loaded. The chat template's arguments and the chunk size are used here.
     """
 
     def __init__(self, model: Any, tokenizer: Any, loading: Loading | None = None) -> None:
@@ -56,14 +56,14 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.loading = loading or Loading()
-        # What the checkpoint says about sampling must not leak into ours; it is kept for the export.
+        # The checkpoint's sampling defaults must not change our sampling. They are kept for the export.
         self.saved_generation_config = copy.deepcopy(model.generation_config)
         self.end_token_ids = end_token_ids(tokenizer, model.generation_config)
         model.generation_config = type(model.generation_config)(
             eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
-        # The balance loss of experts is not trained. Transformers would compute it at each decoding step, with the
-        # mask of all columns so far, and fail.
+        # The load-balancing loss of mixtures of experts is not trained. Transformers would compute it at each decoding
+        # step, with the mask of all columns so far, and fail.
         configs = {id(c): c for c in (model.config, model.config.get_text_config())}
         self._routed = [c for c in configs.values() if getattr(c, "output_router_logits", False)]
         self._report_routers(False)
@@ -87,17 +87,17 @@ class Policy(nn.Module):
 
     @cached_property
     def supports_kv_continuation(self) -> bool:
-        """Whether the model continues from keys and values; tried once."""
+        """Whether the model can continue from keys and values; tested once."""
         return capabilities.supports_kv_continuation(self)
 
     @cached_property
     def supports_prefix_trees(self) -> bool:
-        """Whether the model runs prefix trees; tried once, and under FSDP2 before the weights are sharded."""
+        """Whether the model can run prefix trees; tested once, and under FSDP2 before the weights are sharded."""
         return capabilities.supports_prefix_trees(self)
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether rows may share what they begin with now: every row has dropout of its own."""
+        """Whether common beginnings of rows may be run once at present. Dropout forbids it: rows draw separately."""
         drops = self.training and capabilities.has_dropout(self)
         return not self.loading.packing and not drops and self.supports_prefix_trees
 
@@ -113,7 +113,7 @@ class Policy(nn.Module):
         return cast(nn.ModuleList, self.decoder.layers)
 
     def encode(self, messages: Messages | str) -> list[int]:
-        """A prompt as token ids."""
+        """The token ids of a prompt."""
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Policy(nn.Module):
         return embeddings
 
     def head(self, hidden: Tensor) -> Tensor:
-        """``[..., D] -> [..., V]``: logits as the model itself makes them from its decoder's output."""
+        """``[..., D] -> [..., V]``: the model's logits from its decoder's output."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         config = self.model.config.get_text_config()
         if scale := getattr(config, "logit_scale", None):  # Cohere
@@ -135,15 +135,15 @@ class Policy(nn.Module):
 
     @property
     def chunk_tokens(self) -> int:
-        """Positions whose logits exist at a time: at most 128 MiB of them in float32, on an accelerator 1 GiB."""
+        """Positions whose logits exist at one time: at most 128 MiB in float32 on a CPU, 1 GiB on an accelerator."""
         logits = 2**25 if self.device.type == "cpu" else 2**28
         vocabulary: int = self.model.config.get_text_config().vocab_size
         return max(1, min(self.loading.chunk_tokens, logits // vocabulary))
 
     def head_gradient(self, *, in_place: bool = False) -> HeadGradient | None:
-        """What the head trains, for a backward pass that is written out.
+        """The head's trainable parameters, for a backward pass that is written by hand.
 
-        None where the head is random: autograd then repeats its draws in the backward pass.
+        None if the head draws random numbers, since autograd repeats these draws in the backward pass.
 
         Args:
             in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
@@ -158,9 +158,9 @@ class Policy(nn.Module):
         return HeadGradient(trained, head.weight if plain else None, in_place)
 
     def layout(self, rows: Rows, starts: Sequence[int] | None = None, *, share_responses: bool = True) -> TokenLayout:
-        """The layout of some rows: prefix trees that begin at the rows `starts`, or each row apart.
+        """The layout of some rows: prefix trees that begin at the rows `starts`, or separate rows if it is None.
 
-        Rows apart are packed if `Loading.packing` asks for it, else padded. `share_responses` is `tree_layout`'s.
+        Separate rows are packed if `Loading.packing` is set, else padded. See `tree_layout` for `share_responses`.
         """
         tensors = rows.input_ids, rows.attention_mask, rows.response_mask
         if starts is not None:
@@ -168,7 +168,7 @@ class Policy(nn.Module):
         return packed_layout(*tensors, flash=self.uses_flash) if self.loading.packing else padded_layout(*tensors)
 
     def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:
-        """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings in their place."""
+        """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them."""
         out = self.decoder(
             input_ids=layout.ids if embeds is None else None,
             inputs_embeds=embeds,
@@ -188,7 +188,7 @@ class Policy(nn.Module):
     ) -> Tensor:
         """The decoder's output ``[B, W, D]`` at every column of padded rows, for ids or for embeddings.
 
-        With a key-value cache, ids or embeddings and the output are of the columns that it does not hold yet.
+        With a key-value cache, ids, embeddings and output contain only the columns that are not cached yet.
         """
         begun = 0 if past_key_values is None else past_key_values.get_seq_length()
         out = self.decoder(
@@ -210,14 +210,14 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         in_place: bool = False,
     ) -> TokenStats:
-        """Log-probability of each valid response token, and on request the entropy of its distribution.
+        """The log-probability of each valid response token and, if requested, the entropy of its distribution.
 
         Args:
-            layout: Of the rows.
-            temperature: Divides the logits.
+            layout: The layout of the rows.
+            temperature: The number by which the logits are divided.
             with_entropy: Whether to return the entropy in nats, too.
-            entropy_gradient: Whether it carries a gradient.
-            in_place: As for `head_gradient`.
+            entropy_gradient: Whether the entropy carries a gradient.
+            in_place: See `head_gradient`.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
@@ -235,7 +235,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         in_place: bool = False,
     ) -> TokenStats:
-        """`forward` from the decoder's output ``[R, N, D]`` on. The head runs on the predictors alone, in chunks."""
+        """`forward`, given the decoder's output ``[R, N, D]``. The head runs on the predictors alone, in chunks."""
         flat = token_logprobs(
             layout.at_predictors(states),
             self.head,
@@ -250,7 +250,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode for a while; afterwards every module is in the mode that it was in."""
+        """Evaluation mode inside the context; afterwards every module is in its earlier mode."""
         modes = {module: module.training for module in self.modules()}
         self.eval()
         try:
@@ -261,9 +261,9 @@ class Policy(nn.Module):
 
     @contextmanager
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Token ids and their mask, ``[rows, columns]``, to try the model on: in evaluation mode and without gradients.
+        """Token ids and their mask, ``[rows, columns]``, for a trial run in evaluation mode and without gradients.
 
-        Afterwards every module is in the mode that it was in, and random numbers go on where they were.
+        Afterwards every module is in its earlier mode, and the random state is as before.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns) % vocabulary
@@ -272,7 +272,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def eager_attention(self) -> Iterator[None]:
-        """Eager attention for a while: flash-attn does not run on the CPU that loads the weights, nor in float32."""
+        """Eager attention inside the context: flash-attn runs neither on CPUs nor in float32."""
         chosen = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         try:
@@ -282,7 +282,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def adapters_off(self) -> Iterator[None]:
-        """Run without LoRA adapters: the reference policy of an adapter run costs no second copy."""
+        """Run without LoRA adapters. The reference policy of an adapter run then needs no second copy."""
         self.model.disable_adapters()
         try:
             yield
@@ -310,7 +310,7 @@ class Policy(nn.Module):
 
 @contextmanager
 def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None]:
-    """Parameters that need a gradient, or need none, for a while; none of them may be that way before."""
+    """Set `requires_grad` of parameters to `value` inside the context; all must have the opposite value before."""
     for parameter in parameters:
         parameter.requires_grad_(value)
     try:
@@ -321,7 +321,7 @@ def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None
 
 
 def merge_adapters(model: Any) -> Any:
-    """Fold LoRA adapters into the weights of `model`, in place, and take them out."""
+    """Merge LoRA adapters into the weights of `model`, in place, and remove them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in list(model.named_modules()):

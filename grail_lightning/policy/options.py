@@ -1,4 +1,4 @@
-"""How a policy is loaded: the options, and the checks that can be made before any weights are read."""
+"""The options with which a policy is loaded, and the checks that can be made before any weights are read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Low-rank adapters (peft); everything else is frozen.
+    """Options of low-rank adapters (peft). All other weights are frozen.
 
     Attributes:
         rank: Rank of the update.
-        alpha: Its scale is ``alpha / rank``.
-        dropout: On the adapter's input.
-        target_modules: Names of the linear layers, or "all-linear".
+        alpha: Numerator of the update's scale, which is ``alpha / rank``.
+        dropout: Dropout rate on the adapter's input.
+        target_modules: Names of the linear layers that get an adapter, or "all-linear".
 
     Raises:
         ValueError: If one of the numbers is out of its range.
@@ -50,23 +50,25 @@ class LoRA:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How a policy is loaded.
+    """Options with which a policy is loaded.
 
     Attributes:
-        dtype: Of the weights. In full precision they are master weights; pair float32 with
+        dtype: Dtype of the weights. In full precision they are master weights; pair float32 with
             `--trainer.precision=bf16-mixed` on GPUs. float16 evaluates and predicts, but is never trained.
-        master_weights: Keep float32 copies of weights in half precision, which the optimiser moves. Not for sharded
-            weights.
-        attention: auto takes flash-attn on CUDA in half precision where it is installed, else SDPA.
-        gradient_checkpointing: Recompute activations in the backward pass.
-        lora: Train adapters instead of all weights.
-        trust_remote_code: Run Python code that comes with the checkpoint. Off unless you trust it.
-        from_scratch: Build the architecture of the config with random weights.
-        chat_template_kwargs: Passed to the chat template.
-        chunk_tokens: Most positions whose logits exist at a time; fewer behind a large vocabulary.
-        packing: Run the decoder on valid tokens alone, all rows as one, through flash-attn's variable-length kernels.
-        reduce_once: With FSDP2, keep each rank's gradients whole until the last micro-batch of a step and reduce them
-            then: less traffic, and memory for all gradients on every rank.
+        master_weights: Whether weights in half precision have float32 copies, which the optimiser updates. Does not
+            apply to sharded weights.
+        attention: Attention implementation. auto takes flash-attn on CUDA in half precision where it is installed,
+            else SDPA.
+        gradient_checkpointing: Whether activations are recomputed in the backward pass.
+        lora: Options of adapters, which are then trained in place of all weights; null trains all weights.
+        trust_remote_code: Whether to run Python code from the checkpoint. Leave it off unless you trust the source.
+        from_scratch: Whether to build the architecture of the config with random weights.
+        chat_template_kwargs: Arguments of the chat template.
+        chunk_tokens: Most positions whose logits exist at one time; fewer if the vocabulary is large.
+        packing: Whether the decoder runs on valid tokens alone, all rows as one, through flash-attn's variable-length
+            kernels.
+        reduce_once: Whether each rank keeps whole gradients under FSDP2 and reduces them with the last micro-batch of a
+            step. This needs less traffic, and memory for all gradients on every rank.
     """
 
     dtype: Dtype = "float32"
@@ -91,7 +93,7 @@ class Loading:
 
 
 def resolve_policy(name: str) -> str:
-    """A name as Transformers takes it: packaged policies by their short name, folders and hub names as they are.
+    """A name in the form that Transformers accepts: packaged policies by short name, folders and hub names unchanged.
 
     Raises:
         ValueError: If it looks like a path and there is no such folder, the folder holds no `config.json`, or the name
@@ -107,7 +109,7 @@ def resolve_policy(name: str) -> str:
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/export"):
         raise ValueError(f"`policy` must be a model on the hub or an existing folder, but there is no folder {name!r}.")
     packaged = sorted(folder.name for folder in ASSETS.iterdir())
-    # The hub would be asked for it, in vain and with retries. Its models are called owner/name, but for a few old ones.
+    # Transformers would ask the hub for it, with retries. All but a few old models on the hub are called owner/name.
     if "/" not in name and (near := difflib.get_close_matches(name.lower(), packaged, n=1)):
         raise ValueError(
             f"`policy` must be {', '.join(packaged)}, which came with the package, a model on the hub or an existing "
@@ -117,17 +119,17 @@ def resolve_policy(name: str) -> str:
 
 
 def read_config(name: str, trust_remote_code: bool = False) -> Any:
-    """What a policy's folder, or the hub, says of the model."""
+    """The model's config, from a policy's folder or from the hub."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
 
 
 def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
-    """Find out cheaply whether a policy can be loaded: its config is there, and so are its weights if it is local.
+    """Check cheaply that a policy can be loaded: its config exists, and so do its weights if it is local.
 
     Raises:
-        ValueError: If not, with what to do about it.
+        ValueError: If it cannot be loaded; the message says what to do.
     """
     path = resolve_policy(name)
     try:
@@ -152,17 +154,17 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
 
 
 def check_precision(precision: Any) -> None:
-    """Whether gradients can be used as they come.
+    """Check that gradients can be used without scaling the loss.
 
     Raises:
-        ValueError: For float16, whose losses have to be scaled.
+        ValueError: For float16, which needs scaled losses.
     """
     if str(precision) in ("16", "16-mixed", "16-true"):
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
 
 
 def check_dtype(name: str, loading: Loading) -> None:
-    """Whether weights can be trained in the type that they are going to have.
+    """Check that the weights can be trained in the dtype in which they will be loaded.
 
     Raises:
         ValueError: For float16, in which small gradients are zero unless losses are scaled.
@@ -177,7 +179,7 @@ def check_dtype(name: str, loading: Loading) -> None:
 
 
 def check_attention(requested: Attention) -> None:
-    """Whether an attention implementation that was asked for by name can run here.
+    """Check that a requested attention implementation can run on this machine.
 
     Raises:
         ValueError: For flash-attn without CUDA or without the package.
@@ -194,7 +196,7 @@ def check_attention(requested: Attention) -> None:
 
 
 def choose_attention(requested: Attention, half_precision: bool) -> str | None:
-    """The attention implementation to load with; None is SDPA, or eager where an architecture has no SDPA (Gemma 2).
+    """The attention implementation to load with. None is SDPA, or eager for an architecture without SDPA (Gemma 2).
 
     Raises:
         ValueError: For flash-attn where it cannot run: without CUDA, without the package, or in full precision.

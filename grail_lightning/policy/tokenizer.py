@@ -1,4 +1,4 @@
-"""The tokenizer, and how a prompt becomes token ids."""
+"""Loading of the tokenizer, and conversion of prompts into token ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from grail_lightning.tasks.base import Messages
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a policy, with a pad token that the model knows: where its own will not do, the end token."""
+    """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
     config = read_config(name, trust_remote_code)
     known = getattr(config.get_text_config(), "vocab_size", None) or len(tokenizer)
-    # Masks are made from lengths, so the pad token may be any. One that was added to the tokenizer alone has no
-    # embedding.
+    # Masks are made from lengths, so any token can be the pad token. A token that was added to the tokenizer but not to
+    # the model has no embedding.
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known:
         ends = tokenizer.eos_token_id is not None and tokenizer.eos_token_id < known
         tokenizer.pad_token = tokenizer.eos_token if ends else tokenizer.convert_ids_to_tokens(0)
@@ -26,10 +26,10 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
 def encode_prompt(
     tokenizer: Any, messages: Messages | str, chat_template_kwargs: dict[str, Any] | None = None
 ) -> list[int]:
-    """A prompt as token ids: messages through the chat template where there is one, plain text as it is.
+    """The token ids of a prompt. Messages pass through the chat template if there is one; plain text is unchanged.
 
     Raises:
-        ValueError: If it encodes to no token.
+        ValueError: If the prompt has no token.
     """
     if isinstance(messages, str):
         ids = tokenizer(messages)["input_ids"]
@@ -37,7 +37,7 @@ def encode_prompt(
         text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
         )
-        # The template writes its own special tokens.
+        # The template already contains the special tokens.
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     else:
         ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
@@ -47,7 +47,7 @@ def encode_prompt(
 
 
 def end_token_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """Tokenizer ∪ generation config: chat models often end on a token that only one of them names."""
+    """The end tokens of tokenizer and generation config together: many chat models name theirs in only one of them."""
     ids = generation_config.eos_token_id
     named = [] if ids is None else list(ids) if isinstance(ids, (list, tuple)) else [ids]
     return tuple(sorted({*named, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}))

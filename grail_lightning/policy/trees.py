@@ -1,9 +1,9 @@
-"""Prefix trees: what several rows begin with is run once, forward and backward.
+"""Prefix trees: tokens that several rows have in common at their beginning are run once, forward and backward.
 
 The rows of a group share their prompt and often the beginning of their responses. The distinct tokens of such rows form
-a tree, which is laid out as one sequence in preorder, so that the decoder's linear layers see every distinct token
-once. Attention is computed by *units*: some tokens as queries, and the tokens on their paths as keys. Its cost follows
-the tokens that are there, whatever the size of the tree.
+a tree, which is laid out as one sequence in preorder, so that the decoder's linear layers process every distinct token
+once. Attention is computed in *units*. A unit has some tokens as queries, and the tokens on their paths as keys. The
+cost of attention therefore depends on the lengths of the paths, not on the size of the tree.
 
 Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` columns, ``N`` distinct tokens,
 ``U`` units of at most ``Q`` queries and ``K`` keys, ``M`` predictions, ``D`` width.
@@ -25,17 +25,17 @@ from transformers.masking_utils import sdpa_mask
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 
 TREE_ATTENTION = "prefix_tree_sdpa"
-"""The attention implementation that a policy is loaded with in the place of Transformers' `sdpa`."""
+"""The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
 
 
 class AttentionUnits(NamedTuple):
-    """How the tokens of prefix trees attend.
+    """Queries, keys and masks of the attention in prefix trees.
 
     Attributes:
-        queries: ``[U, Q]`` long, token numbers; padded with any.
-        keys: ``[U, K]`` long, token numbers; padded with any.
-        mask: ``[U, 1, Q, K]``, added to the scores: 0 where a query attends to a key.
-        output_of: ``[N]`` long, the place in ``U · Q`` at which each token is a query.
+        queries: ``[U, Q]`` long, token numbers; padding has any number.
+        keys: ``[U, K]`` long, token numbers; padding has any number.
+        mask: ``[U, 1, Q, K]``, added to the attention scores: 0 where a query attends to a key.
+        output_of: ``[N]`` long, the index into ``U · Q`` at which each token is a query.
     """
 
     queries: Tensor
@@ -53,16 +53,16 @@ def tree_attention(
     units: AttentionUnits | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' SDPA; with `units`, attention within prefix trees.
+    """Transformers' SDPA or, if `units` are given, attention in prefix trees.
 
     Args:
         module: The attention module.
-        query: ``[1, heads, N, d]``; without `units` as Transformers has it.
+        query: ``[1, heads, N, d]``; without `units` any shape that Transformers accepts.
         key: ``[1, key heads, N, d]``.
-        value: Likewise.
-        attention_mask: Not read with `units`, which bring their own.
-        units: Who attends to whom.
-        options: What the module passes on, the scale among it.
+        value: ``[1, key heads, N, d]``.
+        attention_mask: Transformers' mask. It is ignored if `units` are given, which contain their own.
+        units: The queries, keys and masks.
+        options: The module's further arguments, with the scale of the scores.
 
     Returns:
         ``[1, N, heads, d]``, and None for the attention weights.
@@ -72,7 +72,7 @@ def tree_attention(
         return found
     asked = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
     keys, values = _gather(key, units.keys), _gather(value, units.keys)
-    # Under autocast SDPA converts its arguments to the mask's dtype itself; each layer would keep a further copy.
+    # Under autocast SDPA converts its arguments to the mask's dtype itself. Each layer would keep one more copy.
     mask = units.mask if torch.is_autocast_enabled(query.device.type) else units.mask.to(query.dtype)
     scaling = options.get("scaling")
     out, _ = sdpa_attention_forward(module, asked, keys, values, mask, scaling=scaling)
@@ -80,7 +80,7 @@ def tree_attention(
 
 
 def _gather(states: Tensor, index: Tensor) -> Tensor:
-    """``[1, heads, N, d] -> [U, heads, K, d]``: copies for each unit."""
+    """``[1, heads, N, d] -> [U, heads, K, d]``: a copy of the states for each unit."""
     heads, number, size = states.shape[1:]
     table = states[0].transpose(0, 1).reshape(number, heads * size)
     return gather_rows(table, index).view(*index.shape, heads, size).transpose(1, 2)
@@ -98,19 +98,21 @@ def tree_layout(
     *,
     share_responses: bool = True,
 ) -> TokenLayout:
-    """Rows as prefix trees.
+    """The layout of rows as prefix trees.
 
-    A token is new where its row differs from the row before, so the new tokens, row by row, are each tree in preorder.
-    The descendants of token ``j`` are ``j … end_j − 1``, and ``i`` attends to ``j`` where ``j ≤ i < end_j``. The last
-    token of a row predicts nothing and is left out.
+    A token is new where its row differs from the row before. Listed row by row, the new tokens of a tree are in
+    preorder. The descendants of token ``j`` are ``j … end_j − 1``, and ``i`` attends to ``j`` where ``j ≤ i < end_j``.
+    The last token of a row predicts nothing and is left out.
 
     Args:
-        input_ids: ``[b, P+T]``, prompts padded left, responses padded right. Rows that begin alike are neighbours.
+        input_ids: ``[b, P+T]``, prompts padded left, responses padded right; rows with a common
+            beginning are neighbours.
         attention_mask: ``[b, P+T]`` bool.
         response_mask: ``[b, T]`` bool.
-        starts: The rows at which a tree begins; ascending, the first is 0.
-        share_responses: False shares prompts without their last token alone, and whole rows that are equal: every
-            position at which a response token is predicted then belongs to one response.
+        starts: The rows at which a tree begins, ascending; the first is 0.
+        share_responses: Whether common beginnings of responses are run once, too. If False, rows share their prompt
+            without its last token, and equal rows are run once. Every position that predicts a response token then
+            belongs to one response.
     """
     device, width = input_ids.device, input_ids.shape[1] - response_mask.shape[1]
     ids, valid, responses = input_ids.cpu(), attention_mask.cpu(), response_mask.cpu()
@@ -128,7 +130,7 @@ def tree_layout(
     run.view(-1)[cells[followed]] = True
     number = torch.where(run.flatten(), run.flatten().cumsum(0) - 1, -1)
     begin = torch.nn.functional.pad(run.sum(1).cumsum(0), (1, 0))  # `[b + 1]`: the tokens of the rows before.
-    # The next row that does not go through a token is the first one with no more than its column in common.
+    # The first later row that does not pass through a token has at most the columns before it in common.
     leaves = torch.where(new, rows, len(ids)).roll(-1, 0)
     leaves[-1] = len(ids)
     end = begin[leaves.flip(0).cummin(0).values.flip(0)][run]
@@ -157,7 +159,7 @@ def tree_layout(
 
 
 def shared_columns(ids: Tensor, valid: Tensor) -> Tensor:
-    """``[b]`` long: how many columns each row has in common with the one before, padding on the left included."""
+    """``[b]`` long: the number of columns that each row has in common with the row before, left padding included."""
     same = (ids[1:] == ids[:-1]) & (valid[1:] == valid[:-1]) | ~valid[1:] & ~valid[:-1]
     return torch.nn.functional.pad(same.int().cumprod(1).sum(1), (1, 0))
 
@@ -165,10 +167,11 @@ def shared_columns(ids: Tensor, valid: Tensor) -> Tensor:
 def _units(
     path: Tensor, own: Tensor, begin: Tensor, end: Tensor, inherited: Tensor, starts: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, places of outputs ``[N]``.
+    """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, indices of outputs ``[N]``.
 
     A unit's queries are the tokens that its rows add to the tree; its keys are these and the path to the first of them.
-    Rows with few tokens of their own share a unit of as many queries as the longest row has: padding costs nothing.
+    Rows that add few tokens are joined in one unit of at most as many queries as the longest row has, which costs no
+    further padding.
     """
     most, trees = int(own.max()), set(starts)
     heads: list[int] = []
@@ -186,8 +189,8 @@ def _units(
     keys = pad_sequence(paths, batch_first=True)
     asked = torch.arange(queries.shape[1]) < counts[:, None]
     given = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
-    ahead, behind = queries[:, :, None], keys[:, None]
-    mask = (behind <= ahead) & (ahead < end[keys][:, None]) & given[:, None]
+    query_number, key_number = queries[:, :, None], keys[:, None]
+    mask = (key_number <= query_number) & (query_number < end[keys][:, None]) & given[:, None]
     mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
     output_of = torch.zeros(len(end), dtype=torch.long)
     output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
@@ -195,13 +198,13 @@ def _units(
 
 
 def _attention(units: tuple[Tensor, ...], dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
-    """The decoder's arguments. SDPA would convert a mask of truth values in each layer, and keep the result."""
+    """The decoder's arguments. SDPA would convert a boolean mask in each layer and keep the result."""
     queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
     number = keys.shape[1]
     # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
     shape = (len(queries), 1, queries.shape[1], number + -number % 16)
     added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
-    # Any mask of four dimensions keeps Transformers from making one.
+    # Transformers makes no mask of its own if it is given one of four dimensions.
     return {
         "attention_mask": added.new_zeros(1, 1, 1, 1),
         "units": AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
@@ -209,11 +212,11 @@ def _attention(units: tuple[Tensor, ...], dtype: torch.dtype, device: torch.devi
 
 
 class TreeBatch(NamedTuple):
-    """The rows of a micro-batch of prefix trees.
+    """The rows of one micro-batch of prefix trees.
 
     Attributes:
         rows: ``[n]`` long, in the order of `tree_layout`.
-        starts: At which of them a tree begins.
+        starts: The indices into `rows` at which a tree begins.
     """
 
     rows: Tensor
@@ -223,18 +226,18 @@ class TreeBatch(NamedTuple):
 def cut_into_trees(
     ids: Tensor, valid: Tensor, group: Tensor, token_budget: int, *, prompt_width: int, share_responses: bool = True
 ) -> list[TreeBatch]:
-    """Rows as micro-batches of prefix trees within a token budget, the largest trees first.
+    """Micro-batches of prefix trees within a token budget, the largest trees first.
 
-    Rows of a group share a tree as long as it fits into the budget. A row counts the tokens that it adds, and a quarter
-    of those that it shares, for the copies of their keys and values.
+    Rows of a group are in one tree as long as it fits into the budget. The size of a row is the number of tokens that
+    it adds, and a quarter of those that it shares, whose keys and values are copied.
 
     Args:
-        ids: ``[n, W]``.
-        valid: ``[n, W]`` bool.
-        group: ``[n]`` long; rows of different groups share nothing.
-        token_budget: Most tokens of a micro-batch; a row that is longer has one of its own.
+        ids: ``[n, W]``, token ids.
+        valid: ``[n, W]`` bool, the tokens that are not padding.
+        group: ``[n]`` long; rows of different groups are never in one tree.
+        token_budget: Most tokens of a micro-batch; a longer row has a micro-batch of its own.
         prompt_width: P, the columns before the first response column.
-        share_responses: As for `tree_layout`.
+        share_responses: See `tree_layout`.
     """
     if not len(ids):
         return []

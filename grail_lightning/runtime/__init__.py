@@ -1,1 +1,1 @@
-"""What the whole package stands on: ranks, random seeds, clocks and the folder of a run."""
+"""Functions for all other packages: ranks, random seeds, clocks and the folder of a run."""

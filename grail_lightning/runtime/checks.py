@@ -1,4 +1,4 @@
-"""Whether tensors that somebody else's class returned are what they have to be: one line if not."""
+"""Checks of tensors that user-defined classes return. An error names the first entry that is wrong."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Kind = Literal["floating-point", "integer", "bool"]
 
 
 class Claim(NamedTuple):
-    """Something that must hold of every entry of a tensor.
+    """A condition on every entry of a tensor.
 
     Attributes:
-        text: What must hold, up to "but got".
-        broken: A bool tensor, True where it does not.
-        shown: A tensor of the same shape, whose value is told there.
+        text: The condition in words: the error message up to "but got".
+        broken: A bool tensor, True where the condition does not hold.
+        shown: A tensor of the same shape, whose value at that entry is shown in the message.
     """
 
     text: str
@@ -26,17 +26,17 @@ class Claim(NamedTuple):
 
 
 def check_tensor(subject: str, tensor: Any, kind: Kind, shape: Sequence[int], device: torch.device) -> None:
-    """Whether something is a detached tensor of this kind and shape on this device; waits for nothing.
+    """Check that a value is a detached tensor of this kind and shape on this device, without synchronisation.
 
     Args:
-        subject: Begins the message: who must return what.
-        tensor: What was returned.
-        kind: Of its dtype.
+        subject: The beginning of the message: who must return what.
+        tensor: The value that was returned.
+        kind: The kind of its dtype.
         shape: Its shape.
-        device: Where it must lie.
+        device: The device on which it must be.
 
     Raises:
-        ValueError: If not.
+        ValueError: If it is not.
     """
     wanted = f"{subject} as {'an' if kind == 'integer' else 'a'} {kind} tensor of shape {list(shape)} on {device}"
     if not isinstance(tensor, Tensor):
@@ -54,14 +54,14 @@ def check_tensor(subject: str, tensor: Any, kind: Kind, shape: Sequence[int], de
 
 
 def check_claims(claims: Sequence[Claim], remedy: str) -> None:
-    """Whether claims hold, in their order; waits for the device once.
+    """Check claims in their order; synchronises with the device once.
 
     Args:
-        claims: What must hold.
+        claims: The claims that must hold.
         remedy: The last sentence of the message.
 
     Raises:
-        ValueError: For the first that does not, with its first entry.
+        ValueError: For the first claim that does not hold, with its first wrong entry.
     """
     broken = torch.stack([claim.broken.any() for claim in claims]).tolist()
     if not any(broken):

@@ -1,4 +1,4 @@
-"""Seconds of work on a device, by phase."""
+"""Time spent on a device, in seconds, by phase."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 
 def synchronised_clock(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
+    """The time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class PhaseClock:
-    """Seconds of each phase of a step. A phase inside another one takes its time from it.
+    """Seconds of each phase of a step. Time in an inner phase does not count for the outer one.
 
     Args:
-        device: That the phases run on.
+        device: The device on which the phases run.
 
     Attributes:
-        seconds: By phase.
+        seconds: The seconds of each phase by name.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge what runs inside to a phase."""
+        """Count the time inside the context as this phase's."""
         self._charge()
         self._inside.append(name)
         try:

@@ -1,4 +1,4 @@
-"""Sums, maxima and rows over all ranks. Without a process group each is the local value."""
+"""Sums, maxima and rows over all ranks. Without a process group the result is the local value."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def all_reduce(values: Tensor, op: str) -> Tensor:
 
 
 def pad_to_longest_rank(parts: Sequence[T], filler: T, device: torch.device) -> list[T]:
-    """This rank's parts, filled up to the number of the rank that has the most."""
+    """This rank's parts, filled up to the number of parts of the rank that has the most."""
     most = int(all_reduce(torch.tensor(len(parts), device=device), "max"))
     return [*parts, *[filler] * (most - len(parts))]
 
 
 def all_gather_objects(value: T) -> list[T]:
-    """The value of each rank, in one collective; any value that pickles."""
+    """The value of each rank, in one collective. Values must be picklable."""
     if world_size() == 1:
         return [value]
     gathered: list[Any] = [None] * world_size()
@@ -52,7 +52,7 @@ def sum_by_name(values: Mapping[str, float]) -> dict[str, float]:
 def mean_by_name(values: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Means over all ranks by name, from the sum and the count of each, in one collective.
 
-    Ranks may differ in their names; what no rank has counted is left out.
+    Ranks may differ in their names; names without a count on any rank are left out.
     """
     ranks = all_gather_objects(dict(values))
     names = sorted({name for rank in ranks for name in rank})
@@ -64,7 +64,7 @@ def mean_by_name(values: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def all_gather_rows(values: Tensor) -> Tensor:
-    """The rows of all ranks, in the order of the ranks, which may differ in their number of rows."""
+    """The rows of all ranks, in the order of the ranks. Ranks may differ in their number of rows."""
     if world_size() == 1:
         return values
     return torch.cat(all_gather_objects(values.detach().cpu())).to(values.device)

@@ -1,4 +1,4 @@
-"""At most one run in a folder: a lock that ends with its process, and names it."""
+"""A lock that allows one run in a folder. It is released when its process ends, and names that process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 @contextmanager
 def held(folder: Path, patience: float = 6 * BEAT_SECONDS) -> Iterator[None]:
-    """Hold a folder, which is made if need be, against other processes.
+    """Lock a folder, which is created if it does not exist, against other processes.
 
-    The operating system releases its lock when the holder ends, however it ends. Some network file systems keep locks
-    within one host, and some have none. The file therefore names its holder as well, and the holder touches it every
-    few seconds: a holder on another host that does not do so for `patience` seconds has ended.
+    The operating system releases the lock when its process ends, for whatever reason. Some network file systems apply
+    locks within one host only, and some have none. The file therefore also names its process, which updates the file's
+    time every few seconds: a process on another host that has not done so for `patience` seconds has ended.
 
     Args:
-        folder: What to hold.
-        patience: Seconds in which a live holder on another host has to show itself.
+        folder: The folder to lock.
+        patience: Seconds within which a live process on another host must update the file.
 
     Raises:
-        ValueError: If another process holds it.
+        ValueError: If another process has locked it.
     """
     file = folder / LOCK
     handle = _acquire(file, patience)
@@ -57,7 +57,7 @@ def held(folder: Path, patience: float = 6 * BEAT_SECONDS) -> Iterator[None]:
 
 
 def _acquire(file: Path, patience: float) -> TextIO:
-    """The open lock file, locked. Whoever held it before may have removed or moved it just now: then once more."""
+    """The open lock file, locked. If a former holder removed or moved it at the same time, this tries again."""
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.open("a+")
@@ -97,7 +97,7 @@ def _refusal(file: Path, holder: dict[str, Any]) -> str:
 
 
 def _holder(handle: TextIO) -> dict[str, Any]:
-    """Who wrote the file; empty where nobody did, or is about to."""
+    """The process that the file names; empty if it names none, or none yet."""
     handle.seek(0)
     try:
         return dict(json.load(handle))
@@ -111,7 +111,7 @@ def _beat(descriptor: int, ended: threading.Event) -> None:
 
 
 def _beats(file: Path, patience: float) -> bool:
-    """Whether somebody touches the file. Only its own times are compared, so hosts may have different clocks."""
+    """Whether a process updates the file. Only the file's own times are compared, so clocks of hosts may differ."""
     with suppress(FileNotFoundError):  # The holder has just ended.
         before, deadline = _touched(file), time.monotonic() + patience
         while time.monotonic() < deadline:
@@ -122,7 +122,7 @@ def _beats(file: Path, patience: float) -> bool:
 
 
 def _touched(file: Path) -> int:
-    # Opened anew each time: a network file system may otherwise answer from its cache.
+    # The file is opened again each time, since a network file system may otherwise answer from its cache.
     with file.open() as handle:
         return os.fstat(handle.fileno()).st_mtime_ns
 

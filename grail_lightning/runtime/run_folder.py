@@ -1,4 +1,4 @@
-"""The one folder of a run: where its checkpoints, events, tables and export are."""
+"""The folder of a run, which contains its checkpoints, events, tables and export."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from grail_lightning.runtime.folder_lock import LOCK, held
 KEYWORDS = ("last", "best")
 MARKER = "grail_lightning.json"
 RUN = ("config.yaml", "checkpoints")
-# What a run would write over, or into. Files of events have names of their own.
+# The files that a run would overwrite or append to. Event files have unique names.
 WRITTEN = (*RUN, "export", "rollouts", "metrics.csv", "hparams.yaml")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Finds things in the run's folder, and keeps it for one run.
+    """Finds files in the run's folder, and reserves the folder for one run.
 
-    The folder is that of the first logger that has one (TensorBoard's, CSV); else a folder of the logger's name in its
-    `save_dir`; without a logger the Trainer's `default_root_dir`, or ``runs/unnamed`` where that is the working folder:
-    files of a run never lie among those of a project.
+    The folder is that of the first logger that has one (TensorBoard, CSV); else a folder of the logger's name in its
+    `save_dir`. Without a logger it is the Trainer's `default_root_dir`, or ``runs/unnamed`` if that is the working
+    folder, so that a run's files are never mixed with those of a project.
 
-    A folder that was made for a run carries the file ``grail_lightning.json``. No other folder is ever moved.
+    A folder that was created for a run contains the file ``grail_lightning.json``. No other folder is ever moved.
 
     Attributes:
         trainer: A Lightning `Trainer`.
@@ -46,14 +46,14 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """The folder; it need not exist yet. A broadcast: every rank has to ask for it."""
+        """The folder, which may not exist yet. A broadcast: every rank must call it."""
         return Path(self.trainer.strategy.broadcast(str(_folder(self.trainer))))
 
     def checkpoint(self, wanted: str | None) -> str | None:
-        """The checkpoint file that `last`, `best` or a path stands for; None stays None.
+        """The checkpoint file for `last`, `best` or a path; None for None.
 
         Raises:
-            ValueError: If there is none. Lightning would go on with an untrained policy.
+            ValueError: If there is none. Lightning would continue with an untrained policy.
         """
         if wanted is None:
             return None
@@ -74,7 +74,7 @@ class RunFolder:
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """An empty folder for a new run: an earlier run is moved aside, and moved back if the new one never began.
+        """An empty folder for a new run. An earlier run is moved aside, and moved back if the new one does not begin.
 
         Raises:
             ValueError: If another fit is using the folder, or it holds files that may not be a run's.
@@ -99,7 +99,7 @@ class RunFolder:
 
     @contextmanager
     def resumed(self, checkpoint: str) -> Iterator[None]:
-        """The folder of a run that goes on.
+        """The folder of a run that is resumed.
 
         Raises:
             ValueError: If another fit is using the folder, or it holds files that may not be a run's.
@@ -115,7 +115,7 @@ class RunFolder:
             yield
 
     def shared(self) -> None:
-        """The folder for what only looks at a policy: made if need be, and not held. A fit may be using it."""
+        """The folder for commands that do not train. It is created if needed, and not locked: a fit may be using it."""
         folder = self.path
         if self.trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class RunFolder:
 
 
 def unused(path: Path) -> Path:
-    """The path itself if nothing lies there; else the first free one with a number, as ``predictions.1.parquet``."""
+    """The path itself if it does not exist; else the first free one with a number, as ``predictions.1.parquet``."""
     if not path.exists():
         return path
     name, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
@@ -156,14 +156,14 @@ def _check_ours(folder: Path) -> None:
 
 
 def _mark_if_new(folder: Path) -> None:
-    """A folder that held files of others before stays unmarked, hence where it is."""
+    """Write the marker file into a new folder. A folder with other files gets none, so it is never moved."""
     if all(entry.name == LOCK for entry in folder.iterdir()):
         created = datetime.now().astimezone().isoformat(timespec="seconds")
         (folder / MARKER).write_text(json.dumps({"grail_lightning": __version__, "created": created}) + "\n")
 
 
 def _move_aside(folder: Path) -> Path:
-    """Where an earlier run now is."""
+    """Move an earlier run, and return its new path."""
     aside = unused(folder)
     folder.rename(aside)
     (aside / LOCK).unlink()

@@ -1,7 +1,7 @@
-"""Seeds for each purpose, drawn from the run's one seed.
+"""Seeds for each purpose, derived from the run's one seed.
 
-Sampling, credit and evaluation have streams of their own, keyed by step: switching one on or off does not move the
-others, and a resumed run needs no stored random state.
+Sampling, credit and evaluation have random streams of their own, keyed by step. Switching one on or off does not change
+the others, and a resumed run needs no stored random state.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def derive_seed(*keys: int | str) -> int:
 
 @contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
-    """Torch's random numbers on the CPU and `device` go on afterwards as if nothing had been."""
+    """Restore torch's random state on the CPU and `device` when the context ends."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """`preserved`, and inside they start from `seed`."""
+    """Like `preserved`; inside the context the random numbers start from `seed`."""
     with preserved(device):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""Whether a folder that a run is going to write can be written."""
+"""A check that a run can write to a folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Try it out in the folder, or in the nearest one above it that is there; nothing stays behind.
+    """Write a temporary file to the folder, or to its nearest existing parent, and remove it.
 
     Args:
-        folder: It need not exist.
-        option: Which option names it.
+        folder: The folder, which need not exist.
+        option: The option that names it, for the message.
 
     Raises:
-        ValueError: If no file can be made there.
+        ValueError: If no file can be created there.
     """
     place = folder.absolute()
     while not place.exists():

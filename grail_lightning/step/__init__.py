@@ -1,22 +1,22 @@
-r"""One training step. The files stand in the order in which the data meets them.
+r"""One training step. The files are listed in the order in which the data passes through them.
 
 ==================  ================================================================================================
-`options`           What is optimised (`Objective`), and how it is run (`Execution`).
-`collect`           Prompts → sampled, graded rollouts. Groups that teach nothing may make way for others.
+`options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
+`collect`           Prompts → sampled, graded rollouts. Groups without a learning signal may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
-`forward`           A micro-batch in, log-probabilities out; it holds the advantages of tokens.
-`assign`            Where token weights come from: the credit method now, or the first forward pass of each row.
-`old_logprobs`      Log-probabilities under the weights that sampled: three rules, by name.
+`forward`           Micro-batch → log-probabilities; the forward pass also holds the advantages of tokens.
+`assign`            The source of token weights: the credit method, or the first forward pass of each row.
+`old_logprobs`      Log-probabilities under the weights that sampled, by three named rules.
 `reference`         The frozen reference of the KL term.
-`loss`              Denominators of an optimiser step, and a micro-batch's share of its loss.
+`loss`              Denominators of an optimiser step, and the summand of its loss for each micro-batch.
 `update`            The loop: one forward pass, one loss, one backward pass for each micro-batch.
 `optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
-`schedule`          The learning rate, what a resume keeps, and what `max_steps` leaves.
-`report`            Figures of the step, over all ranks; `outputs` hands them and the batch to callbacks.
+`schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
+`report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks.
 ==================  ================================================================================================
 
-Who calls whom::
+The calls of one step::
 
     GrailModule.training_step
     ├── collect.sample_and_grade, collect.refill      prompts → GradedBatch
@@ -25,15 +25,14 @@ Who calls whom::
     ├── update.prepare                                → Update
     │   ├── plan.plan_steps
     │   ├── reference.logprobs                        with a KL term
-    │   └── old_logprobs                              what has to be computed before the weights move
+    │   └── old_logprobs                              log-probabilities needed before the weights change
     ├── GrailModule.take_steps                        for each optimiser step:
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
     └── report.report
 
-One step in numbers: two rollouts of one prompt, ``Compute 2+3.``,
-whose responses are ``\boxed{5}<end>`` and ``\boxed{6}<end>``, of four tokens each (``\boxed{``, the digit, ``}`` and
-the end token). The first one is right.
+An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
+has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.
 
 >>> import torch
 >>> from grail_lightning.credit import TokenWeights
@@ -43,12 +42,12 @@ the end token). The first one is right.
 >>> from grail_lightning.step.loss import LossCounts, LossInputs, micro_batch_loss
 >>> from grail_lightning.step.options import Objective
 >>> rewards = torch.tensor([1.0, 0.0])
->>> advantages = group_advantages(rewards, group_size=2)  # the reward beside the group's mean
+>>> advantages = group_advantages(rewards, group_size=2)  # rewards minus the group's mean
 >>> advantages
 tensor([ 0.5000, -0.5000])
 
 A credit method gave the digit of the wrong answer three times the weight of its other tokens. Right rollouts are
-outside of its gate and keep weight 1.
+outside its gate and keep weight 1.
 
 >>> values = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 1.0]])
 >>> weights = TokenWeights(values=values, fallback=torch.zeros(2, dtype=torch.bool))
@@ -57,9 +56,9 @@ outside of its gate and keep weight 1.
 tensor([[ 0.5000,  0.5000,  0.5000,  0.5000],
         [-0.5000, -1.5000, -0.5000, -0.5000]])
 
-In the first optimiser step the old log-probabilities are the present ones, so every ratio is 1 and a token's loss is
-minus its advantage: in all -(4 · 0.5 - 1.5 - 3 · 0.5) = 1. Dr. GRPO divides by the number of rollouts times the limit
-of 10 tokens, which gives 1 / 20.
+In the first optimiser step the old log-probabilities equal the present ones, so every ratio is 1 and the loss of a
+token is minus its advantage. The sum is -(4 · 0.5 - 1.5 - 3 · 0.5) = 1. Dr. GRPO divides it by the number of rollouts
+times the limit of 10 tokens, which gives 1 / 20.
 
 >>> logprobs = torch.full((2, 4), 0.25).log().requires_grad_()
 >>> loss, _ = micro_batch_loss(
@@ -75,8 +74,8 @@ of 10 tokens, which gives 1 / 20.
 >>> loss.detach()
 tensor(0.0500)
 
-Its gradient makes each token of the right answer likelier, and the wrong digit three times as much less likely as the
-tokens around it.
+The gradient makes each token of the right answer more likely. It makes the tokens of the wrong answer less likely, and
+the wrong digit three times as much as the others.
 
 >>> loss.backward()
 >>> logprobs.grad * 20

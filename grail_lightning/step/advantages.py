@@ -1,4 +1,4 @@
-"""Advantages: of rollouts beside their group, and of tokens by their weights. The one place where the two meet.
+"""Advantages of rollouts relative to their group, and advantages of tokens, which include the token weights.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -15,11 +15,11 @@ from grail_lightning.runtime.collectives import all_gather_rows
 
 
 def with_advantages(batch: GradedBatch, group_size: int, scale: Scaling) -> RolloutBatch:
-    """The batch with its rollouts' advantages ``[B]``: rewards beside those of the group.
+    """The batch with its rollouts' advantages ``[B]``: rewards relative to those of the group.
 
     Args:
-        batch: ``B`` graded rows.
-        group_size: Rows of each prompt.
+        batch: The graded rollouts, ``B`` rows.
+        group_size: The number of rows of each prompt.
         scale: `Objective.scale_rewards`; statistics of the batch are those of all ranks.
     """
     rewards = batch.rewards
@@ -29,6 +29,6 @@ def with_advantages(batch: GradedBatch, group_size: int, scale: Scaling) -> Roll
 
 
 def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
-    """``A_it = A_i · w_it`` (+ what an additive stage adds), ``[B, T]``."""
+    """``A_it = A_i · w_it``, plus the additive stage if there is one, ``[B, T]``."""
     product = advantages[:, None] * weights.values
     return product if weights.additive is None else product + weights.additive

@@ -1,4 +1,4 @@
-"""Where token weights come from: the credit method at once, or the update's first forward pass. Decided here, once.
+"""The choice of the source of token weights: the credit method, or the update's first forward pass.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -28,21 +28,21 @@ def forward_with_credit(
     *,
     share: bool = True,
 ) -> Forward:
-    """The forward pass of the update, with the token weights or with what finds them on the way.
+    """The forward pass of the update, with the token weights or with the credit method that computes them during it.
 
-    Saliency is fused into the update's first forward pass where that gives the same as a pass of its own, and no more
-    work: not around a control, which may need all weights at once; not with an entropy bonus, whose gradient that pass
-    does not have; not with dropout, without which saliency is taken; and not where blocks are checkpointed or sharded.
+    Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own, without
+    more computation. It is not fused with a control, which may need all weights at once; with an entropy bonus, whose
+    gradient that pass does not have; with dropout, which saliency excludes; or with checkpointed or sharded blocks.
 
     Args:
         credit: The configured method.
-        control: The configured control; None without.
-        policy: With the weights that sampled the batch.
-        batch: ``B`` rows.
-        context: Of the credit.
+        control: The configured control; None without one.
+        policy: The policy with the weights that sampled the batch.
+        batch: The rollouts, ``B`` rows.
+        context: The context of the credit method.
         objective: What is optimised.
-        clock: Credit is charged to its phase ``credit``.
-        share: Whether tokens with which rows begin alike are run once.
+        clock: The clock that counts credit as its phase ``credit``.
+        share: Whether common beginnings of rows are run once.
     """
     fused = None if control is not None or objective.entropy_coefficient else credit.as_saliency_credit()
     with clock.phase("credit"):
@@ -57,7 +57,7 @@ def forward_with_credit(
 def token_weights(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
-    """Token weights of a credit method, through a control if there is one."""
+    """Token weights of a credit method, changed by the control if there is one."""
     with gathered(policy):
         weights = weigh(credit, policy, batch, context)
     return weights if control is None else controlled(control, weights, batch, context)

@@ -1,4 +1,4 @@
-"""Collecting a batch: sample, grade, and replace groups from which nothing can be learned (dynamic sampling).
+"""Collection of a batch: sample, grade, and replace groups without a learning signal (dynamic sampling).
 
 Shapes: ``B`` rows in ``K`` groups.
 """
@@ -41,22 +41,22 @@ def sample_and_grade(
     """Graded responses with located answers.
 
     Args:
-        prompts: Of this rank.
-        group_size: Responses of each.
-        sampling: How they are drawn.
-        key: Decides the random numbers, with the run's seed and the rank.
-        policy: Whose weights sample.
-        engine: That samples.
-        verifier: Grades the answers.
-        clock: Of the phases ``sample`` and ``grade``.
-        rank: This process among all.
+        prompts: This rank's prompts.
+        group_size: The number of responses to each prompt.
+        sampling: The sampling options.
+        key: The key of the random numbers, together with the run's seed and the rank.
+        policy: The policy whose weights sample.
+        engine: The engine that samples.
+        verifier: The verifier that grades the answers.
+        clock: The clock of the phases ``sample`` and ``grade``.
+        rank: The index of this process among the ranks.
     """
     with clock.phase("sample"):
         with gathered(policy):
             engine.update_weights(policy)
             seed = derive_seed(run_seed(), *key, rank)
             batch = sample_rollouts(engine, policy, prompts, group_size, sampling, seed)
-        # A rollout is the same row of the step however many ranks share the prompts out.
+        # A rollout has the same row number in the step for any number of ranks.
         group, place = batch.row // group_size, batch.row % group_size
         batch = batch.replace(row=(group * world_size() + rank) * group_size + place)
     with clock.phase("grade"):
@@ -68,17 +68,18 @@ def refill(
 ) -> tuple[GradedBatch, dict[str, float]]:
     """Replace groups that are all right or all wrong, as far as `rounds` further samplings allow.
 
-    The further prompts are the training loader's next ones, so that a run resumes where it was. Correctness decides,
-    not the reward: a shaped reward tells responses apart that are right or wrong alike. All ranks make the same rounds.
+    The further prompts are the training loader's next ones, so that a resumed run continues with the right prompt. The
+    criterion is correctness, not the reward: a shaped reward may differ between responses that are all right or all
+    wrong. All ranks sample the same number of times.
 
     Args:
-        batch: ``B`` graded rows.
-        sample: Draws and grades groups for prompts; gets the number of the round, too.
+        batch: The graded rollouts, ``B`` rows.
+        sample: A function from prompts and the number of the round to graded groups.
         loader: The training loader.
-        rounds: Most further samplings; 0 leaves everything as it is.
+        rounds: Most further samplings; 0 changes nothing.
 
     Returns:
-        As many groups as before, and what to log, over all ranks.
+        A batch with as many groups as before, and figures to log, over all ranks.
 
     Raises:
         ValueError: If the loader cannot give further prompts.
@@ -110,10 +111,10 @@ def refill(
 
 
 def check_loader(loader: Any, rounds: int) -> None:
-    """Whether the loader can give what further samplings need; asked before the first one, too.
+    """Check that the loader supports further samplings; also called before training begins.
 
     Raises:
-        ValueError: If not.
+        ValueError: If it does not.
     """
     if rounds and not hasattr(loader, "take"):
         raise ValueError(
@@ -131,7 +132,7 @@ def uniform_groups(batch: GradedBatch) -> Tensor:
 
 
 def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
-    """The first of the fresh live groups in the places of dead ones; they take over their row and group numbers."""
+    """Replace dead groups by the first of the fresh live groups, which take over their row and group numbers."""
     places = uniform_groups(batch).nonzero().flatten()
     useful = (~uniform_groups(fresh)).nonzero().flatten()[: len(places)]
     places = places[: len(useful)]

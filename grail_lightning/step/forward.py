@@ -28,17 +28,17 @@ class Forward:
     """Log-probabilities of rows whose token weights are known.
 
     Args:
-        policy: That is run.
-        batch: ``B`` rows.
-        context: Token budget and temperature.
+        policy: The policy that is run.
+        batch: The rollouts, ``B`` rows.
+        context: The context, with token budget and temperature.
         weights: The token weights.
-        share: Whether tokens with which rows begin alike are run once.
+        share: Whether common beginnings of rows are run once.
         entropy_gradient: Whether the entropy carries a gradient.
 
     Attributes:
         token_advantages: ``[B, T]``, weights included.
-        entropies: ``[B, T]`` in nats, at the first forward pass with gradient of each row; zero on rows without one.
-        tokens_run: How many tokens all passes have run.
+        entropies: ``[B, T]`` in nats, from the first forward pass with gradient of each row; zero on rows without one.
+        tokens_run: The number of tokens that all passes have run.
     """
 
     def __init__(
@@ -60,29 +60,29 @@ class Forward:
 
     @property
     def adds_to_advantages(self) -> bool:
-        """Whether credit adds to advantages, so that rows without one have a gradient."""
+        """Whether credit has an additive stage, so that rows without an advantage have a gradient."""
         return self._weights.additive is not None
 
     def weights(self) -> TokenWeights:
-        """The token weights ``[B, T]`` of the batch, as far as they are known."""
+        """The token weights ``[B, T]`` of the batch that are known so far."""
         return self._weights
 
     def reweighed(self, weights: TokenWeights) -> Forward:
-        """The same with other token weights."""
+        """A forward pass of the same rows with other token weights."""
         made = copy.copy(self)
         made._weights, made.token_advantages = weights, token_advantages(self.batch.advantages, weights)
         return made
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
-        """Rows as micro-batches, as many on each rank."""
+        """The rows as micro-batches, equally many on each rank."""
         return pad_to_longest_rank(self._cut(rows), stand_in(self.batch), self.batch.response_mask.device)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
-        """Log-probabilities and entropy ``[b, t]`` of a micro-batch, with gradient where that is on.
+        """Log-probabilities and entropy ``[b, t]`` of a micro-batch, with gradient if autograd is on.
 
         Args:
-            micro: One of `cut`.
-            in_place: As for `Policy.head_gradient`.
+            micro: A micro-batch from `cut`.
+            in_place: See `Policy.head_gradient`.
         """
         layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
         graph = torch.is_grad_enabled()
@@ -120,19 +120,19 @@ class Forward:
 
 
 class SaliencyForward(Forward):
-    """The first forward pass of each row also gives its saliency, and so its token weights.
+    """The first forward pass of each row also gives its saliency, and from it the row's token weights.
 
-    Rows of the same micro-batch that need a saliency share their prompt alone: a token of several responses would have
-    a saliency for each of them.
+    In a prefix tree, rows that need saliency share their prompt alone. A shared response token would otherwise need a
+    saliency for each response.
 
     Args:
-        policy: With the weights that sampled the batch, whenever a row comes for the first time.
-        batch: ``B`` rows.
-        context: Of the credit.
-        credit: Maps saliency to weights.
-        trained: ``[B]`` bool, the rows that the update runs; the saliency of others is found here at once.
-        clock: Saliency is charged to its phase ``credit``.
-        share: As for `Forward`.
+        policy: The policy. It has the weights that sampled the batch at the first pass of each row.
+        batch: The rollouts, ``B`` rows.
+        context: The context of the credit method.
+        credit: The method that maps saliency to weights.
+        trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows is computed at once.
+        clock: The clock that counts saliency as its phase ``credit``.
+        share: See `Forward`.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class SaliencyForward(Forward):
         super().__init__(policy, batch, context, weights, share=share)
 
     def weights(self) -> TokenWeights:
-        """The token weights of the batch, from the saliency that has been found so far."""
+        """The token weights of the batch, from the saliency that has been computed so far."""
         return self.credit.weights_from(self.scores, self.policy, self.batch, self.context)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
-        """As `Forward`; takes in the token weights of rows that come for the first time."""
+        """See `Forward`; also computes the token weights of rows that are run for the first time."""
         if not self.pending[micro.rows].all() or micro.stands_in:
             return super().__call__(micro, in_place=in_place)
         piece = self.batch.select(micro.rows)
@@ -188,7 +188,7 @@ class SaliencyForward(Forward):
         return stats
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
-        """Rows that need a saliency apart from the others."""
+        """Micro-batches in which rows that still need saliency are separate from the others."""
         pending = self.pending[rows]
         mine, budget = rows[pending], self.context.token_budget
         first = cut_rows(self.policy, self.batch, mine, budget, share=self.share, share_responses=False)

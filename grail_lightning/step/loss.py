@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: its share of the optimiser step's.
+"""The loss of a micro-batch, a summand of the optimiser step's loss.
 
 Shapes: ``b`` rows, ``t`` response tokens.
 """
@@ -26,9 +26,9 @@ class LossCounts:
     """Denominators of one optimiser step, over all micro-batches and ranks.
 
     Attributes:
-        num_rollouts: Rows with a token of the loss.
-        num_tokens: Tokens of the loss.
-        max_response_length: The limit in tokens.
+        num_rollouts: The number of rows with a token in the loss.
+        num_tokens: The number of tokens in the loss.
+        max_response_length: The limit of a response in tokens.
     """
 
     num_rollouts: int
@@ -38,16 +38,16 @@ class LossCounts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossInputs:
-    """What the loss of a micro-batch is made of.
+    """The tensors from which the loss of a micro-batch is computed.
 
     Attributes:
         stats: Log-probabilities ``[b, t]`` with gradient, and entropy.
         old_logprobs: ``[b, t]``, under the weights that sampled.
         advantages: ``[b, t]``, weights included.
-        mask: ``[b, t]`` bool, tokens of the loss.
-        ref_logprobs: ``[b, t]`` under the frozen reference; None without a KL term.
-        sampling_logprobs: ``[b, t]`` as the engine reports them; None if it reports none.
-        sampler_weights: ``[b, t]``, the correction for a sampler that differs from the trainer; None is 1.
+        mask: ``[b, t]`` bool, the tokens in the loss.
+        ref_logprobs: ``[b, t]``, under the frozen reference; None without a KL term.
+        sampling_logprobs: ``[b, t]``, as the engine reports them; None if it reports none.
+        sampler_weights: ``[b, t]``, the correction for a sampler that differs from the trainer; None stands for 1.
     """
 
     stats: TokenStats
@@ -60,22 +60,22 @@ class LossInputs:
 
 
 def count_losses(plan: Plan, step: int) -> LossCounts:
-    """The denominators of an optimiser step, of all its rows on all ranks: rows that are not run add 0 to the sum."""
+    """The denominators of an optimiser step, from its rows on all ranks, including rows that are not run."""
     counted = plan.mask[plan.steps[step].to(plan.mask.device)]
     rollouts, tokens = all_reduce(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
     return LossCounts(num_rollouts=rollouts, num_tokens=tokens, max_response_length=plan.max_response_length)
 
 
 def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCounts) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of the optimiser step's loss, and sums to report.
+    """The summand of this micro-batch in the optimiser step's loss, and sums to report.
 
     Args:
-        inputs: Of the micro-batch.
-        objective: What to compute.
-        counts: Denominators of the whole optimiser step.
+        inputs: The tensors of the micro-batch.
+        objective: The options of the loss.
+        counts: The denominators of the whole optimiser step.
 
     Returns:
-        A scalar; and, detached, sums over the tokens of the loss by name, with that scalar as ``loss``.
+        A scalar; and, detached, sums over the tokens in the loss by name, with that scalar as ``loss``.
     """
     logprobs, old, mask = inputs.stats.logprobs, inputs.old_logprobs, inputs.mask
     losses = objective.token_losses(logprobs, old, inputs.advantages, mask)
@@ -83,7 +83,7 @@ def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCount
         losses = losses * inputs.sampler_weights
     sums = dict(_sums(inputs, objective))
     if inputs.ref_logprobs is not None:
-        # The token's own ratio, also where the surrogate takes the sequence's: it corrects for who drew the token.
+        # The token's own ratio even if the surrogate uses the sequence's: each token was drawn by the old weights.
         own = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
         losses = losses + objective.kl_coefficient * kl_estimate(
             logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own

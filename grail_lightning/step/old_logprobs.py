@@ -1,4 +1,4 @@
-"""Log-probabilities under the weights that sampled the batch, which the importance ratio is taken to.
+"""Log-probabilities under the weights that sampled the batch: the denominators of the importance ratio.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """
@@ -18,17 +18,19 @@ from grail_lightning.step.plan import Plan
 class OldLogprobs:
     """Old log-probabilities of each row, by one of three rules.
 
-    *Same weights*: in the first optimiser step the policy has not moved since it sampled, so those of the pass itself,
-    detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
+    *Same weights*: in the first optimiser step the policy still has the weights that sampled. The log-probabilities of
+    the pass itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other
+    rule.
 
-    *Recorded*: a later pass over rows that the first step has scored finds them here.
+    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later passes.
 
-    *Computed before*: rows that a later step scores first have to be scored before the first step changes the weights.
-    With dropout and several steps all rows are: the policy that sampled had none, and later steps compare with it.
+    *Computed before*: rows of later steps need their old log-probabilities before the first step changes the weights.
+    With dropout and several steps this holds for all rows: the first step has dropout, but the policy that sampled had
+    none.
 
     Args:
         plan: The optimiser steps.
-        policy: That is trained.
+        policy: The policy that is trained.
     """
 
     def __init__(self, plan: Plan, policy: Policy) -> None:
@@ -47,19 +49,19 @@ class OldLogprobs:
         return live.nonzero().flatten()
 
     def computed_before(self, rows: Tensor, logprobs: Tensor) -> None:
-        """Take in log-probabilities ``[B, T]`` of some rows."""
+        """Store log-probabilities ``[B, T]`` of some rows."""
         self._known[rows] = True
         at = rows.to(self._values.device)
         self._values[at] = logprobs[at].to(self._values.dtype)
 
     def of(self, micro: MicroBatch, stats: TokenStats) -> Tensor:
-        """``[b, t]``: the old log-probabilities of a micro-batch, which `stats` are the present ones of."""
+        """``[b, t]``: the old log-probabilities of a micro-batch, given its present ones (`stats`)."""
         if not self._are_known(micro):
             return stats.logprobs.detach()
         return self._values[micro.rows.to(self._values.device), : stats.logprobs.shape[1]]
 
     def record(self, micro: MicroBatch, stats: TokenStats) -> None:
-        """Keep the log-probabilities of rows that are scored for the first time, for later steps."""
+        """Store the log-probabilities of rows that are scored for the first time, for later steps."""
         if not self._are_known(micro):
             scatter(self._values, micro.rows, stats.logprobs)
             self._known[micro.rows] = True

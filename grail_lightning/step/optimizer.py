@@ -1,4 +1,4 @@
-"""The optimiser's step: it clips the gradients, and warns where no weight moves."""
+"""The optimiser's step, which clips the gradients and warns if no weight changes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from grail_lightning.distributed.master_weights import HALF
 def take_step(
     gradients: Gradients, optimizer: Any, max_norm: float | None, *, watched: bool = False
 ) -> dict[str, float]:
-    """Clip the gradients and let the optimiser step.
+    """Clip the gradients and take a step of the optimiser.
 
-    Without gradients (no live row) that changes nothing, but counts: a dead run ends, too.
+    Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
 
     Args:
-        gradients: Of the step.
-        optimizer: Of its trainable weights.
-        max_norm: Gradients are scaled down to it; None only measures.
-        watched: Whether to warn if no parameter moves; until one has.
+        gradients: The gradients of the step.
+        optimizer: The optimiser of the trainable weights.
+        max_norm: The norm to which gradients are scaled down; None only measures.
+        watched: Whether to warn if no parameter changes. The caller sets it until one has changed.
 
     Returns:
-        Norm and learning rate.
+        The norm and the learning rate.
 
     Raises:
-        ValueError: If the norm is not finite, before anything has moved; on all ranks, which have the same norm.
+        ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.
     """
     norm = gradients.clip(max_norm)
     figures = {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
     if not math.isfinite(norm):
         raise ValueError(
             f"`grad_norm` must be finite, but got {norm} at learning rate {figures['learning_rate']:g}. This step was "
-            "not taken, and the last checkpoint is as it was: go on from there with a lower learning rate or "
-            "`execution.max_grad_norm`. If it comes back at once, look at rewards and token weights, try "
+            "not taken, and the last checkpoint is unchanged: resume from it with a lower learning rate or "
+            "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
     with warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
@@ -50,7 +50,7 @@ def take_step(
 
 @contextmanager
 def warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
-    """Warn if the optimiser step inside moves no parameter although it should: healthy curves can hide that."""
+    """Warn if the optimiser step inside changes no parameter although it should: the logged figures can hide that."""
     before = [_first_entries(p) for p in watched]
     yield
     should_move = metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
@@ -62,7 +62,7 @@ def warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterato
 
 
 def explain_stuck_weights(weights: list[Tensor]) -> str:
-    """Why steps of these weights come to nothing, and what to do about it."""
+    """The reason why steps of these weights have no effect, with a remedy."""
     if any(w.dtype in HALF for w in weights):
         return (
             "they are held in half precision, which rounds it to nothing. Set `loading.master_weights: true`, for "

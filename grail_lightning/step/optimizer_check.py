@@ -1,4 +1,4 @@
-"""Whether an optimiser and its schedule can be made, tried on small tensors before a model is loaded."""
+"""A trial of an optimiser and its schedule on small tensors, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-# Classes of torch that no run here can use, and why. Lightning's `ReduceLROnPlateau` is a subclass of torch's.
+# Classes of torch that this package cannot use, with reasons. Lightning's `ReduceLROnPlateau` derives from torch's.
 UNUSABLE: dict[type, str] = {
     torch.optim.LBFGS: "`optimizer` must step once for each gradient, but got LBFGS, which evaluates the loss several "
     "times a step. Use AdamW, say.",
@@ -20,14 +20,14 @@ UNUSABLE: dict[type, str] = {
 
 
 def check_optimizer(make: Callable[[Any], Any], schedule: Callable[[Any], Any] | None = None) -> None:
-    """Make the optimiser and its schedule for tensors that are thrown away.
+    """Make the optimiser and its schedule for temporary tensors.
 
     Args:
-        make: Parameters -> optimiser.
-        schedule: Optimiser -> schedule.
+        make: A function from parameters to the optimiser.
+        schedule: A function from the optimiser to its schedule.
 
     Raises:
-        ValueError: If their options are out of range, or a run cannot use them.
+        ValueError: If their options are out of range, or their class cannot be used here.
     """
     optimizer = _made(make)
     _check_usable(optimizer)
@@ -43,7 +43,7 @@ def check_optimizer(make: Callable[[Any], Any], schedule: Callable[[Any], Any] |
 
 
 def _made(make: Callable[[Any], Any]) -> Any:
-    """The optimiser of a matrix, or of a matrix and a vector: some take no vectors, some sort them out."""
+    """The optimiser of a matrix, or of a matrix and a vector: some accept no vectors, others group by shape."""
     matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
     try:
         return make(iter([matrix, vector]))

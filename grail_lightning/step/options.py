@@ -21,22 +21,23 @@ from grail_lightning.functional.policy_gradient import (
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is optimised.
+    """The options that define the loss.
 
     Attributes:
-        aggregation: Of token losses: grpo, dr_grpo or dapo.
-        scale_rewards: Divide advantages by nothing (none), the std of the group, or of the batch over all ranks; bnpo
-            divides by the density of a Beta distribution that is fitted to the mean rewards of all groups.
+        aggregation: Aggregation of token losses: grpo, dr_grpo or dapo.
+        scale_rewards: Divisor of the advantages: none; the standard deviation of the group, or of the batch over all
+            ranks; bnpo uses the density of a Beta distribution that is fitted to the mean rewards of all groups.
         clip_low: Lower clip range of the ratio.
         clip_high: Upper clip range of the ratio; .inf is off.
         ratio_cap: Upper bound on the unclipped ratio (two-sided or dual clip); null is off.
-        level: Ratio of each token, or of the sequence (GSPO-token).
-        surrogate: clip takes clipped tokens out of the gradient; cispo keeps them, with the clipped ratio as a weight.
-        entropy_coefficient: Of an entropy bonus in nats a token; needs forward and backward of every row.
-        kl_coefficient: Of the KL to the frozen reference; 0 loads no reference.
-        kl_estimator: k1, k2 or k3.
-        kl_corrected: Weight the estimate with the importance ratio, which makes its gradient right; k1 alone has none.
-        mask_truncated: Leave rollouts that hit the length limit out of the loss.
+        level: Whether the ratio is that of each token, or of the sequence (GSPO-token).
+        surrogate: clip removes clipped tokens from the gradient; cispo keeps them, with the clipped ratio as a weight.
+        entropy_coefficient: Coefficient of an entropy bonus in nats a token. Every row is then run.
+        kl_coefficient: Coefficient of the KL to the frozen reference; 0 loads no reference.
+        kl_estimator: Estimator of the KL: k1, k2 or k3.
+        kl_corrected: Whether the estimate is multiplied by the importance ratio, which makes its gradient correct; k1
+            alone has no gradient in expectation.
+        mask_truncated: Whether rollouts that hit the length limit are left out of the loss.
     """
 
     aggregation: Aggregation = "dr_grpo"
@@ -56,7 +57,7 @@ class Objective:
         for name in ("kl_coefficient", "entropy_coefficient"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"`objective.{name}` must be finite and ≥ 0, but got {getattr(self, name)}.")
-        one = torch.ones(1, 1)  # Clip ranges and cap are checked where they are used; ask there before anything runs.
+        one = torch.ones(1, 1)  # A trial call: `clipped_surrogate` checks the clip ranges and the cap.
         self.token_losses(one, one, one, one.bool())
 
     @property
@@ -65,7 +66,7 @@ class Objective:
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
     def token_losses(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        """`clipped_surrogate` with the options that are set here, ``[B, T]``."""
+        """`clipped_surrogate` with these options, ``[B, T]``."""
         return clipped_surrogate(
             logprobs,
             old_logprobs,
@@ -81,17 +82,17 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a training step is run.
+    """The options that define how a training step is run.
 
     Attributes:
-        group_size: Rollouts of each prompt.
-        refill_rounds: Most further samplings in place of groups that are all right or all wrong (dynamic sampling).
-        updates_per_batch: Passes over the rollouts.
-        mini_batches: Optimiser steps of each pass; groups are not split.
+        group_size: Number of rollouts of each prompt.
+        refill_rounds: Most further samplings to replace groups that are all right or all wrong (dynamic sampling).
+        updates_per_batch: Number of passes over the rollouts.
+        mini_batches: Number of optimiser steps of each pass; groups are not split.
         token_budget: Most tokens of a micro-batch, padding included.
-        share_prefixes: Run tokens with which rows begin alike once, forward and backward.
-        sampler_cap: Weights tokens by how likely the trainer finds them beside the sampler, up to this; null is off.
-        max_grad_norm: Gradients are scaled down to this norm; null is off.
+        share_prefixes: Whether common beginnings of rows are run once, forward and backward.
+        sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off.
+        max_grad_norm: Norm to which gradients are scaled down; null is off.
     """
 
     group_size: int = 8
@@ -124,5 +125,5 @@ class Execution:
 
     @property
     def steps_per_batch(self) -> int:
-        """Optimiser steps of each batch of rollouts."""
+        """The number of optimiser steps of each batch of rollouts."""
         return self.updates_per_batch * self.mini_batches

@@ -1,4 +1,4 @@
-"""What passes between the module and its callbacks."""
+"""The records that the module passes to callbacks, and the evaluation options that it receives."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from grail_lightning.credit.base import TokenWeights
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """How validation and test sample; the `Evaluation` callback sets it."""
+    """The options with which validation and test sample; the `Evaluation` callback sets them."""
 
     num_samples: int
     sampling: Sampling
 
 
 class StepOutput:
-    """What a step hands to callbacks: graded rollouts, their token weights, and the step's figures.
+    """The output of a step for callbacks: graded rollouts, their token weights, and the step's figures.
 
-    Not a dataclass: Lightning walks through those and refuses the frozen ones inside.
+    This is no dataclass, because Lightning traverses dataclasses and refuses the frozen ones inside.
     """
 
     def __init__(
@@ -34,5 +34,5 @@ class StepOutput:
 
     @property
     def advantages(self) -> Tensor | None:
-        """``[B]``; None of a batch that is only evaluated."""
+        """``[B]``; None for a batch that is only evaluated."""
         return self.batch.advantages if isinstance(self.batch, RolloutBatch) else None

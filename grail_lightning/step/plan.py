@@ -1,4 +1,4 @@
-"""Which rows each optimiser step of a batch trains on. Pure: nothing is run here.
+"""The rows that each optimiser step of a batch trains on. Pure functions: nothing is run here.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -21,8 +21,8 @@ class Plan:
     """The optimiser steps of a batch.
 
     Attributes:
-        mask: ``[B, T]`` bool, the tokens of the loss.
-        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient; the others are counted, but not run.
+        mask: ``[B, T]`` bool, the tokens in the loss.
+        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient. Other rows are counted, but not run.
         steps: The rows of each optimiser step, long on the CPU.
         max_response_length: The limit in tokens, a denominator of Dr. GRPO.
     """
@@ -33,9 +33,9 @@ class Plan:
     max_response_length: int
 
     def run_in(self, step: int) -> Tensor:
-        """The rows that an optimiser step runs.
+        """The rows that are run in an optimiser step.
 
-        Rows without an advantage are not run: they would add zero to the loss. Its denominators count them.
+        Rows without an advantage are not run, since they would add zero to the loss. Its denominators count them.
         """
         rows = self.steps[step]
         return rows[self.live[rows]]
@@ -50,18 +50,18 @@ def plan_steps(
     additive: bool,
     seed: int,
 ) -> Plan:
-    """Cut a batch into optimiser steps. Every rank makes the same number of them.
+    """Cut a batch into optimiser steps, equally many on every rank.
 
-    Without a live row on any rank there is one step with no rows. It changes nothing, but counts towards `max_steps`,
-    so that a run that has nothing to learn from ends.
+    If no rank has a live row, there is one step without rows. It changes nothing, but counts towards `max_steps`, so
+    that a run without a learning signal ends.
 
     Args:
-        batch: ``B`` rows.
+        batch: The rollouts, ``B`` rows.
         objective: What is optimised.
-        execution: Passes and mini-batches.
-        max_response_length: The limit in tokens.
-        additive: Whether credit adds to advantages, so that rows without one are trained on, too.
-        seed: Of the order of groups.
+        execution: The options with the numbers of passes and mini-batches.
+        max_response_length: The limit of a response in tokens.
+        additive: Whether credit has an additive stage, so that rows without an advantage are trained on, too.
+        seed: The seed of the order of groups.
     """
     mask = loss_mask(batch, objective)
     live = live_rows(batch, mask, everything=objective.trains_all_rows or additive)
@@ -75,23 +75,23 @@ def plan_steps(
 
 
 def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
-    """``[B, T]`` bool: the tokens of the loss, in numerator and denominator alike."""
+    """``[B, T]`` bool: the tokens in the loss, for numerator and denominator alike."""
     return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
 
 
 def live_rows(batch: RolloutBatch, mask: Tensor, *, everything: bool) -> Tensor:
-    """``[B]`` bool: rows with a token of the loss and an advantage, or `everything` with a token of the loss."""
+    """``[B]`` bool: rows with a token in the loss that have an advantage; with `everything`, also those without."""
     return mask.any(1) & ((batch.advantages != 0) | everything)
 
 
 def split_groups(batch: SampledBatch, mini_batches: int, generator: torch.Generator) -> list[Tensor]:
     """The rows of each mini-batch of one pass: whole groups, in random order if there is more than one mini-batch.
 
-    A batch of fewer groups than mini-batches (the last, incomplete one) gives empty mini-batches at the end.
+    If a batch has fewer groups than mini-batches (as the last batch may), the mini-batches at the end are empty.
     """
     group = batch.group.cpu()
     groups = torch.unique(group)
     if mini_batches > 1:
         groups = groups[torch.randperm(len(groups), generator=generator)]
-    # `tensor_split` takes any number; `chunk` may return fewer.
+    # `tensor_split` accepts any number of parts; `chunk` may return fewer.
     return [torch.isin(group, part).nonzero().flatten() for part in torch.tensor_split(groups, mini_batches)]

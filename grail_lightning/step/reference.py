@@ -18,9 +18,9 @@ from grail_lightning.step.forward import Forward
 
 
 class Reference:
-    """The policy as it was before training: a frozen copy, or the trained policy without its adapters.
+    """The policy before training: a frozen copy, or the trained policy without its adapters.
 
-    Not a module: Lightning would take it for a part of the one that it trains and of its checkpoints.
+    This is no module, because Lightning would treat it as a part of the trained module and of its checkpoints.
 
     Args:
         policy: The frozen copy, or the policy with adapters.
@@ -31,7 +31,7 @@ class Reference:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether it is the trained policy, whose adapters are switched off."""
+        """Whether it is the trained policy itself, with its adapters switched off."""
         return self.policy.loading.lora is not None
 
     def follow(self, device: torch.device, dtype: Any) -> None:

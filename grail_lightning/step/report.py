@@ -1,4 +1,4 @@
-"""Figures of one training step, over all ranks, under the names that GRPO users know.
+"""Figures of one training step, over all ranks, under the names that are usual for GRPO.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -24,21 +24,21 @@ from grail_lightning.tasks.base import StepKind
 Kind = Literal["mean", "std", "min", "max"]
 
 STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
-"""Of a verdict: `grail_lightning.answers.Verdict`."""
+"""The statuses of a verdict: `grail_lightning.answers.Verdict`."""
 
 
 class Tally:
     """Statistics over the values of all ranks, in one collective.
 
-    Ranks may differ in their number of values and in their names; NaN counts as no value, and a figure of no values is
-    left out: a NaN would break plots.
+    Ranks may differ in their number of values and in their names. NaN does not count as a value. A figure without
+    values is left out, since NaN would break plots.
     """
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[Kind, tuple[float, ...]]] = {}
 
     def add(self, name: str, values: Tensor, kind: Kind = "mean") -> None:
-        """Take in this rank's values; any shape, NaN is left out."""
+        """Add this rank's values, of any shape; NaN is left out."""
         flat = values.detach().double().flatten()
         flat = flat[~flat.isnan()]
         if not len(flat):
@@ -49,7 +49,7 @@ class Tally:
         self._parts[name] = (kind, (float(len(flat)), *torch.stack(parts).tolist()))
 
     def add_mean(self, name: str, mean: Mean) -> None:
-        """Take in a mean by its sum and its count."""
+        """Add a mean, given as sum and count."""
         if mean.size:
             self._parts[name] = ("mean", (mean.size, mean.total, 0.0, 0.0, 0.0))
 
@@ -65,7 +65,7 @@ class Tally:
 
 
 def _combine(kind: Kind, parts: list[tuple[float, ...]]) -> float:
-    """One figure from each rank's count, sum, squared deviations from its mean, mean and extremum."""
+    """One figure from the count, sum, squared deviations, mean and extremum of each rank."""
     count, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
     if kind in ("min", "max"):
         return (min if kind == "min" else max)(part[4] for part in parts)
@@ -77,12 +77,12 @@ def _combine(kind: Kind, parts: list[tuple[float, ...]]) -> float:
 
 
 def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str, float]:
-    """Token means over all ranks of what the micro-batches of an optimiser step summed up. A rank may have had none.
+    """Means over tokens and ranks of the sums that the micro-batches of an optimiser step returned, if any.
 
     Args:
-        sums: By name, the number of ``tokens`` and the ``loss`` among them; the loss is summed, not averaged.
-        run: How many tokens were run.
-        asked: How many there are in whole rows, without the last of each, which predicts nothing.
+        sums: Sums by name, which include the number of ``tokens`` and the ``loss``. The loss is summed, not averaged.
+        run: The number of tokens that were run.
+        asked: The number of tokens of the same rows without sharing; the last token of a row is not run.
     """
     local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
     total = sum_by_name(local | {"run": float(run), "asked": float(asked)})
@@ -110,7 +110,7 @@ def report(
 
 
 def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
-    """Rewards, verdicts, lengths, dead groups: by total reward, and by correctness alone.
+    """Add rewards, verdicts, lengths, and dead groups by total reward and by correctness alone.
 
     `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts.
     """
@@ -130,8 +130,8 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     for name, part in batch.reward_values.items():
         tally.add(f"rewards/{name}/mean", part)
     statuses = Counter(verdict.status for verdict in batch.verdicts)
-    # Every status on every rank, since a rank's rows count where it has not met one; and a curve that ends is read as a
-    # run that ended.
+    # Every rank adds every status, so that rows without that status count as 0, and a curve does not end when a status
+    # does not occur.
     for status in STATUSES:
         tally.add_mean(f"verdict/{status}", Mean(float(statuses[status]), len(batch)))
 
@@ -143,15 +143,15 @@ def add_credit(
     steps: dict[StepKind, Tensor] | None,
     entropies: Tensor | None = None,
 ) -> None:
-    """How the weights are spread, how concentrated the credit is, and whether it finds the flawed tokens.
+    """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
 
     Args:
-        tally: Takes the figures.
-        batch: ``B`` rows.
-        weights: Their token weights.
-        steps: Masks ``[B, T]`` of labelled steps, where the task can tell and there are scores to judge; see
+        tally: The tally to which the figures are added.
+        batch: The rollouts, ``B`` rows.
+        weights: The token weights.
+        steps: Masks ``[B, T]`` of labelled steps, if the task labels steps and there are scores to judge; see
             `grail_lightning.grading.step_masks`.
-        entropies: ``[B, T]`` in nats; zero on rows that have none.
+        entropies: ``[B, T]`` in nats; zero on rows without any.
     """
     mask = batch.response_mask
     credit = token_advantages(batch.advantages, weights)
@@ -166,11 +166,11 @@ def add_credit(
         return
     scored = (weights.scores != 0).any(1, keepdim=True) & mask
     if entropies is not None:
-        # Rows that the update left out (truncated ones, say) have none; all three scorers are judged on the same.
+        # Rows that the update left out (truncated ones, for example) have none. All three scores use the same rows.
         scored = scored & (entropies != 0).any(1, keepdim=True)
     flawed, sound = scored & (steps["slip"] | steps["misconception"]), scored & steps["sound"]
     tally.add("credit/flawed_token_auroc", pairwise_auroc(weights.scores, flawed, sound))
-    # Two trivial scorers beside it: unlikely tokens, and tokens where the policy is undecided.
+    # Two simple scores for comparison: improbability of the token, and entropy of the policy at the token.
     if batch.sampling_logprobs is not None:
         tally.add("credit/flawed_token_auroc_surprisal", pairwise_auroc(-batch.sampling_logprobs, flawed, sound))
     if entropies is not None:
@@ -180,14 +180,14 @@ def add_credit(
 
 
 def as_mean(value: float | Mean, rows: int) -> Mean:
-    """A plain number is a mean over this rank's rows; NaN has seen none."""
+    """A plain number as a mean over this rank's rows; NaN as a mean over none."""
     if isinstance(value, Mean):
         return value
     return Mean(0.0, 0) if math.isnan(value) else Mean(value * rows, rows)
 
 
 def _in_dead_group(batch: GradedBatch, values: Tensor) -> Tensor:
-    """``[B]`` bool: rows whose whole group has the same of ``values [B]``."""
+    """``[B]`` bool: rows in whose group all rows have the same entry of ``values [B]``."""
     _, place = torch.unique(batch.group, return_inverse=True)
     number = int(place.max()) + 1 if len(place) else 0
     low = values.new_zeros(number).scatter_reduce(0, place, values, "amin", include_self=False)

@@ -1,4 +1,4 @@
-"""The optimiser's schedule, its options after a resume, and the steps that `max_steps` leaves."""
+"""The optimiser's schedule, its options after a resume, and the number of steps that `max_steps` allows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules wr
 
 
 def steps_beyond(trainer: Any, planned: int) -> int:
-    """How many of a batch's planned optimiser steps lie beyond `max_steps`."""
+    """The number of a batch's planned optimiser steps that exceed `max_steps`."""
     return max(0, trainer.global_step + planned - trainer.max_steps) if trainer.max_steps >= 0 else 0
 
 
 def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
-    """The optimiser as Lightning wants it, with the schedule that `make` gives it, which counts optimiser steps."""
+    """The optimiser in Lightning's form, with the schedule made by `make`, if any, which counts optimiser steps."""
     if make is None:
         return optimizer
     scheduler = make(optimizer)  # It adds `initial_lr` to the groups.
@@ -31,11 +31,11 @@ def configured_options(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def option_record(options: list[dict[str, Any]], make: Callable[[Any], Any] | None) -> dict[str, Any]:
-    """What is configured, as plain values for a checkpoint: a resumed run finds by it what the user has changed.
+    """The configured options as plain values for a checkpoint, so that a resumed run can detect changes by the user.
 
     Args:
-        options: Of each parameter group, from `configured_options`.
-        make: The configured schedule, as for `with_schedule`.
+        options: The options of each parameter group, from `configured_options`.
+        make: The configured schedule; see `with_schedule`.
     """
     return {"options": _plain(options), "schedule": _plain(_rehearse(options, make, steps=0)[1])}
 
@@ -48,18 +48,18 @@ def keep_options(
     before: Mapping[str, Any] | None,
     steps: int,
 ) -> None:
-    """After a resume let options of the optimiser and of its schedule win where they are configured anew.
+    """After a resume, apply options of the optimiser and of its schedule that the user has changed.
 
-    What was not changed stays as the checkpoint has it: schedules, and some optimisers, write into the options. A
-    changed schedule, or one of a changed learning rate, is where it would be had the run begun with it.
+    Unchanged options keep their values from the checkpoint, since schedules and some optimisers write into them. A
+    changed schedule, or one of a changed learning rate, continues as if the run had begun with it.
 
     Args:
-        optimizer: With its restored state.
-        scheduler: Likewise; None without one.
-        options: Of each parameter group, as configured now.
+        optimizer: The optimiser with its restored state.
+        scheduler: The scheduler with its restored state; None without one.
+        options: The options of each parameter group, as configured now.
         make: The schedule that is configured now.
-        before: The `option_record` of the run that saved the checkpoint; without it everything counts as changed.
-        steps: How many optimiser steps the run has taken.
+        before: The `option_record` of the run that saved the checkpoint; without it all options count as changed.
+        steps: The number of optimiser steps that the run has taken.
     """
     record = option_record(options, make)
     if record == before:
@@ -77,16 +77,16 @@ def keep_options(
 
 
 class _Idle(torch.optim.Optimizer):
-    """Bears options for a schedule; its steps do nothing."""
+    """An optimiser that holds options for a schedule; its steps do nothing."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Schedules count these."""
+        """Do nothing; schedules count the calls."""
 
 
 def _rehearse(
     options: list[dict[str, Any]], make: Callable[[Any], Any] | None, steps: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The options of each group, and the state of the schedule, after so many steps with what is configured."""
+    """The options of each group and the state of the configured schedule after the given number of steps."""
     groups = [copy.deepcopy(group) | {"params": [torch.zeros(0)]} for group in options]
     optimizer = _Idle(groups, copy.deepcopy(options[0]))
     scheduler = None if make is None else make(optimizer)

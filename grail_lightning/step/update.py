@@ -23,21 +23,21 @@ from grail_lightning.step.reference import Reference
 from grail_lightning.step.report import step_means
 
 Backward = Callable[[Tensor, bool], None]
-"""Gets the loss of a micro-batch times the number of ranks, and whether it is the optimiser step's last."""
+"""A function of a micro-batch's loss times the number of ranks, and of whether it is the optimiser step's last."""
 
 
 class Update:
     """Accumulates the gradients of each optimiser step of a batch.
 
-    Every collective is reached by every rank the same number of times, whatever its rows look like: ranks agree on the
-    number of optimiser steps and of micro-batches, and a rank with fewer runs a row that counts nothing.
+    Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
+    micro-batches, and a rank with fewer micro-batches runs a row that counts nothing.
 
     Args:
-        forward: Runs micro-batches, with the token weights.
+        forward: The forward pass of micro-batches, with the token weights.
         plan: The optimiser steps.
         objective: What is optimised.
         execution: How it is run.
-        ref_logprobs: ``[B, T]`` under the frozen reference; None without a KL term.
+        ref_logprobs: ``[B, T]``, under the frozen reference; None without a KL term.
     """
 
     def __init__(
@@ -53,34 +53,34 @@ class Update:
         self.old_logprobs = OldLogprobs(plan, forward.policy)
 
     def reweigh(self, weights: TokenWeights) -> None:
-        """Take other token weights for the steps to come."""
+        """Replace the token weights for the following steps."""
         self.forward = self.forward.reweighed(weights)
 
     def accumulate(self, step: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
         """Forward and backward passes of one optimiser step.
 
         Args:
-            step: Its number in the plan.
-            backward: Of a micro-batch.
-            in_place: Whether the backward pass may add the head's gradient to what its weight has.
+            step: The index of the step in the plan.
+            backward: The backward pass of a micro-batch.
+            in_place: Whether the backward pass may add the head's gradient to `weight.grad` in place.
 
         Returns:
-            The loss, and means over its tokens, of all ranks.
+            The loss, and means over its tokens, over all ranks.
         """
         counts, live = count_losses(self.plan, step), self.plan.run_in(step)
         parts, begun = self.forward.cut(live), self.forward.tokens_run
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
-            stats = self.forward(micro, in_place=in_place)  # It may find the token weights that the loss reads.
+            stats = self.forward(micro, in_place=in_place)  # May set the token weights that the loss reads.
             if micro.stands_in:
                 loss = stats.logprobs.sum() * 0
             else:
                 loss, found = micro_batch_loss(self._inputs(micro, stats), self.objective, counts)
                 self.old_logprobs.record(micro, stats)
                 sums = {name: sums[name] + value if name in sums else value for name, value in found.items()}
-            # Strategies average gradients over ranks; the denominators are those of all ranks already.
+            # Strategies average gradients over ranks, but the denominators already include all ranks.
             backward(loss * world_size(), number == len(parts))
-        # Tokens of whole rows, but for the last of each, which predicts nothing.
+        # The last token of a row predicts nothing and is not run.
         asked = int(self.forward.batch.lengths.cpu()[live].sum()) - len(live)
         return step_means(sums, run=self.forward.tokens_run - begun, asked=asked)
 
@@ -117,15 +117,15 @@ def prepare(
     limit: int,
     seed: int,
 ) -> Update:
-    """Plan the optimiser steps of a batch, and compute what they need from the weights that sampled it.
+    """Plan the optimiser steps of a batch, and compute the figures that need the weights that sampled it.
 
     Args:
-        forward: Of the batch, with its token weights.
+        forward: The forward pass of the batch, with its token weights.
         objective: What is optimised.
         execution: How it is run.
         reference: The frozen reference; None without a KL term.
-        limit: The longest response in tokens.
-        seed: Of the order of groups.
+        limit: The limit of a response in tokens.
+        seed: The seed of the order of groups.
     """
     batch, additive = forward.batch, forward.adds_to_advantages
     plan = plan_steps(batch, objective, execution, max_response_length=limit, additive=additive, seed=seed)
