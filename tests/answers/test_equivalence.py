@@ -5,12 +5,12 @@ from fractions import Fraction
 
 import pytest
 
-from grail_lightning.answers.conventions import Conventions
-from grail_lightning.answers.equivalence import judge
-from grail_lightning.answers.exact import TooLarge, Undefined, rational
-from grail_lightning.answers.normalise import balanced, normalise
-from grail_lightning.answers.symbolic import Symbolic
-from grail_lightning.answers.syntax import Unreadable, parse
+from grail_lightning.answers.compare.conventions import Conventions
+from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
+from grail_lightning.answers.compare.judge import judge
+from grail_lightning.answers.compare.symbolic import Symbolic
+from grail_lightning.answers.grammar.normalise import balanced, normalise
+from grail_lightning.answers.grammar.parser import Unreadable, parse
 
 DEFAULT = Conventions()
 

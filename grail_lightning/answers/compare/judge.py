@@ -10,9 +10,9 @@ Fraction work under caps. The last two need an engine (`symbolic.Symbolic`) and 
 from collections.abc import Sequence
 from fractions import Fraction
 
-from grail_lightning.answers.conventions import Conventions, Engine, Outcome
-from grail_lightning.answers.exact import TooLarge, Undefined, is_terminating, rational
-from grail_lightning.answers.formulas import (
+from grail_lightning.answers.compare.conventions import Conventions, Engine, Outcome
+from grail_lightning.answers.compare.exact import TooLarge, Undefined, is_terminating, rational
+from grail_lightning.answers.compare.formulas import (
     anagrams,
     cut_off,
     factors_between,
@@ -25,7 +25,7 @@ from grail_lightning.answers.formulas import (
     times,
     wordy,
 )
-from grail_lightning.answers.names import (
+from grail_lightning.answers.compare.names import (
     bare_number,
     distinct_names,
     has_other_letters,
@@ -36,12 +36,18 @@ from grail_lightning.answers.names import (
     named_value,
     without_letters,
 )
-from grail_lightning.answers.nodes import Node, letters
-from grail_lightning.answers.normalise import capped, normalise, string_key
-from grail_lightning.answers.prose import e_notation_spelled_out, is_e_notation, lowest_terms, same_wording, sentence
-from grail_lightning.answers.sets import Interval, as_intervals
-from grail_lightning.answers.shapes import joined_alike, spelled_alike, unwrapped, vector
-from grail_lightning.answers.structure import (
+from grail_lightning.answers.compare.sets import Interval, as_intervals
+from grail_lightning.answers.compare.shapes import joined_alike, spelled_alike, unwrapped, vector
+from grail_lightning.answers.grammar.nodes import Node, letters
+from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
+from grail_lightning.answers.grammar.prose import (
+    e_notation_spelled_out,
+    is_e_notation,
+    lowest_terms,
+    same_wording,
+    sentence,
+)
+from grail_lightning.answers.grammar.structure import (
     Answer,
     Base,
     Broken,
@@ -55,7 +61,7 @@ from grail_lightning.answers.structure import (
     Words,
     read,
 )
-from grail_lightning.answers.units import Quantity, clash
+from grail_lightning.answers.grammar.units import Quantity, clash
 
 __all__ = ["Conventions", "Outcome", "judge"]
 

@@ -12,8 +12,8 @@ except in `f(x)` and `I(0)`.
 from collections.abc import Callable
 from fractions import Fraction
 
-from grail_lightning.answers.nodes import Node, number
-from grail_lightning.answers.tokens import (
+from grail_lightning.answers.grammar.nodes import Node, number
+from grail_lightning.answers.grammar.tokens import (
     BARE_WORDS,
     CLOSING,
     DOTS,

@@ -1,6 +1,6 @@
 """The program of a worker process: reads one pair per line from its standard input, writes one outcome per line.
 
-`python -m grail_lightning.answers.worker MEMORY_BYTES`; started by `pool.py`, not by hand.
+`python -m grail_lightning.answers.service.worker MEMORY_BYTES`; started by `pool.py`, not by hand.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for ending in (signal.SIGINT, signal.SIGTERM):  # They reach whole process groups; the parent decides, and kills.
         signal.signal(ending, signal.SIG_IGN)
-    from grail_lightning.answers import symbolic
+    from grail_lightning.answers.compare import symbolic
 
     symbolic.load()
     with contextlib.suppress(BrokenPipeError):
@@ -41,19 +41,22 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from grail_lightning.answers import conventions, equivalence, symbolic
+    from grail_lightning.answers.compare import symbolic
+    from grail_lightning.answers.compare.conventions import Conventions
+    from grail_lightning.answers.compare.judge import judge
+    from grail_lightning.answers.service.faults import fault_of
 
     try:
-        outcome = equivalence.judge(
+        outcome = judge(
             request["gold"],
             request["prediction"],
-            conventions.Conventions(**request["conventions"]),
+            Conventions(**request["conventions"]),
             symbolic.Symbolic(),
         )
     except MemoryError:
         return {"status": "crashed", "layer": "none", "fault": ""}
     except Exception as error:  # a bug of a layer costs this one answer, and is told
-        return {"status": "crashed", "layer": "none", "fault": conventions.fault_of(error)}
+        return {"status": "crashed", "layer": "none", "fault": fault_of(error)}
     assert outcome is not None
     return {"status": outcome.status, "layer": outcome.layer, "fault": ""}
 

@@ -3,10 +3,10 @@
 import re
 from fractions import Fraction
 
-from grail_lightning.answers.conventions import Conventions
-from grail_lightning.answers.exact import rational
-from grail_lightning.answers.nodes import Node, number
-from grail_lightning.answers.units import Quantity
+from grail_lightning.answers.compare.conventions import Conventions
+from grail_lightning.answers.compare.exact import rational
+from grail_lightning.answers.grammar.nodes import Node, number
+from grail_lightning.answers.grammar.units import Quantity
 
 __all__ = [
     "anagrams",

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from grail_lightning.answers.exact import TooLarge, Undefined, approximate, rational
-from grail_lightning.answers.nodes import Node, letters
-from grail_lightning.answers.structure import Answer, Group, Leaf, Many, Relation, Union, Words
+from grail_lightning.answers.compare.exact import TooLarge, Undefined, approximate, rational
+from grail_lightning.answers.grammar.nodes import Node, letters
+from grail_lightning.answers.grammar.structure import Answer, Group, Leaf, Many, Relation, Union, Words
 
 __all__ = ["Edge", "Interval", "as_intervals"]
 

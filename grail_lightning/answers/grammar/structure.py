@@ -1,7 +1,7 @@
 r"""What kind of thing an answer is: a formula, a tuple, a set, an interval, a relation, a ratio, a matrix, a word.
 
 `read` cuts a normalised answer along its brackets and separators and leaves the formulas in the leaves to
-`syntax.parse`. It never guesses: what it cannot cut is `Broken`, and equal to nothing but the same string.
+`parser.parse`. It never guesses: what it cannot cut is `Broken`, and equal to nothing but the same string.
 """
 
 import itertools
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from grail_lightning.answers.nodes import Node
-from grail_lightning.answers.normalise import CACHED_CHARACTERS, balanced
-from grail_lightning.answers.syntax import Unreadable, parse
-from grail_lightning.answers.units import Quantity, split_quantity
+from grail_lightning.answers.grammar.nodes import Node
+from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS, balanced
+from grail_lightning.answers.grammar.parser import Unreadable, parse
+from grail_lightning.answers.grammar.units import Quantity, split_quantity
 
 __all__ = ["Answer", "Base", "Broken", "Group", "Leaf", "Many", "Matrix", "Ratio", "Relation", "Union", "Words", "read"]
 

@@ -2,7 +2,7 @@
 
 import re
 
-from grail_lightning.answers.structure import Answer, Group, Leaf, Many, Matrix, Relation, Words
+from grail_lightning.answers.grammar.structure import Answer, Group, Leaf, Many, Matrix, Relation, Words
 
 __all__ = ["joined_alike", "spelled_alike", "unwrapped", "vector"]
 

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from grail_lightning.answers.conventions import Conventions, Outcome, fault_of
-from grail_lightning.answers.equivalence import judge
-from grail_lightning.answers.pool import WorkerPool
+from grail_lightning.answers.compare.conventions import Conventions, Outcome
+from grail_lightning.answers.compare.judge import judge
+from grail_lightning.answers.service.faults import fault_of
+from grail_lightning.answers.service.pool import WorkerPool
 
 __all__ = ["Verdict", "Verifier"]
 

@@ -1,13 +1,11 @@
 """What counts as equal, and the shapes that the layers pass to one another."""
 
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from grail_lightning.answers.nodes import Node
+from grail_lightning.answers.grammar.nodes import Node
 
-__all__ = ["Conventions", "Engine", "Outcome", "fault_of"]
+__all__ = ["Conventions", "Engine", "Outcome"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,18 +42,6 @@ class Outcome(NamedTuple):
 
     status: str
     layer: str
-
-
-def fault_of(error: BaseException) -> str:
-    """An exception and where it was raised, short enough for a log.
-
-    Args:
-        error: what was caught.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
-    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    return f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]}{place}"
 
 
 class Engine(Protocol):

@@ -8,9 +8,9 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from grail_lightning.answers.extract import last_box
-from grail_lightning.answers.numerals import grouped, repeating
-from grail_lightning.answers.tables import (
+from grail_lightning.answers.find.boxes import last_box
+from grail_lightning.answers.grammar.numerals import grouped, repeating
+from grail_lightning.answers.grammar.spellings import (
     COMMANDS,
     LOOKS,
     SPACES,

@@ -14,9 +14,9 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from grail_lightning.answers.estimates import differ, same_but_for_names
-from grail_lightning.answers.exact import TooLarge, Undefined, rational
-from grail_lightning.answers.nodes import Node, letters
+from grail_lightning.answers.compare.estimates import differ, same_but_for_names
+from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
+from grail_lightning.answers.grammar.nodes import Node, letters
 
 __all__ = ["Symbolic", "load"]
 
@@ -61,7 +61,7 @@ def _contexts() -> tuple[Any, ...]:
 
 
 class Symbolic:
-    """Both layers behind the interface that `equivalence.judge` asks for."""
+    """Both layers behind the interface that `judge` asks for."""
 
     def equal(self, left: Node, right: Node, tolerance: float) -> bool:
         """Whether two formulas agree wherever both are defined.

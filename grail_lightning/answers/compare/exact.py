@@ -4,7 +4,7 @@ import cmath
 import math
 from fractions import Fraction
 
-from grail_lightning.answers.nodes import Node
+from grail_lightning.answers.grammar.nodes import Node
 
 __all__ = ["TooLarge", "Undefined", "approximate", "is_terminating", "rational"]
 

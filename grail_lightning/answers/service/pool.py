@@ -1,10 +1,9 @@
 """Worker processes that can be killed: what may hang, swell or crash happens in them, never in the training process.
 
-A worker is `python -m grail_lightning.answers.worker`, spoken to in JSON lines over its pipes. A fresh interpreter,
-not a fork: it starts from any thread and inside daemonic processes (data loader workers), inherits no lock and no
-GPU, and never
-imports the user's main script. It leaves when its standard input closes, that is, with its parent; a job that runs at
-that moment is ended by the worker's own alarm, which the kernel delivers even inside C code.
+A worker is `python -m grail_lightning.answers.service.worker`, spoken to in JSON lines over its pipes. It is a fresh
+interpreter, not a fork: it starts from any thread and inside daemonic processes (data loader workers), inherits no lock
+and no GPU, and never imports the user's main script. It leaves when its standard input closes, that is, with its
+parent; a job that runs at that moment is ended by the worker's own alarm, which the kernel delivers even inside C code.
 """
 
 import contextlib
@@ -21,9 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grail_lightning
+
 __all__ = ["Worker", "WorkerPool"]
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
+_WORKER = "grail_lightning.answers.service.worker"
 # Imports under load (a cold disk, all cores busy) may take a while; nothing of a model runs before a worker is ready.
 _STARTUP_SECONDS = 120.0
 _STARTUP_ATTEMPTS = 3
@@ -45,7 +47,7 @@ class Worker:
         self.process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
             # -P: a `numbers.py` or `sympy/` in the current folder is not for the worker. A session of its own: Ctrl-C
             # is the parent's to handle.
-            [sys.executable, "-P", "-m", "grail_lightning.answers.worker", str(memory_bytes)],
+            [sys.executable, "-P", "-m", _WORKER, str(memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -234,7 +236,7 @@ class WorkerPool:
             raise RuntimeError(
                 f"`Verifier` expected its worker processes to start, but got {_STARTUP_ATTEMPTS} in a row that ended "
                 f"before they were ready (last exit code {worker.process.returncode}). `memory_gib` may be too small; "
-                f"run `{sys.executable} -m grail_lightning.answers.worker {self.memory_bytes}` by hand to see why."
+                f"run `{sys.executable} -m {_WORKER} {self.memory_bytes}` by hand to see why."
             )
 
 
