@@ -12,19 +12,7 @@ from fractions import Fraction
 
 from grail_lightning.answers.compare.conventions import Conventions, Engine, Outcome
 from grail_lightning.answers.compare.exact import TooLarge, Undefined, is_terminating, rational
-from grail_lightning.answers.compare.formulas import (
-    anagrams,
-    cut_off,
-    factors_between,
-    infinite,
-    same_form,
-    scaled_by_zeros,
-    sign_of_infinity,
-    single,
-    slack_between,
-    times,
-    wordy,
-)
+from grail_lightning.answers.compare.formulas import infinite, same_form, sign_of_infinity, single
 from grail_lightning.answers.compare.names import (
     bare_number,
     distinct_names,
@@ -36,15 +24,23 @@ from grail_lightning.answers.compare.names import (
     named_value,
     without_letters,
 )
+from grail_lightning.answers.compare.quantities import (
+    clash,
+    cut_off,
+    factors_between,
+    scaled_by_zeros,
+    slack_between,
+    times,
+)
 from grail_lightning.answers.compare.sets import Interval, as_intervals
-from grail_lightning.answers.compare.shapes import joined_alike, spelled_alike, unwrapped, vector
+from grail_lightning.answers.compare.shapes import joined_alike, unwrapped, vector
+from grail_lightning.answers.compare.words import anagrams, same_wording, spelled_alike, wordy
 from grail_lightning.answers.grammar.nodes import Node, letters
 from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
 from grail_lightning.answers.grammar.prose import (
     e_notation_spelled_out,
     is_e_notation,
     lowest_terms,
-    same_wording,
     sentence,
 )
 from grail_lightning.answers.grammar.structure import (
@@ -61,7 +57,7 @@ from grail_lightning.answers.grammar.structure import (
     Words,
     read,
 )
-from grail_lightning.answers.grammar.units import Quantity, clash
+from grail_lightning.answers.grammar.units import Quantity
 
 __all__ = ["Conventions", "Outcome", "judge"]
 

@@ -1,28 +1,16 @@
 """Small questions about the structure of one answer."""
 
-import re
+from grail_lightning.answers.grammar.structure import Answer, Group, Many, Matrix, Relation
 
-from grail_lightning.answers.grammar.structure import Answer, Group, Leaf, Many, Matrix, Relation, Words
-
-__all__ = ["joined_alike", "spelled_alike", "unwrapped", "vector"]
+__all__ = ["joined_alike", "unwrapped", "vector"]
 
 _ORDER = frozenset(["<", ">", r"\le", r"\ge"])
-_LETTERS = re.compile(r"[A-Za-z]+(?: [A-Za-z]+)*")
 
 
 def joined_alike(one: Many, two: Many) -> bool:
     """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
     bounds = any(isinstance(item, Relation) and _ORDER & set(item.signs) for item in one.items)
     return not bounds or {one.joint, two.joint} != {"and", "or"}
-
-
-def spelled_alike(one: Answer, two: Answer, *, ignore_case: bool) -> bool:
-    """Whether one answer is words and the other the same letters without upright type: `odd` is no product then."""
-    words, bare = (one, two) if isinstance(one, Words) else (two, one)
-    if not isinstance(words, Words) or not isinstance(bare, Leaf) or not _LETTERS.fullmatch(bare.quantity.text):
-        return False
-    text = bare.quantity.text
-    return words.exact.lower() == text.lower() if ignore_case else words.exact == text
 
 
 def unwrapped(answer: Answer) -> Answer:

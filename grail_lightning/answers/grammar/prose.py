@@ -9,7 +9,7 @@ import re
 
 from grail_lightning.answers.grammar.tokens import BARE_WORDS, FUNCTIONS
 
-__all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "same_wording", "sentence"]
+__all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "sentence"]
 
 Sentence = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -25,8 +25,6 @@ _E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}"
 _E_LITERAL = re.compile(r"(?<![0-9.A-Za-z\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,3})(?![0-9.])", re.ASCII)
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{2,}(?![A-Za-z])", re.ASCII)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
-_WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
 _FORMULA_WORDS = FUNCTIONS | BARE_WORDS.keys() | {"sqrt"}
 # One word is a unit or a joint (`and`), which other rules know better.
 _FEWEST_WORDS = 2
@@ -71,29 +69,6 @@ def e_notation_spelled_out(text: str) -> str:
     if not re.search(r"[-+*/^(]|\\frac|\\sqrt", rest):  # one number, perhaps with its unit
         return text
     return _E_LITERAL.sub(r"(\1*10^{\2})", text)
-
-
-def same_wording(one: str, two: str, *, ignore_case: bool) -> bool:
-    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`.
-
-    Args:
-        one: what `normalise` returned.
-        two: likewise.
-        ignore_case: whether words may differ in case; letters behind a digit are taken as they are.
-    """
-    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
-        return False
-    plain = [_unwrapped(text) for text in (one, two)]
-    if not all(map(_WORDING.fullmatch, plain)):
-        return False
-    if ignore_case and not re.search(r"[0-9] ?[A-Za-z]", plain[0] + "|" + plain[1]):
-        plain = [text.lower() for text in plain]
-    return plain[0] == plain[1]
-
-
-def _unwrapped(text: str) -> str:
-    text = re.sub(r"\s+", " ", _TEXT.sub(r" \1 ", text))
-    return re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!")
 
 
 def sentence(text: str, *, ignore_case: bool) -> Sentence | None:

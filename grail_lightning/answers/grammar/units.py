@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-__all__ = ["Quantity", "clash", "split_quantity"]
+__all__ = ["Quantity", "split_quantity"]
 
 
 def _set(names: str) -> frozenset[str]:
@@ -166,10 +166,3 @@ def _canonical(found: list[str], words: str, power: str | None) -> str:
     if len(found) == 2 and all(word in _CANONICAL for word in found) and words.count("/") == 1:
         return "/".join(_CANONICAL[word] for word in found) + (f"^{power}" if power else "")
     return "?"
-
-
-def clash(gold: str, prediction: str) -> bool:
-    """Whether two units are both known and different, so that equal numbers are not equal answers."""
-    if not gold or not prediction or "?" in gold or "?" in prediction or "unit" in gold or "unit" in prediction:
-        return False
-    return gold != prediction
