@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 from grail_lightning.answers.compare.exact import TooLarge, Undefined
+from grail_lightning.answers.grammar.functions import HYPERBOLIC, TRIGONOMETRIC
 
 __all__ = ["differ", "same_but_for_names"]
 
@@ -21,9 +22,8 @@ _QUADRATURE_DEGREE = 7
 _MAX_LOG2 = 10**6
 _RANGED = ("Integral", "Sum", "Product")
 _FUNCTIONS = {"Abs": "fabs"} | {
-    name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "log", "sinh", "cosh", "tanh")
+    name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "log", "asin", "acos", "atan", "factorial")
 }
-_FUNCTIONS |= {name: name for name in ("asin", "acos", "atan", "factorial")}
 
 
 def same_but_for_names(one: Any, two: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 
+from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
 from grail_lightning.answers.grammar.nodes import letters
 from grail_lightning.answers.grammar.normalise import group_end, string_key
 from grail_lightning.answers.grammar.structure import Answer, Leaf, Many, Relation
@@ -24,7 +25,8 @@ _VECTOR = (
     r"\\(?:bar|hat|vec|tilde|overline|overrightarrow|overleftarrow|widehat|overarc|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
 )
 _SIZE = rf"\|(?:[A-Zzw]|[A-Z]{{2}}|[A-Z](?:\s?\\(?:cap|cup)\s?[A-Z])+|{_VECTOR})\||\\\|(?:[A-Za-z]|{_VECTOR})\\\|"
-_FORMULAS = "frac|sqrt|pi|infty|sin|cos|tan|cot|sec|csc|l[no]g?|exp|int|sum|text"
+_ANGULAR = "|".join(TRIGONOMETRIC)
+_FORMULAS = f"frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text"
 _COMMAND = rf"\\(?:det|dim|deg|gcd|lcm|Pr)\s?[A-Za-z]?|\\(?!{_FORMULAS})[a-zA-Z]+"
 _NAME = re.compile(
     rf"""(?:\\text\{{[^{{}}]*\b[Oo]f\b[^{{}}]*\}}\s?)?
@@ -37,11 +39,11 @@ _NAME = re.compile(
 )
 # A function of an angle that has a name. `\sin x=7` and `\ln x=7` are equations to be solved.
 _OF_ANGLE = re.compile(
-    r"\\(?:sin|cos|tan|cot|sec|csc)\s?\(?(?:\\angle\s?[A-Z]{1,3}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega))\)?"
+    rf"\\(?:{_ANGULAR})\s?\(?(?:\\angle\s?[A-Z]{{1,3}}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega))\)?"
 )
 _DERIVATIVE = re.compile(r"\\frac\{d\s?[a-z]?\}\{d\s?[a-z]\}")
 _COMPOSITION = re.compile(r"\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)")
-_FORMULA_WORD = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt)\b")
+_FORMULA_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
 # In small letters: `NO` is a segment.
 _DENIAL = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
 

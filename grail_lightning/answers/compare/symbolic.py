@@ -16,6 +16,7 @@ from typing import Any
 
 from grail_lightning.answers.compare.estimates import differ, same_but_for_names
 from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
+from grail_lightning.answers.grammar.functions import COMMON, HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
 from grail_lightning.answers.grammar.nodes import Node, letters
 
 __all__ = ["Symbolic", "load"]
@@ -31,8 +32,8 @@ _MAX_LOG2 = 10**6
 _MAX_FACTORIAL = 10**6
 _NUM_POINTS = 10
 _EXTERNAL_CHARACTERS = 400
-_KNOWN_COMMANDS = _set(
-    "frac sqrt sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp pi infty int sum prod lim "
+_KNOWN_COMMANDS = COMMON | _set(
+    "frac sqrt pi infty int sum prod lim "
     "to binom lfloor rfloor lceil rceil max min gcd lcm det bmod mod pmod begin end left right cdot circ "
     "overline partial nabla alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma "
     "tau phi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega vec hat bar mathbb in cup cap setminus "
@@ -246,9 +247,9 @@ def _function(name: str, values: list[Any], context: Any) -> Any:
         return -((-first) ** (1 / values[1])) if odd_real else _power(first, 1 / values[1], context) if first else first
     if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL:
         raise TooLarge("a factorial beyond the caps")
-    if name in ("exp", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc") and abs(first) > _MAX_LOG2:
+    if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
         raise TooLarge("an exponential beyond the caps")
-    if name in ("ln", "log") and first == 0:
+    if name in LOGARITHMS and first == 0:
         raise Undefined("the logarithm of zero")
     function = _functions(context).get(name)
     if function is None:
@@ -258,11 +259,10 @@ def _function(name: str, values: list[Any], context: Any) -> Any:
 
 def _functions(context: Any) -> dict[str, Callable[..., Any]]:
     return {
-        **{name: getattr(context, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "factorial")},
-        **{name: getattr(context, name) for name in ("sinh", "cosh", "tanh", "coth", "floor", "ceil", "binomial")},
-        **{"arc" + name: getattr(context, "a" + name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-        "ln": context.log,
-        "log": context.log,
+        **{name: getattr(context, name) for name in (*TRIGONOMETRIC, *HYPERBOLIC, "coth", "exp")},
+        **{name: getattr(context, name) for name in ("factorial", "binomial", "floor", "ceil")},
+        **{inverse: getattr(context, f"a{name}") for name, inverse in INVERSE.items()},
+        **dict.fromkeys(LOGARITHMS, context.log),
         "abs": abs,
         "degrees": lambda value: value * context.pi / 180,
     }

@@ -12,15 +12,14 @@ except in `f(x)` and `I(0)`.
 from collections.abc import Callable
 from fractions import Fraction
 
+from grail_lightning.answers.grammar.functions import FUNCTIONS, INVERSE
 from grail_lightning.answers.grammar.nodes import Node, number
 from grail_lightning.answers.grammar.tokens import (
     BARE_WORDS,
     CLOSING,
     DOTS,
     FUNCTION_LETTERS,
-    FUNCTIONS,
     GREEK,
-    INVERSE,
     SCIENTIFIC,
     TOKEN,
 )

@@ -7,7 +7,8 @@ in nothing else are the same string.
 import math
 import re
 
-from grail_lightning.answers.grammar.tokens import BARE_WORDS, FUNCTIONS
+from grail_lightning.answers.grammar.functions import FUNCTIONS
+from grail_lightning.answers.grammar.tokens import BARE_WORDS
 
 __all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "sentence"]
 

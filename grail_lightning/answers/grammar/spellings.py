@@ -2,6 +2,8 @@
 
 # ruff: noqa: RUF001 (these are tables of letters that look alike)
 
+from grail_lightning.answers.grammar.functions import FUNCTIONS
+
 __all__ = [
     "COMMANDS",
     "LOOKS",
@@ -101,8 +103,5 @@ UPRIGHT = _set(
 TEXT = frozenset(["text", "textrm", "textnormal", "mathrm", "mbox", "hbox", "textup"])
 UNIT_LETTERS = frozenset("mgsLlJNWVAKChFPT")
 TRANSPARENT = _set("underline boxed fbox ensuremath mathord mathrel mathbin hat bar vec")
-WRAPPED_FUNCTIONS = _set(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp max min "
-    "gcd lcm det floor ceil"
-)
+WRAPPED_FUNCTIONS = FUNCTIONS | _set("max min gcd lcm det floor ceil")
 TEXT_SYNONYMS = {"arccotg": "arccot", "sh": "sinh", "ch": "cosh", "th": "tanh"}

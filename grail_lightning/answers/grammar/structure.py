@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from grail_lightning.answers.grammar.functions import COMMON
 from grail_lightning.answers.grammar.nodes import Node
 from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS, balanced
 from grail_lightning.answers.grammar.parser import Unreadable, parse
@@ -209,7 +210,7 @@ def _words(text: str) -> Words | None:
 
 
 _SHORT_WORDS = _set("yes no dne")
-_FORMULA_WORDS = _set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt")
+_FORMULA_WORDS = COMMON | {"sqrt"}
 
 
 def _list(text: str) -> Answer | None:

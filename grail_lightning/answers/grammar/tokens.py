@@ -6,10 +6,8 @@ __all__ = [
     "BARE_WORDS",
     "CLOSING",
     "DOTS",
-    "FUNCTIONS",
     "FUNCTION_LETTERS",
     "GREEK",
-    "INVERSE",
     "SCIENTIFIC",
     "TOKEN",
 ]
@@ -19,13 +17,11 @@ def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-FUNCTIONS = _set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp")
 GREEK = _set(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi "
     "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell"
 )
 FUNCTION_LETTERS = "fghFGHPQVTIuvy"
-INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc"}
 DOTS = (r"\cdots", r"\ldots", r"\dots")
 CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 BARE_WORDS = {"pi": "pi", "infinity": "inf", "infty": "inf", "inf": "inf", "oo": "inf"}

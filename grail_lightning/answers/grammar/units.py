@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
+
 __all__ = ["Quantity", "split_quantity"]
 
 
@@ -54,7 +56,7 @@ _STOP = _set(
     "unless some any all many few several with from by mod modulo base choose squared cubed half double twice "
     "wrong false true ways? unknown undefined repeating recurring"
 ) - {"ways?"}
-_FUNCTION_WORDS = _set("sin cos tan cot sec csc log ln exp sqrt pi max min gcd lcm lim det arg mod inf infty")
+_FUNCTION_WORDS = _set("sqrt pi max min gcd lcm lim det arg mod inf infty").union(ELEMENTARY)
 
 _TEXT_SUFFIX = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
@@ -66,6 +68,8 @@ _BARE_SUFFIX = re.compile(
 _DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{[CF]\}|[CF])?\s*$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
+# The angle in `\sin 30^\circ` has the degrees, not the answer.
+_OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 
 
 class Quantity(NamedTuple):
@@ -111,7 +115,7 @@ def _without_suffix(quantity: Quantity) -> Quantity | None:
     text = quantity.text
     if percent := _PERCENT.search(text):
         return quantity._replace(text=text[: percent.start()], percent=True)
-    if (degrees := _DEGREES.search(text)) and not re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
+    if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
         return quantity._replace(text=text[: degrees.start()], degrees=True)
     if suffix := _TEXT_SUFFIX.search(text):
         return _with_words(quantity, text[: suffix.start()], suffix[1], suffix[2])
