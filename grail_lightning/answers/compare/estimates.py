@@ -7,7 +7,7 @@ different answer. Expressions are SymPy trees, walked here and never printed, so
 import zlib
 from typing import Any
 
-from grail_lightning.answers.compare.exact import TooLarge, Undefined
+from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
 from grail_lightning.answers.grammar.functions import HYPERBOLIC, TRIGONOMETRIC
 
 __all__ = ["differ", "same_but_for_names"]

@@ -1,25 +1,17 @@
 """Formulas without letters: exact rational values, with caps on every operation that can explode."""
 
-import cmath
 import math
 from fractions import Fraction
 
+from grail_lightning.answers.compare.evaluate import Evaluator, TooLarge, Undefined
 from grail_lightning.answers.grammar.nodes import Node
 
-__all__ = ["TooLarge", "Undefined", "approximate", "is_terminating", "rational"]
+__all__ = ["is_terminating", "rational"]
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
 _MAX_FACTORIAL = 2000
 _ROOT_ROUNDS = 4096
-
-
-class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
-    """A number beyond the caps."""
-
-
-class Undefined(ValueError):  # noqa: N818 (it is caught, not reported)
-    """A value that does not exist, such as one over zero."""
 
 
 def rational(node: Node) -> Fraction | None:
@@ -32,70 +24,53 @@ def rational(node: Node) -> Fraction | None:
         TooLarge: If a step passes the caps.
         Undefined: If a step has no value.
     """
-    if node.kind == "number":
-        assert isinstance(node.value, Fraction)
-        return node.value
-    if node.kind in ("symbol", "constant", "sign"):
-        return None
-    values = []
-    for argument in node.args:
-        value = rational(argument)
-        if value is None:
-            return None
-        values.append(value)
-    return _within(_apply(node, values))
+    return _RATIONALS.value(node)
 
 
-def _apply(node: Node, values: list[Fraction]) -> Fraction | None:
-    if node.kind == "add":
+class _Rationals(Evaluator[Fraction]):
+    """Exact numbers: what has letters, or is not rational, has no value."""
+
+    def known(self, node: Node) -> Fraction | None:
+        return node.value if isinstance(node.value, Fraction) else None
+
+    def total(self, values: list[Fraction]) -> Fraction:
         return sum(values, Fraction(0))
-    if node.kind == "multiply":
-        return values[0] * values[1]
-    if node.kind == "negate":
-        return -values[0]
-    if node.kind == "divide":
-        if not values[1]:
-            raise Undefined("a division by zero")
-        return values[0] / values[1]
-    if node.kind == "power":
-        return _power(*values)
-    return _function(str(node.value), values)
+
+    def power(self, base: Fraction, exponent: Fraction) -> Fraction | None:
+        if exponent.denominator != 1:
+            root = _root(base, Fraction(exponent.denominator))
+            return None if root is None else self.power(root, Fraction(exponent.numerator))
+        if not base and exponent <= 0:
+            raise Undefined("zero to a power of zero or less")
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if abs(base) != 1 and bits * abs(exponent) > _MAX_BITS:
+            raise TooLarge("a power of more than 39,000 digits")
+        if abs(base) == 1:
+            return base if exponent % 2 else Fraction(1)
+        return base**exponent.numerator
+
+    def function(self, name: str, values: list[Fraction]) -> Fraction | None:
+        first = values[0]
+        if name == "root":
+            return _root(*values)
+        if name == "abs":
+            return abs(first)
+        if name in ("floor", "ceil"):
+            return Fraction(math.floor(first) if name == "floor" else math.ceil(first))
+        if name == "factorial":
+            return Fraction(math.factorial(_count(first)))
+        if name == "binomial":
+            upper, lower = _count(first), _count(values[1])
+            return Fraction(math.comb(upper, lower))
+        return None
+
+    def checked(self, value: Fraction | None) -> Fraction | None:
+        if value is not None and value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
+            raise TooLarge("a number of more than 39,000 digits")
+        return value
 
 
-def _within(value: Fraction | None) -> Fraction | None:
-    if value is not None and value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
-        raise TooLarge("a number of more than 39,000 digits")
-    return value
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    if exponent.denominator != 1:
-        root = _root(base, Fraction(exponent.denominator))
-        return None if root is None else _power(root, Fraction(exponent.numerator))
-    if not base and exponent <= 0:
-        raise Undefined("zero to a power of zero or less")
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(base) != 1 and bits * abs(exponent) > _MAX_BITS:
-        raise TooLarge("a power of more than 39,000 digits")
-    if abs(base) == 1:
-        return base if exponent % 2 else Fraction(1)
-    return base**exponent.numerator
-
-
-def _function(name: str, values: list[Fraction]) -> Fraction | None:
-    first = values[0]
-    if name == "root":
-        return _root(*values)
-    if name == "abs":
-        return abs(first)
-    if name in ("floor", "ceil"):
-        return Fraction(math.floor(first) if name == "floor" else math.ceil(first))
-    if name == "factorial":
-        return Fraction(math.factorial(_count(first)))
-    if name == "binomial":
-        upper, lower = _count(first), _count(values[1])
-        return Fraction(math.comb(upper, lower))
-    return None
+_RATIONALS = _Rationals()
 
 
 def _count(value: Fraction) -> int:
@@ -138,50 +113,3 @@ def is_terminating(value: Fraction) -> bool:
         while rest % prime == 0:
             rest //= prime
     return rest == 1
-
-
-def approximate(node: Node) -> float | None:
-    """A float near a real formula without letters, for ordering the ends of intervals; None if there is none."""
-    try:
-        value = _floating(node)
-        return value.real if abs(value.imag) <= 1e-9 * (1 + abs(value)) else None
-    except (ArithmeticError, ValueError, KeyError):
-        return None
-
-
-_CONSTANTS = {"pi": complex(math.pi), "e": complex(math.e), "i": 1j, "inf": complex(math.inf)}
-
-
-def _floating(node: Node) -> complex:
-    exact = rational(node)
-    if exact is not None:
-        return complex(float(exact))
-    if node.kind == "constant":
-        return _CONSTANTS[str(node.value)]
-    values = [_floating(argument) for argument in node.args]
-    first = values[0] if values else 0j
-    if node.kind == "add":
-        return complex(math.fsum(value.real for value in values), math.fsum(value.imag for value in values))
-    if node.kind == "negate":
-        return complex(-first.real, -first.imag)
-    if node.kind == "multiply":
-        return first * values[1]
-    if node.kind == "divide":
-        return first / values[1]
-    if node.kind == "power":
-        return first ** values[1]
-    name = str(node.value)
-    if name == "root":
-        return first ** (1 / values[1])
-    if name in ("ln", "log"):
-        return cmath.log(first)
-    if name == "degrees":
-        return first * math.pi / 180
-    return (
-        complex(getattr(cmath, {"arctan": "atan", "arcsin": "asin", "arccos": "acos"}.get(name, name))(first))
-        if (name in ("sin", "cos", "tan", "exp", "sinh", "cosh", "tanh", "arctan", "arcsin", "arccos"))
-        else _FUNCTIONS[name](first)
-    )
-
-
-_FUNCTIONS = {"abs": lambda value: complex(abs(value)), "sec": lambda value: 1 / cmath.cos(value)}

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from grail_lightning.answers.compare.conventions import Conventions, Engine, Outcome
-from grail_lightning.answers.compare.exact import TooLarge, Undefined, is_terminating, rational
+from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
+from grail_lightning.answers.compare.exact import is_terminating, rational
 from grail_lightning.answers.compare.formulas import infinite, same_form, sign_of_infinity, single
 from grail_lightning.answers.compare.names import (
     bare_number,

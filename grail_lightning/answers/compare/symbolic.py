@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from grail_lightning.answers.compare.estimates import differ, same_but_for_names
-from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
+from grail_lightning.answers.compare.evaluate import Evaluator, TooLarge, Undefined
+from grail_lightning.answers.compare.exact import rational
 from grail_lightning.answers.grammar.functions import COMMON, HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
 from grail_lightning.answers.grammar.nodes import Node, letters
 
@@ -190,35 +191,55 @@ def _imaginary(value: Any) -> bool:
 
 def _value(node: Node, point: dict[str, Fraction], context: Any) -> Any:
     try:
-        value = _evaluate(node, point, context)
+        value = _AtPoint(point, context).value(node)
     except (ZeroDivisionError, Undefined, OverflowError):
         return None
-    return value if context.isfinite(value) else None
+    return value if value is not None and context.isfinite(value) else None
 
 
-def _evaluate(node: Node, point: dict[str, Fraction], context: Any) -> Any:
-    if node.kind == "number":
-        assert isinstance(node.value, Fraction)
-        return context.mpf(node.value.numerator) / node.value.denominator
-    if node.kind == "symbol":
-        value = point[str(node.value)]
-        return context.mpf(value.numerator) / value.denominator
-    if node.kind == "constant":
-        return {"pi": context.pi, "e": context.e, "i": context.mpc(0, 1), "inf": context.inf}[str(node.value)] * 1
-    if not letters(node) and (exact := _exact(node)) is not None:
-        return context.mpf(exact.numerator) / exact.denominator
-    values = [_evaluate(argument, point, context) for argument in node.args]
-    if node.kind == "add":
-        return sum(values, context.mpf(0))
-    if node.kind == "multiply":
-        return values[0] * values[1]
-    if node.kind == "negate":
-        return -values[0]
-    if node.kind == "divide":
-        return values[0] / values[1]
-    if node.kind == "power":
-        return _power(values[0], values[1], context)
-    return _function(str(node.value), values, context)
+class _AtPoint(Evaluator[Any]):
+    """Numbers of many digits (mpmath), with a rational number for each letter."""
+
+    def __init__(self, point: dict[str, Fraction], context: Any) -> None:
+        self.point = point
+        self.context = context
+
+    def known(self, node: Node) -> Any:
+        context = self.context
+        if node.kind == "constant":
+            return {"pi": context.pi, "e": context.e, "i": context.mpc(0, 1), "inf": context.inf}[str(node.value)] * 1
+        exact = self.point[str(node.value)] if node.kind == "symbol" else None if letters(node) else _exact(node)
+        return None if exact is None else context.mpf(exact.numerator) / exact.denominator
+
+    def total(self, values: list[Any]) -> Any:
+        return sum(values, self.context.mpf(0))
+
+    def power(self, base: Any, exponent: Any) -> Any:
+        if base == 0:
+            if self.context.re(exponent) <= 0:
+                raise Undefined("zero to a power of zero or less")
+            return base
+        if abs(exponent) * (abs(self.context.log(abs(base), 2)) + 5) > _MAX_LOG2:
+            raise TooLarge("a power beyond the caps")
+        return base**exponent
+
+    def function(self, name: str, values: list[Any]) -> Any:
+        first = values[0]
+        if name == "root":
+            if values[1] == 0:
+                raise Undefined("a root of degree zero")
+            odd_real = not _imaginary(first) and first.real < 0 and values[1] == int(values[1].real) % 2 * values[1]
+            return -((-first) ** (1 / values[1])) if odd_real else self.power(first, 1 / values[1]) if first else first
+        if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL:
+            raise TooLarge("a factorial beyond the caps")
+        if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
+            raise TooLarge("an exponential beyond the caps")
+        if name in LOGARITHMS and first == 0:
+            raise Undefined("the logarithm of zero")
+        function = _functions(self.context).get(name)
+        if function is None:
+            raise Undefined(name)
+        return function(*values)
 
 
 def _exact(node: Node) -> Fraction | None:
@@ -226,35 +247,6 @@ def _exact(node: Node) -> Fraction | None:
         return rational(node)
     except TooLarge:
         return None
-
-
-def _power(base: Any, exponent: Any, context: Any) -> Any:
-    if base == 0:
-        if context.re(exponent) <= 0:
-            raise Undefined("zero to a power of zero or less")
-        return base
-    if abs(exponent) * (abs(context.log(abs(base), 2)) + 5) > _MAX_LOG2:
-        raise TooLarge("a power beyond the caps")
-    return base**exponent
-
-
-def _function(name: str, values: list[Any], context: Any) -> Any:
-    first = values[0]
-    if name == "root":
-        if values[1] == 0:
-            raise Undefined("a root of degree zero")
-        odd_real = not _imaginary(first) and first.real < 0 and values[1] == int(values[1].real) % 2 * values[1]
-        return -((-first) ** (1 / values[1])) if odd_real else _power(first, 1 / values[1], context) if first else first
-    if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL:
-        raise TooLarge("a factorial beyond the caps")
-    if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
-        raise TooLarge("an exponential beyond the caps")
-    if name in LOGARITHMS and first == 0:
-        raise Undefined("the logarithm of zero")
-    function = _functions(context).get(name)
-    if function is None:
-        raise Undefined(name)
-    return function(*values)
 
 
 def _functions(context: Any) -> dict[str, Callable[..., Any]]:
