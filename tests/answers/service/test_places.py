@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grail_lightning.answers import Verifier
-from tests.answers.test_verifier import gone, workers_of
+from tests.answers.service.test_verifier import gone, workers_of
 from tests.processes import run_script
 
 # Each needs a worker process: roots are beyond the cheap layers.

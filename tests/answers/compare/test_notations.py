@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.answers.test_equivalence import outcome
+from tests.answers.compare.test_judge import outcome
 
 RIGHT = {
     "decimals that repeat": [
