@@ -36,15 +36,7 @@ from grail_lightning.answers.compare.quantities import (
 from grail_lightning.answers.compare.sets import Interval, as_intervals
 from grail_lightning.answers.compare.shapes import joined_alike, unwrapped, vector
 from grail_lightning.answers.compare.words import anagrams, same_wording, spelled_alike, wordy
-from grail_lightning.answers.grammar.nodes import Node, letters
-from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
-from grail_lightning.answers.grammar.prose import (
-    e_notation_spelled_out,
-    is_e_notation,
-    lowest_terms,
-    sentence,
-)
-from grail_lightning.answers.grammar.structure import (
+from grail_lightning.answers.grammar.kinds import (
     Answer,
     Base,
     Broken,
@@ -56,8 +48,16 @@ from grail_lightning.answers.grammar.structure import (
     Relation,
     Union,
     Words,
-    read,
 )
+from grail_lightning.answers.grammar.nodes import Node, letters
+from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
+from grail_lightning.answers.grammar.prose import (
+    e_notation_spelled_out,
+    is_e_notation,
+    lowest_terms,
+    sentence,
+)
+from grail_lightning.answers.grammar.structure import read
 from grail_lightning.answers.grammar.units import Quantity
 
 __all__ = ["Conventions", "Outcome", "judge"]

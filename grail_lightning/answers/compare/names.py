@@ -3,9 +3,9 @@
 import re
 
 from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
+from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
 from grail_lightning.answers.grammar.nodes import letters
 from grail_lightning.answers.grammar.normalise import group_end, string_key
-from grail_lightning.answers.grammar.structure import Answer, Leaf, Many, Relation
 
 __all__ = [
     "bare_number",

@@ -6,8 +6,8 @@ from fractions import Fraction
 from grail_lightning.answers.compare.approximate import approximate
 from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
 from grail_lightning.answers.compare.exact import rational
+from grail_lightning.answers.grammar.kinds import Answer, Group, Leaf, Many, Relation, Union, Words
 from grail_lightning.answers.grammar.nodes import Node, letters
-from grail_lightning.answers.grammar.structure import Answer, Group, Leaf, Many, Relation, Union, Words
 
 __all__ = ["Edge", "Interval", "as_intervals"]
 

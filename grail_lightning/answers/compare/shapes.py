@@ -1,6 +1,6 @@
 """Small questions about the structure of one answer."""
 
-from grail_lightning.answers.grammar.structure import Answer, Group, Many, Matrix, Relation
+from grail_lightning.answers.grammar.kinds import Answer, Group, Many, Matrix, Relation
 
 __all__ = ["joined_alike", "unwrapped", "vector"]
 

@@ -2,7 +2,7 @@
 
 import re
 
-from grail_lightning.answers.grammar.structure import Answer, Leaf, Words
+from grail_lightning.answers.grammar.kinds import Answer, Leaf, Words
 
 __all__ = ["anagrams", "same_wording", "spelled_alike", "wordy"]
 

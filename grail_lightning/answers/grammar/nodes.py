@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["Node", "letters", "number"]
+__all__ = ["Node", "has_sign", "letters", "number", "signed"]
 
 
 class Node(NamedTuple):
@@ -29,3 +29,16 @@ def letters(node: Node) -> set[str]:
     """The symbols of a formula."""
     own = {str(node.value)} if node.kind == "symbol" else set()
     return own.union(*(letters(argument) for argument in node.args))
+
+
+def has_sign(node: Node) -> bool:
+    """Whether a plus-minus occurs in a formula."""
+    return node.kind == "sign" or any(has_sign(argument) for argument in node.args)
+
+
+def signed(node: Node, sign: str) -> Node:
+    """The formula with each plus-minus read as `+` or as `-`."""
+    args = tuple(signed(argument, sign) for argument in node.args)
+    if node.kind != "sign":
+        return Node(node.kind, node.value, args)
+    return args[0] if node.value == sign else Node("negate", "", args)

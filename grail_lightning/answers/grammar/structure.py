@@ -1,4 +1,4 @@
-r"""What kind of thing an answer is: a formula, a tuple, a set, an interval, a relation, a ratio, a matrix, a word.
+r"""From a normalised answer to its kind and its parts (`kinds`).
 
 `read` cuts a normalised answer along its brackets and separators and leaves the formulas in the leaves to
 `parser.parse`. It never guesses: what it cannot cut is `Broken`, and equal to nothing but the same string.
@@ -7,103 +7,33 @@ r"""What kind of thing an answer is: a formula, a tuple, a set, an interval, a r
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from grail_lightning.answers.grammar.functions import COMMON
-from grail_lightning.answers.grammar.nodes import Node
+from grail_lightning.answers.grammar.kinds import (
+    Answer,
+    Base,
+    Broken,
+    Group,
+    Leaf,
+    Many,
+    Matrix,
+    Ratio,
+    Relation,
+    Union,
+    Words,
+)
+from grail_lightning.answers.grammar.nodes import has_sign, signed
 from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS, balanced
 from grail_lightning.answers.grammar.parser import Unreadable, parse
-from grail_lightning.answers.grammar.units import Quantity, split_quantity
+from grail_lightning.answers.grammar.units import split_quantity
 
-__all__ = ["Answer", "Base", "Broken", "Group", "Leaf", "Many", "Matrix", "Ratio", "Relation", "Union", "Words", "read"]
+__all__ = ["read"]
 
 
 def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One formula; `node` is None if the grammar does not cover it."""
-
-    quantity: Quantity
-    node: Node | None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A tuple or an interval: its brackets and two or more ordered items."""
-
-    brackets: str
-    items: tuple["Answer", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Many:
-    """Several answers in no order; `braced` if written as a set, `joint` is `and`, `or` or a comma."""
-
-    items: tuple["Answer", ...]
-    braced: bool = False
-    joint: str = ","
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    r"""A chain such as `1<x\le 3`: sides and the signs between them; `sources` are the sides as text."""
-
-    sides: tuple["Answer", ...]
-    signs: tuple[str, ...]
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Union:
-    r"""Sets joined by `\cup`, `\cap` or `\setminus`."""
-
-    parts: tuple["Answer", ...]
-    signs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """`3:4`, also a time of day."""
-
-    items: tuple["Answer", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """Digits in a number base."""
-
-    digits: str
-    base: str
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Rows of entries; a factor before it is multiplied in. `kind` is `v` for a determinant."""
-
-    rows: tuple[tuple["Answer", ...], ...]
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """An answer in words, lower case."""
-
-    text: str
-    exact: str
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """An answer that cannot be read."""
-
-    reason: str
-
-
-Answer = Leaf | Group | Many | Relation | Union | Ratio | Base | Matrix | Words | Broken
 
 _PIECE = re.compile(r"\\text\{[^{}]*\}|\\begin\{[a-z*]+\}|\\end\{[a-z*]+\}|\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
 _OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
@@ -359,17 +289,6 @@ def _leaf(text: str) -> Answer:
         node = parse(_CUT_OFF.sub("", quantity.text))
     except (Unreadable, IndexError):
         return Leaf(quantity, None)
-    if not _has_sign(node):
+    if not has_sign(node):
         return Leaf(quantity, node)
-    return Many(tuple(Leaf(quantity._replace(text=f"{quantity.text}[{sign}]"), _signed(node, sign)) for sign in "+-"))
-
-
-def _has_sign(node: Node) -> bool:
-    return node.kind == "sign" or any(_has_sign(argument) for argument in node.args)
-
-
-def _signed(node: Node, sign: str) -> Node:
-    args = tuple(_signed(argument, sign) for argument in node.args)
-    if node.kind != "sign":
-        return Node(node.kind, node.value, args)
-    return args[0] if node.value == sign else Node("negate", "", args)
+    return Many(tuple(Leaf(quantity._replace(text=f"{quantity.text}[{sign}]"), signed(node, sign)) for sign in "+-"))
