@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from grail_lightning.answers.verifier import Verifier
+from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading.grade import grade, grade_and_locate

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
-from grail_lightning.answers.verifier import Verifier
+from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, Uniform
 from grail_lightning.distributed.gradients import Gradients

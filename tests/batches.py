@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from grail_lightning.answers.verifier import Verdict
+from grail_lightning.answers import Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading.locate import align_rows, answer_masks

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from grail_lightning.answers.verifier import Verdict, Verifier
+from grail_lightning.answers import Verdict, Verifier
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading.grade import grade_and_locate, grade_answers
 from grail_lightning.grading.locate import align_rows, answer_masks

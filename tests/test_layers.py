@@ -1,6 +1,7 @@
 """An import goes to a lower layer, or stays in its package, and never in a circle (see CONTRIBUTING.md)."""
 
 import ast
+import itertools
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_imports_go_to_a_lower_layer():
     }
     assert ("step", "credit") in edges, "the walk must see the edges that are there"
     assert not sorted(f"{a} -> {b}" for a, b in edges if LAYER_OF[b] >= LAYER_OF[a])
+
+
+def test_grading_imports_one_way():
+    order = ["find", "grammar", "compare", "service"]
+    parts = {name: name.split(".")[2:3] for name in FILES if name.startswith("grail_lightning.answers.")}
+    assert {part for (part,) in parts.values()} == {*order, "__main__"}, "no module stands outside of the sub-packages"
+    edges = {(*parts[name], *parts[other]) for name in parts for other in IMPORTS[name] if other in parts} & set(
+        itertools.product(order, order)
+    )
+    assert ("service", "compare") in edges, "the walk must see the edges that are there"
+    assert not sorted(f"{a} -> {b}" for a, b in edges if order.index(b) > order.index(a))
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -18,7 +18,7 @@ SAMPLING = Sampling(max_response_length=40)
 @pytest.fixture(scope="module")
 def draw():
     """Samples and grades four responses to each prompt."""
-    from grail_lightning.answers.verifier import Verifier
+    from grail_lightning.answers import Verifier
 
     policy, engine = load_policy("arithmetic"), HFEngine()
     engine.update_weights(policy)

@@ -1,13 +1,17 @@
-"""A model's answer: where it stands in the text, which tokens carry it, and whether it is right. Imports no torch."""
+"""A model's answer: where it stands in the text, which tokens carry it, and whether it is right. Imports no torch.
+
+Four packages, each of which imports from those before it only: `find` locates an answer, `grammar` reads it, `compare`
+decides whether two are equal, `service` grades many in processes that can be killed.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grail_lightning.answers.conventions import Conventions
-    from grail_lightning.answers.extract import Box, box_content, find_boxes, last_box
-    from grail_lightning.answers.spans import Alignment, align, token_span
-    from grail_lightning.answers.verifier import Verdict, Verifier
+    from grail_lightning.answers.compare.conventions import Conventions
+    from grail_lightning.answers.find.boxes import Box, box_content, find_boxes, last_box
+    from grail_lightning.answers.find.spans import Alignment, align, token_span
+    from grail_lightning.answers.service.verifier import Verdict, Verifier
 
 __all__ = [
     "Alignment",
@@ -24,16 +28,16 @@ __all__ = [
 
 # Lazy, so that a worker process and `python -m grail_lightning.answers` load only what they use (PEP 562).
 _MODULE_OF = {
-    "Alignment": "spans",
-    "Box": "extract",
-    "Conventions": "conventions",
-    "Verdict": "verifier",
-    "Verifier": "verifier",
-    "align": "spans",
-    "box_content": "extract",
-    "find_boxes": "extract",
-    "last_box": "extract",
-    "token_span": "spans",
+    "Alignment": "find.spans",
+    "Box": "find.boxes",
+    "Conventions": "compare.conventions",
+    "Verdict": "service.verifier",
+    "Verifier": "service.verifier",
+    "align": "find.spans",
+    "box_content": "find.boxes",
+    "find_boxes": "find.boxes",
+    "last_box": "find.boxes",
+    "token_span": "find.spans",
 }
 
 

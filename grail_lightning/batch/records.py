@@ -27,7 +27,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from grail_lightning.answers.verifier import Verdict
+from grail_lightning.answers import Verdict
 from grail_lightning.tasks.base import Prompt
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grail_lightning.answers.verifier import Verdict, Verifier
+from grail_lightning.answers import Verdict, Verifier
 from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.tasks.base import Earned, Prompt, Task

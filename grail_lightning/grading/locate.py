@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from grail_lightning.answers.extract import find_boxes
-from grail_lightning.answers.spans import Alignment, align
+from grail_lightning.answers import Alignment, align, find_boxes
 from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grail_lightning.answers.verifier import Verifier
+from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
 from grail_lightning.batch.rows import join
 from grail_lightning.distributed.sharding import gathered

@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.answers.verifier import Verdict
+from grail_lightning.answers import Verdict
 from grail_lightning.batch import Sampling
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.distributed.gradients import Gradients

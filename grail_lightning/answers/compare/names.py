@@ -1,0 +1,144 @@
+"""Which side of an equation only names what the other side is."""
+
+import re
+
+from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
+from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
+from grail_lightning.answers.grammar.nodes import letters
+from grail_lightning.answers.grammar.normalise import group_end, string_key
+
+__all__ = [
+    "bare_number",
+    "distinct_names",
+    "has_other_letters",
+    "head",
+    "is_name",
+    "letters_of",
+    "named_sides",
+    "named_value",
+    "without_letters",
+]
+
+# What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
+_ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
+_VECTOR = (
+    r"\\(?:bar|hat|vec|tilde|overline|overrightarrow|overleftarrow|widehat|overarc|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
+)
+_SIZE = rf"\|(?:[A-Zzw]|[A-Z]{{2}}|[A-Z](?:\s?\\(?:cap|cup)\s?[A-Z])+|{_VECTOR})\||\\\|(?:[A-Za-z]|{_VECTOR})\\\|"
+_ANGULAR = "|".join(TRIGONOMETRIC)
+_FORMULAS = f"frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text"
+_COMMAND = rf"\\(?:det|dim|deg|gcd|lcm|Pr)\s?[A-Za-z]?|\\(?!{_FORMULAS})[a-zA-Z]+"
+_NAME = re.compile(
+    rf"""(?:\\text\{{[^{{}}]*\b[Oo]f\b[^{{}}]*\}}\s?)?
+    (?:m?\\(?:angle|triangle)\s?)?
+    (?:\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
+      |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
+    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|\^\{{-1\}}|\^\*)*
+    (?:\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\]|\([fghu-w]\({_ARGUMENT}\)\))?""",
+    re.VERBOSE,
+)
+# A function of an angle that has a name. `\sin x=7` and `\ln x=7` are equations to be solved.
+_OF_ANGLE = re.compile(
+    rf"\\(?:{_ANGULAR})\s?\(?(?:\\angle\s?[A-Z]{{1,3}}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega))\)?"
+)
+_DERIVATIVE = re.compile(r"\\frac\{d\s?[a-z]?\}\{d\s?[a-z]\}")
+_COMPOSITION = re.compile(r"\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)")
+_FORMULA_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
+# In small letters: `NO` is a segment.
+_DENIAL = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
+
+
+def is_name(source: str) -> bool:
+    r"""Whether a side of an equation only names what the other is: `x`, `T_{4}`, `f(x)`, `\text{Volume}`, `(x,y)`."""
+    source = source.strip()
+    if source.startswith("(") and source.endswith(")") and not _COMPOSITION.fullmatch(source):
+        return all(is_name(part) for part in source[1:-1].split(","))
+    if any(shape.fullmatch(source) for shape in (_DERIVATIVE, _COMPOSITION, _OF_ANGLE)):
+        return True
+    return all(_is_one_name(part.strip()) for part in source.split(":"))
+
+
+def _is_one_name(part: str) -> bool:
+    return bool(_NAME.fullmatch(part)) and not _FORMULA_WORD.search(part) and not _DENIAL.search(part)
+
+
+def head(source: str) -> str:
+    r"""One spelling of a name: the length `|AB|` or `\overline{AB}` is `AB`, the measure `m\angle A` is `\angle A`."""
+    key = string_key(source)
+    key = re.sub(r"\|([A-Z]{2})\||\\overline\{([A-Z]{2})\}", lambda found: found[1] or found[2], key)
+    return re.sub(r"^m(?=\\angle)|^(?:\\Pr|\\mathbb\{?P\}?)(?=\()|\\text\{([^{}]*)\}", _plain, key)
+
+
+def _plain(found: re.Match[str]) -> str:
+    return "" if found[0] == "m" else found[1] or "P"
+
+
+def _is_ratio(source: str) -> bool:
+    r"""Whether a side is the quotient of two names, each of one quantity: `\frac{NO}{BO}`, `AB/CD`."""
+    source = source.strip()
+    upper, slash, lower = source.partition("/")
+    if not slash and source.startswith(r"\frac{"):
+        end = group_end(source, 5)
+        upper, lower = source[6 : end - 1], source[end + 1 : -1]
+        if not source.startswith("{", end) or group_end(source, end) != len(source):
+            return False
+    return _is_one_name(upper.strip()) and _is_one_name(lower.strip())
+
+
+def named_sides(relation: Relation) -> list[bool]:
+    """Of each side whether it only names the others; at least one side is always a value.
+
+    A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio.
+    """
+    named = [is_name(source) for source in relation.sources]
+    if not any(named):
+        ratios = [_is_ratio(source) for source in relation.sources]
+        named = [ratio and not all(ratios) for ratio in ratios]
+    if all(named):  # `x = y`: a formula that happens to look like a name
+        named[-1] = False
+    return named
+
+
+def named_value(relation: Relation) -> Answer | None:
+    """What a relation says of its name, or None if it is more than a name and a value."""
+    named = named_sides(relation)
+    if set(relation.signs) <= {"=", r"\in"} and named[0]:
+        return relation.sides[-1]
+    if relation.signs == ("=",) and named[1]:
+        return relation.sides[0]
+    return None
+
+
+def _variable(relation: Relation) -> str:
+    named = zip(relation.sources, named_sides(relation), strict=True)
+    return next((string_key(source) for source, name in named if name), "")
+
+
+def distinct_names(answer: Many) -> bool:
+    """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
+    names = [_variable(item) if isinstance(item, Relation) else "" for item in answer.items]
+    return len(names) > 1 and "" not in names and len(set(names)) == len(names)
+
+
+def without_letters(answer: Answer) -> bool:
+    """Whether an answer is a formula that is a number."""
+    return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
+
+
+def has_other_letters(side: Answer, name: Answer) -> bool:
+    """Whether a side is a formula with letters, none of which is the name: `x=2x=12` says more than `x=12`."""
+    if not isinstance(side, Leaf) or side.node is None or without_letters(side):
+        return False
+    symbol = isinstance(name, Leaf) and name.node is not None and name.node.kind == "symbol" and name.node.value
+    return symbol not in letters(side.node)
+
+
+def bare_number(relation: Relation) -> bool:
+    """Whether the last side has no letters."""
+    return without_letters(relation.sides[-1])
+
+
+def letters_of(relation: Relation) -> set[str]:
+    """The symbols of all sides."""
+    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
+    return set[str]().union(*(letters(node) for node in nodes))

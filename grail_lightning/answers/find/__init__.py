@@ -1,0 +1,1 @@
+"""Where an answer stands: boxes in a text, and the tokens that carry a range of characters."""

@@ -1,0 +1,207 @@
+"""Is the model's answer the reference answer? Grading in batches, safe with any text."""
+
+import logging
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from grail_lightning.answers.compare.conventions import Conventions, Outcome
+from grail_lightning.answers.compare.judge import judge
+from grail_lightning.answers.service.faults import fault_of
+from grail_lightning.answers.service.pool import WorkerPool
+
+__all__ = ["Verdict", "Verifier"]
+
+_CACHED_CHARACTERS = 512
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What became of one answer.
+
+    Args:
+        correct: whether the answer counts as the reference.
+        status: right | wrong | missing | capped | unparseable | timeout | crashed; all but `right` are not correct.
+            `crashed`: a worker died or ran out of memory, or a layer has a bug (`Verifier.faults`).
+        layer: the layer that decided: string | number | structure | symbolic | math-verify | none.
+        gold: the reference answer as given.
+        prediction: the model's answer as given.
+    """
+
+    correct: bool
+    status: str
+    layer: str
+    gold: str
+    prediction: str
+
+    @classmethod
+    def missing(cls, gold: str) -> Self:
+        """The verdict on a response without an answer."""
+        return cls(correct=False, status="missing", layer="none", gold=gold, prediction="")
+
+
+class Verifier:
+    """Compares bare answers with references: cheap layers here, the others in worker processes that can be killed.
+
+    A context manager; workers start with the first pair that needs one. Safe to call from any thread and in any
+    process, forked or daemonic. Whatever the strings are, `grade` returns a verdict for each. An exception inside a
+    layer is a bug of this package: its pair is `crashed`, `faults` counts it, and the first such pair is logged.
+
+    Args:
+        num_workers: worker processes at most; None for the usable cores, eight at most.
+        timeout_seconds: seconds for one pair in a worker; then it counts as wrong (`timeout`).
+        memory_gib: limit of each worker's address space, in GiB.
+        cache_size: verdicts kept for pairs that come again (a group asks one question many times).
+        conventions: what counts as equal where people differ; None for the defaults.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        timeout_seconds: float = 5.0,
+        memory_gib: float = 2.0,
+        cache_size: int = 1 << 16,
+        conventions: Conventions | None = None,
+    ) -> None:
+        if num_workers is None:
+            num_workers = min(8, _usable_cores())
+        if num_workers < 1:
+            raise ValueError(f"`num_workers` must be 1 or more, but got {num_workers}. Leave it out for one a core.")
+        if not timeout_seconds > 0:
+            raise ValueError(f"`timeout_seconds` must be above 0, but got {timeout_seconds}. Try 5.")
+        self.num_workers = num_workers
+        self.timeout_seconds = timeout_seconds
+        self.memory_gib = memory_gib
+        self.cache_size = cache_size
+        self.conventions = conventions or Conventions()
+        self._open()
+
+    def _open(self) -> None:
+        self._pool = WorkerPool(self.num_workers, self.timeout_seconds, int(self.memory_gib * 2**30))
+        self._cache: OrderedDict[tuple[str, str], Outcome] = OrderedDict()
+        self._cache_lock = threading.Lock()
+        self._pid = os.getpid()
+        self.faults: Counter[str] = Counter()
+
+    def grade(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """One verdict a pair, in order.
+
+        Args:
+            pairs: (gold, prediction), both bare answers: the content of the last box, not the whole response.
+
+        Raises:
+            ValueError: If something other than two strings is paired.
+        """
+        pairs = [_checked(pair) for pair in pairs]
+        if self._pid != os.getpid():  # a fork: its copy of the lock may be held by a thread that does not exist here
+            self._cache_lock, self._pid = threading.Lock(), os.getpid()
+        outcomes: dict[tuple[str, str], Outcome] = {}
+        waiting = []
+        for pair in dict.fromkeys(pairs):
+            outcome = self._cached(pair) or self._judge_here(pair)
+            if outcome is None:
+                waiting.append(pair)
+            else:
+                self._keep(pair, outcome)
+                outcomes[pair] = outcome
+        outcomes |= self._ask_workers(waiting)
+        return [_verdict(pair, outcomes[pair]) for pair in pairs]
+
+    def _ask_workers(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
+        if not pairs:
+            return {}
+        conventions = asdict(self.conventions)
+        requests = [{"gold": gold, "prediction": answer, "conventions": conventions} for gold, answer in pairs]
+        outcomes = {}
+        for pair, reply in zip(pairs, self._pool.run(requests), strict=True):
+            if isinstance(reply, str):
+                outcome = Outcome(reply, "none")
+            else:
+                outcome = Outcome(reply["status"], reply["layer"])
+                self._count_fault(pair, reply["fault"])
+            self._keep(pair, outcome)
+            outcomes[pair] = outcome
+        return outcomes
+
+    def _cached(self, pair: tuple[str, str]) -> Outcome | None:
+        with self._cache_lock:
+            outcome = self._cache.get(pair)
+            if outcome is not None:
+                self._cache.move_to_end(pair)
+            return outcome
+
+    def _keep(self, pair: tuple[str, str], outcome: Outcome) -> None:
+        # A crash may be the machine's: another try is cheap.
+        if outcome.status == "crashed" or len(pair[0]) + len(pair[1]) > _CACHED_CHARACTERS:
+            return
+        with self._cache_lock:
+            self._cache[pair] = outcome
+            while len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+
+    def _judge_here(self, pair: tuple[str, str]) -> Outcome | None:
+        """The cheap layers' outcome; None if the pair is for a worker."""
+        try:
+            return judge(*pair, self.conventions)
+        except Exception as error:
+            self._count_fault(pair, fault_of(error))
+            return Outcome("crashed", "none")
+
+    def _count_fault(self, pair: tuple[str, str], fault: str) -> None:
+        if not fault:
+            return
+        with self._cache_lock:
+            self.faults[fault] += 1
+            first = self.faults[fault] == 1
+        if first:
+            _log.warning(
+                "The verifier has a bug: %s, with the reference %.200r and the answer %.200r. The answer counts as not "
+                "correct, with the status `crashed`. Please report the pair.",
+                fault,
+                *pair,
+            )
+
+    def close(self) -> None:
+        """End the workers; grading again starts new ones."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("num_workers", "timeout_seconds", "memory_gib", "cache_size", "conventions")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+
+def _checked(pair: tuple[str, str]) -> tuple[str, str]:
+    gold, prediction = pair
+    if not isinstance(gold, str) or not isinstance(prediction, str):
+        raise ValueError(
+            f"`pairs` must hold (gold, prediction) as two strings, but got ({gold!r}, {prediction!r}). "
+            "A response without an answer is `Verdict.missing(gold)`."
+        )
+    return gold, prediction
+
+
+def _verdict(pair: tuple[str, str], outcome: Outcome) -> Verdict:
+    return Verdict(
+        correct=outcome.status == "right", status=outcome.status, layer=outcome.layer, gold=pair[0], prediction=pair[1]
+    )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

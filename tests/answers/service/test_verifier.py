@@ -1,0 +1,377 @@
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from grail_lightning.answers import Conventions, Verdict, Verifier
+from grail_lightning.answers.__main__ import main
+
+HANG = r"\sum_{m=1}^{\infty}\frac{\sin(m^{2})}{m}"
+NEEDS_WORKER = (r"\sqrt{44}", r"2\sqrt{11}")
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(num_workers=2, timeout_seconds=20.0) as opened:
+        yield opened
+
+
+def statuses(verdicts):
+    return [verdict.status for verdict in verdicts]
+
+
+def workers_of(pid):
+    """Worker processes whose parent is `pid`, from /proc."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                command = file.read()
+            with open(f"/proc/{entry}/stat") as file:
+                parent = int(file.read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if b"grail_lightning.answers.service.worker" in command and parent == pid:
+            found.append(int(entry))
+    return found
+
+
+def gone(pids, seconds=10.0):
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if not any(os.path.exists(f"/proc/{pid}") and state(pid) != "Z" for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_a_batch_is_graded_in_order(verifier):
+    pairs = [
+        ("1/2", "0.5"),
+        NEEDS_WORKER,
+        ("2", "3"),
+        (r"\sqrt{44}", r"\sqrt{7}"),
+        ("2", ""),
+        ("9", "(4, 9"),
+        ("2", "8^{8^{8^8}}"),
+    ]
+    verdicts = verifier.grade(pairs)
+    assert statuses(verdicts) == ["right", "right", "wrong", "wrong", "missing", "unparseable", "capped"]
+    assert [(verdict.gold, verdict.prediction) for verdict in verdicts] == pairs
+    assert [verdict.correct for verdict in verdicts] == [True, True, False, False, False, False, False]
+
+
+def test_an_empty_batch_has_no_verdicts(verifier):
+    assert verifier.grade([]) == []
+
+
+def test_cheap_pairs_start_no_worker():
+    with Verifier(num_workers=1) as cheap:
+        assert statuses(cheap.grade([("1/2", "0.5"), ("7", "8")])) == ["right", "wrong"]
+        assert cheap._pool.workers == []
+
+
+def test_a_missing_answer_has_its_own_verdict():
+    assert Verdict.missing("7") == Verdict(correct=False, status="missing", layer="none", gold="7", prediction="")
+
+
+def test_a_hanging_pair_times_out_and_costs_nothing_else():
+    with Verifier(num_workers=2, timeout_seconds=1.5) as impatient:
+        impatient.grade([NEEDS_WORKER, (r"\sqrt{18}", r"3\sqrt{2}")])  # both workers are up
+        start = time.perf_counter()
+        verdicts = impatient.grade(
+            [("3", HANG), (r"\sqrt{12}", r"2\sqrt{3}"), (r"\sqrt{50}", r"5\sqrt{2}"), ("1", "2")]
+        )
+        assert statuses(verdicts) == ["timeout", "right", "right", "wrong"]
+        assert time.perf_counter() - start < 12.0
+        assert statuses(impatient.grade([(r"\sqrt{75}", r"5\sqrt{3}")])) == ["right"]  # the killed one was replaced
+
+
+def test_what_waits_behind_a_hanging_pair_goes_to_the_next_worker():
+    with Verifier(num_workers=1, timeout_seconds=1.5) as impatient:
+        impatient.grade([NEEDS_WORKER])
+        pairs = [(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in (2, 3, 5, 6, 7, 10, 11, 13, 14, 15, 17, 19)]
+        verdicts = impatient.grade([*pairs[:3], ("3", HANG), *pairs[3:]])  # given out several at a time
+        assert statuses(verdicts) == ["right"] * 3 + ["timeout"] + ["right"] * 9
+
+
+def test_a_hanging_worker_cannot_block_what_is_written_to_it():
+    with Verifier(num_workers=1, timeout_seconds=1.0) as impatient:
+        impatient.grade([NEEDS_WORKER])
+        long = [(f"{n}", r"\sin 1+\cos " + "+".join(["xyz"] * 400) + str(n)) for n in range(40)]  # 60 KiB in all
+        start = time.perf_counter()
+        verdicts = impatient.grade([("3", HANG), *long[:3]])
+        assert verdicts[0].status == "timeout"
+        assert time.perf_counter() - start < 15.0
+
+
+def test_a_dying_worker_costs_one_answer():
+    with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
+        verifier.grade([NEEDS_WORKER])
+        worker = verifier._pool.workers[0]
+
+        def murder():
+            while not worker.jobs:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            os.kill(worker.process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=murder)
+        killer.start()
+        verdicts = verifier.grade([("3", HANG), (r"\sqrt{12}", r"2\sqrt{3}")])
+        killer.join()
+        assert statuses(verdicts) == ["crashed", "right"]
+
+
+def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
+    # A tolerance that is no number makes two layers raise: one here, one in the worker.
+    here, there = [(r"\frac{4}{9}", "0.444444"), (r"\frac{5}{9}", "0.555555")], [(r"\sqrt{2}", "1.41421356")]
+    with Verifier(num_workers=1, timeout_seconds=30.0, conventions=Conventions(tolerance="none")) as verifier:
+        verifier.grade([NEEDS_WORKER])
+        pid = verifier._pool.workers[0].process.pid
+        verdicts = verifier.grade([*here, *there, ("2", "3"), (r"\sqrt{12}", r"2\sqrt{3}")])
+        assert statuses(verdicts) == ["crashed", "crashed", "crashed", "wrong", "right"]
+        assert verifier._pool.workers[0].process.pid == pid  # the worker lives on
+        assert sorted(verifier.faults.values()) == [1, 2]
+        assert any("ValueError: Invalid literal for Fraction: 'none' (judge.py:" in key for key in verifier.faults)
+        assert any("TypeError" in key and "(symbolic.py:" in key for key in verifier.faults)
+    assert len(caplog.records) == 2  # each kind once
+    assert "The verifier has a bug: ValueError" in caplog.messages[0]
+    assert "0.444444" in caplog.messages[0]
+
+
+def test_a_worker_that_died_while_idle_costs_no_answer():
+    with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
+        verifier.grade([NEEDS_WORKER])
+        process = verifier._pool.workers[0].process
+        process.kill()
+        process.wait()
+        assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
+
+
+def test_a_repeated_pair_is_asked_once(verifier, monkeypatch):
+    asked = []
+    run = verifier._pool.run
+    monkeypatch.setattr(verifier._pool, "run", lambda requests: asked.extend(requests) or run(requests))
+    pair = (r"\sqrt{27}", r"3\sqrt{3}")
+    assert statuses(verifier.grade([pair] * 8)) == ["right"] * 8
+    assert statuses(verifier.grade([pair] * 8)) == ["right"] * 8
+    assert len(asked) == 1
+
+
+def test_the_cache_is_bounded():
+    with Verifier(num_workers=1, cache_size=3) as small:
+        small.grade([("1", str(number)) for number in range(10)])
+        assert len(small._cache) == 3
+
+
+def test_threads_may_share_a_verifier(verifier):
+    def work(thread):
+        pairs = [(rf"\sqrt{{{n * n * 2}}}", rf"{n if thread % 2 else n + 1}\sqrt{{2}}") for n in range(2, 8)]
+        return thread, [verdict.correct for verdict in verifier.grade(pairs)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for thread, correct in pool.map(work, range(6)):
+            assert correct == [bool(thread % 2)] * 6
+
+
+def test_a_verifier_survives_pickling():
+    with pickle.loads(pickle.dumps(Verifier(num_workers=1, timeout_seconds=7.0))) as copy:
+        assert copy.timeout_seconds == 7.0
+        assert statuses(copy.grade([("1", "1.0")])) == ["right"]
+
+
+def graded_in_child(verifier, queue):
+    queue.put([verdict.status for verdict in verifier.grade([NEEDS_WORKER, (r"\sqrt{44}", "3")])])
+    verifier.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_daemonic_process_grades_with_workers_of_its_own(method, verifier):
+    verifier.grade([(r"\sqrt{20}", r"2\sqrt{5}")])  # the parent has workers that the child must not touch
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=graded_in_child, args=(verifier, queue), daemon=True)
+    process.start()
+    assert queue.get(timeout=60) == ["right", "wrong"]
+    process.join(timeout=30)
+    assert statuses(verifier.grade([(r"\sqrt{24}", r"2\sqrt{6}")])) == ["right"]
+
+
+SCRIPT = textwrap.dedent(
+    r"""
+    import os, sys, threading, time
+    from grail_lightning.answers import Verifier
+    verifier = Verifier(num_workers=1, timeout_seconds=float(sys.argv[2]))
+    verifier.grade([(r"\sqrt{44}", r"2\sqrt{11}")])
+    print(verifier._pool.workers[0].process.pid, flush=True)
+    if sys.argv[1] == "hang":
+        verifier.grade([("3", r"\sum_{m=1}^{\infty}\frac{\sin(m^{2})}{m}")])
+    if sys.argv[1] == "wait":
+        time.sleep(60)
+    """
+)
+
+
+def run_script(mode, timeout_seconds):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, mode, str(timeout_seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    return process, int(process.stdout.readline())
+
+
+def finish(process):
+    process.communicate(timeout=30)
+    return process.returncode
+
+
+def test_nothing_is_left_behind_when_the_program_just_ends():
+    process, worker = run_script("end", 5.0)
+    assert finish(process) == 0
+    assert gone([worker])
+
+
+def test_nothing_is_left_behind_after_an_interrupt():
+    process, worker = run_script("hang", 30.0)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) != 0
+    assert gone([worker])
+
+
+@pytest.mark.parametrize(("mode", "timeout_seconds"), [("wait", 5.0), ("hang", 2.0)])
+def test_nothing_is_left_behind_when_the_parent_is_killed(mode, timeout_seconds):
+    # An idle worker sees its pipe close; a busy one is ended by its own alarm, a second after the time limit.
+    process, worker = run_script(mode, timeout_seconds)
+    time.sleep(0.3)
+    process.kill()
+    finish(process)
+    assert gone([worker])
+
+
+def test_workers_go_on_when_a_signal_to_end_reaches_the_whole_group():
+    """The trainer saves before it ends: what it still grades must not count as crashed."""
+    with Verifier(num_workers=1) as verifier:
+        verifier.grade([NEEDS_WORKER])
+        (worker,) = verifier._pool.workers
+        os.kill(worker.process.pid, signal.SIGTERM)
+        assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
+        assert verifier._pool.workers == [worker]
+        assert worker.process.poll() is None
+
+
+def test_closing_ends_the_workers_and_grading_again_starts_new_ones():
+    verifier = Verifier(num_workers=1)
+    verifier.grade([NEEDS_WORKER])
+    pids = [worker.process.pid for worker in verifier._pool.workers]
+    verifier.close()
+    assert gone(pids)
+    assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
+    verifier.close()
+
+
+def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('imported', flush=True)\n"
+        "from grail_lightning.answers import Verifier\n"
+        "with Verifier(num_workers=2) as verifier:\n"
+        r"    print(verifier.grade([(r'\sqrt{44}', r'2\sqrt{11}')])[0].status)" + "\n"
+    )
+    (tmp_path / "sympy.py").write_text("raise SystemExit('the current folder is not on the path of a worker')\n")
+    (tmp_path / "numbers.py").write_text("raise SystemExit('nor this')\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "imported\nright\n", done.stderr
+
+
+def test_workers_and_their_layers_import_no_torch():
+    code = (
+        "import sys\nfrom grail_lightning.answers.find import spans\n"
+        "from grail_lightning.answers.service import pool, program, verifier, worker\n"
+        "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
+        "from grail_lightning.answers.compare import symbolic\nsymbolic.load()\n"
+        "assert 'torch' not in sys.modules and 'sympy' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_memory_limit_too_small_to_start_is_an_error_that_says_so():
+    with (
+        Verifier(num_workers=1, memory_gib=0.01) as verifier,
+        pytest.raises(RuntimeError, match="`memory_gib` may be too small"),
+    ):
+        verifier.grade([NEEDS_WORKER])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_workers": 0}, "`num_workers` must be 1 or more, but got 0"),
+        ({"timeout_seconds": 0.0}, "`timeout_seconds` must be above 0, but got 0.0"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        Verifier(**arguments)
+
+
+def test_something_other_than_strings_is_refused(verifier):
+    with pytest.raises(ValueError, match="must hold \\(gold, prediction\\) as two strings"):
+        verifier.grade([("7", None)])
+
+
+def test_the_program_prints_verdict_layer_and_normal_forms(capsys):
+    assert main([r"\frac{1}{2}", r"so \boxed{\dfrac{2}{4}}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "right  (layer: number)",
+        r"gold        '\\frac{1}{2}'",
+        r"prediction  '\\frac{2}{4}'",
+    ]
+    assert main(["7", "8"]) == 1
+
+
+def test_the_program_summarises_a_file_by_category(tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    rows = [
+        {"gold": "1/2", "pred": "0.5", "expected": True, "category": "fraction"},
+        {"gold": "1/2", "prediction": "0.6", "expected": True, "category": "fraction"},
+        {"gold": "7", "prediction": "x=7", "expected": False, "category": "equation"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["--jsonl", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines()[1:4]] == [
+        ["equation", "1", "1", "1", "0"],
+        ["fraction", "2", "1", "0", "1"],
+        ["TOTAL", "3", "2", "1", "1"],
+    ]
+    assert "miss: gold '1/2', prediction '0.6': wrong, number" in printed
+    assert "false accept: gold '7', prediction 'x=7': right" in printed
+
+
+def test_a_bad_line_is_reported_with_file_and_line(tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"gold": "1", "pred": "1"}\n{"gold": "1"}\n')
+    assert main(["--jsonl", str(path)]) == 2
+    assert f"{path}:2: expected a JSON object with `gold` and `prediction`" in capsys.readouterr().err
