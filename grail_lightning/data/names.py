@@ -1,4 +1,4 @@
-"""Names of datasets in the names of metrics."""
+"""The names of datasets as parts of the names of metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def metric_names(datasets: Iterable[str]) -> dict[str, str]:
-    """Each dataset's name as a part of a metric's: no slash, no @.
+    """The name of each dataset in a form that a metric's name may contain, without a slash or an @.
 
     Raises:
         ValueError: If two datasets would be reported under one name.
