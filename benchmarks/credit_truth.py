@@ -171,7 +171,7 @@ def forks(batch: RolloutBatch, lines: Lines, rows: Tensor, error: str, group_siz
 
     Args:
         batch: ``B`` rows.
-        lines: Theirs.
+        lines: The lines of these rows.
         rows: ``[B]`` bool, the rows to pair.
         error: The kind of the flawed line.
         group_size: Neighbouring rows of one prompt.
@@ -242,11 +242,11 @@ class Resampling:
     """Continues responses from given places.
 
     Attributes:
-        policy: Continues.
-        engine: How.
-        verifier: Grades the results.
-        sampling: As the responses themselves were drawn; their limit holds for beginning and continuation together.
-        num_samples: Continuations of each beginning.
+        policy: The policy that continues.
+        engine: The engine that samples.
+        verifier: The verifier of the results.
+        sampling: The options of the responses themselves; the limit holds for beginning and continuation together.
+        num_samples: The number of continuations of each beginning.
         seed: The seed of the random numbers.
     """
 
@@ -287,7 +287,7 @@ class Resampling:
 
         Args:
             batch: ``B`` rows.
-            lines: Theirs.
+            lines: The lines of these rows.
             rows: ``[n]`` long, the rows to measure.
             group_size: Neighbouring rows of one prompt.
 

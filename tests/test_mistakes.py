@@ -122,7 +122,7 @@ def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys
     assert re.search(message, fails(capsys, "fit", *SHORT, *options))
 
 
-def test_what_an_extra_would_bring_is_named(capsys, monkeypatch):
+def test_a_missing_module_is_named_with_the_extra_that_installs_it(capsys, monkeypatch):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert EXTRAS.items() >= {("torchao", "torchao"), ("peft", "lora")}

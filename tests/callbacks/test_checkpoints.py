@@ -94,7 +94,7 @@ def test_validations_need_not_write(tmp_path):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
 
 
-def test_a_rehearsal_leaves_no_checkpoint(tmp_path):
+def test_fast_dev_run_saves_no_checkpoint(tmp_path):
     callbacks = (Evaluation(), LastCheckpoint(folder=str(tmp_path)))
     run(4, *callbacks, enable_checkpointing=True, fast_dev_run=True).fit(
         Scripted(_never_better), loader(prompts(2)), loader(prompts(2))
