@@ -53,7 +53,7 @@ def measure(policy_name: str) -> dict[str, float]:
 
 
 def run(credit: str, seed: int, root: Path) -> dict:
-    """One fit in a process of its own, then the measurement."""
+    """One fit in a separate process, then the measurement."""
     command = [
         *(sys.executable, "-m", "grail_lightning.cli", "fit", "--config", "configs/quickstart.yaml"),
         *(f"--seed_everything={seed}", f"--model.credit={credit}", "--trainer.enable_progress_bar=false"),

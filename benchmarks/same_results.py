@@ -4,7 +4,7 @@
     python benchmarks/same_results.py record FILE [CASE ...]        # on the earlier commit
     python benchmarks/same_results.py compare FILE [CASE ...]       # on the later one: bit for bit, or how far apart
 
-Each case trains the packaged policy for 12 optimiser steps, in a process of its own; `ddp` and `fsdp2` on two. Rows are
+Each case trains the packaged policy for 12 optimiser steps, in a separate process; `ddp` and `fsdp2` on two. Rows are
 run whole (`--share` runs common prefixes once), so that versions with different sharing can be compared.
 Both versions must run on the same machine: other processors round differently.
 """

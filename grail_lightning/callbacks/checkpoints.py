@@ -101,7 +101,7 @@ class LastCheckpoint(Checkpoint):
         if pl_module.steps_left and not trainer.fast_dev_run:
             rank_zero_info(
                 f"`max_steps` {trainer.max_steps} fell inside a batch of rollouts: {self._file} is of step "
-                f"{self._saved_at}, where that batch began, so that a resumed run equals one that did not stop."
+                f"{self._saved_at}, where that batch began, so that a resumed run equals an uninterrupted one."
             )
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
@@ -114,7 +114,7 @@ class LastCheckpoint(Checkpoint):
             return
         there = self._saved_at is not None and self._file is not None and self._file.exists()
         rank_zero_info(
-            f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Go on with the "
+            f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Resume with the "
             f"same command and `--ckpt_path={self._file if self.folder else 'last'}`."
             if there
             else f"{what} at step {trainer.global_step}, before its first checkpoint."
@@ -131,8 +131,8 @@ class LastCheckpoint(Checkpoint):
         if checkpoint.get("steps_left") and trainer.state.fn == "fit":
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "
-                f"that were left of it ({checkpoint['steps_left']}) are not made up for. A run that goes on from "
-                "last.ckpt, which is of the step before that batch, equals one that did not stop."
+                f"that were left of it ({checkpoint['steps_left']}) are lost. A run that is resumed from "
+                "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
             )
 
     def _save(self, trainer: Any, pl_module: Any, *, again: bool = False) -> None:

@@ -134,13 +134,13 @@ class Preflight(Callback):
         if gap > self.most_sampler_gap:
             self._warn(
                 "sampler",
-                f"Sampler and trainer differ by {gap:.2g} nats a token in how likely they find the same tokens "
+                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
                 f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
                 "precision of training"
                 + (
                     "."
                     if pl_module.execution.sampler_cap
-                    else ", or weigh the difference with `execution.sampler_cap: 2`."
+                    else ", or correct for the difference with `execution.sampler_cap: 2`."
                 ),
             )
 
@@ -154,7 +154,7 @@ class Preflight(Callback):
                 "rate",
                 f"The learning rate was 0 in each of the last {self._resting} batches with a gradient (norm now "
                 f"{figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
-                "scheduler: its factor may be 0, or it has come to its end.",
+                "scheduler: its factor may be 0, or it has reached its last step.",
             )
 
     def _warn(self, kind: str, text: str) -> None:
@@ -197,7 +197,7 @@ class Preflight(Callback):
             )
         return (
             f"No response has ended by itself in {self._endless} batches: all were cut at {limit} tokens. Raise "
-            "`sampling.max_response_length`; or else the policy never says its end token "
+            "`sampling.max_response_length`; or else the policy never generates its end token "
             f"{tokenizer.eos_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
         )
 
@@ -210,7 +210,7 @@ class Preflight(Callback):
                 f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
                 f"not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
                 "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
-                "`status`. Said once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
+                "`status`. This is shown once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
             )
 
 

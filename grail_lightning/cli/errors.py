@@ -64,7 +64,7 @@ def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence
     """
     option, said = refusal(str(error), known)
     file = file_that_sets(arguments, option) if option else None
-    return said if file is None else f"{said} It stands in {file}."
+    return said if file is None else f"{said} It is set in {file}."
 
 
 def one_line(error: BaseException) -> str:
@@ -75,7 +75,7 @@ def one_line(error: BaseException) -> str:
         said = (
             f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
             f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
-            "trained with; they stand in the config.yaml of its run."
+            "trained with; they are in the config.yaml of its run."
         )
     elif isinstance(error, OSError):
         said = f"{error.strerror or error}: {error.filename}. {REMEDIES.get(error.errno or 0, '')}".strip()

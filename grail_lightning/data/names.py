@@ -18,7 +18,7 @@ def metric_names(datasets: Iterable[str]) -> dict[str, str]:
         twin = next((other for other, taken in names.items() if taken == name), None)
         if twin is not None:
             raise ValueError(
-                f"The datasets {twin!r} and {dataset!r} must differ in more than signs that no metric's name can have, "
+                f"The datasets {twin!r} and {dataset!r} must differ in more than what a metric name cannot hold, "
                 f"but got `{name}` for both. Set `name` of one of them."
             )
         names[dataset] = name
