@@ -1,15 +1,16 @@
-"""What token credit costs: whole training steps of GRAIL and of GRPO, alternating in one run.
+"""The cost of token credit: complete training steps of GRAIL and of GRPO, which alternate in one run.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case quickstart
     OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case 34m
 
-Real training steps of the real module: sampling, grading, credit, update, optimiser. `quickstart` is the packaged
+The steps are those of the module: sampling, grading, credit, update, optimiser. `quickstart` is the packaged
 policy sampling as in configs/quickstart.yaml (same prompts and same random numbers on all sides; the learning rate is 0
 so that they stay the same policy). `34m` is a random-weight Qwen3 of 34 million parameters on seeded responses of
 256-512 tokens: every group mixed, half of the rows boxed with a negative advantage.
 
-Sides: GRPO (`Uniform`); GRAIL as it is; with a saliency pass of its own; with `refresh: update`; and as published code
-does it: anew before every optimiser step, all rows, whole sequences, logits of all positions, parameter gradients.
+The sides are GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
+`refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
+logits and parameter gradients.
 Prints medians, ratios to GRPO with the same number of updates, with and without sampling. `--memory` prints the peak
 memory of saliency and of an update instead, one process each.
 """
@@ -36,7 +37,7 @@ from grail_lightning.step.options import Execution
 
 
 class Published(TokenCredit):
-    """GRAIL's weights the way published code computes them."""
+    """GRAIL's weights, computed as in published code."""
 
     refresh = "update"
 
@@ -76,7 +77,7 @@ class SamePairs(HFEngine):
 
 
 class Alternate(pl.Callback):
-    """Gives each batch to another side, in another order every round, and keeps the seconds of its phases."""
+    """Gives the batches to the sides in turn, in a new order every round, and keeps the seconds of the phases."""
 
     def __init__(self, sides: list[tuple[str, int]], clock) -> None:
         self.sides, self.clock = sides, clock
@@ -157,7 +158,7 @@ def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock, mini_
     for name, updates in sides:
         laps, base = watch.laps[name, updates], watch.laps["GRPO", updates]
         median = {phase: statistics.median(values) for phase, values in laps.items()}
-        # Of each round, so that a slow minute of the machine weighs on both sides of a ratio.
+        # Ratios are taken within a round, so that a slow minute of the machine affects both sides.
         whole, bare = (
             statistics.median(a / b for a, b in zip(laps[phase], base[phase], strict=True))
             for phase in ("step", "without sampling")
@@ -168,7 +169,7 @@ def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock, mini_
 
 
 def peak(case: str, side: str) -> None:
-    """One step in this process: the peak of resident memory over what was there before it, in MiB."""
+    """Run one step in this process and print by how many MiB the peak of resident memory rises."""
     module, prompts = build(case, 1)
     before = []
 
@@ -176,7 +177,7 @@ def peak(case: str, side: str) -> None:
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
-    if side == "saliency":  # A pass of its own, and no update.
+    if side == "saliency":  # A separate saliency pass without an update.
         module.credit = CREDITS["own pass"]
         module.execution = replace(module.execution, updates_per_batch=1)
         module.take_steps = lambda update: {}
@@ -187,7 +188,7 @@ def peak(case: str, side: str) -> None:
 
 
 def memory(case: str) -> None:
-    """Peak memory of each side, one process each."""
+    """Print the peak memory of each side, which runs in its own process."""
     print("| step | peak resident memory over that before it, MiB |\n|---|--:|")
     for side, text in (
         ("saliency", "sampling and a saliency pass of its own, no update"),

@@ -1,11 +1,11 @@
-"""Does credit fall where it should? Every method beside trivial scorers, controls and the truth, on labelled rollouts.
+"""The quality of credit on labelled rollouts: every method, simple scorers, control experiments and the truth.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py
 
 Samples responses of the packaged policy to arithmetic test problems as training would, computes each method's weights
 in batches of 256 rollouts, and prints one table; docs/credit_quality.md explains its columns and reads it. The task
-labels every line as sound, slip (wrong at random), misconception (wrong by habit) or inherited (right, from a wrong
-result).
+labels every line as sound, slip (wrong at random), misconception (wrong systematically) or inherited (right, but
+computed from a wrong result).
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Subject:
     """A line of the table.
 
     Attributes:
-        name: Its first cell.
+        name: The name in the first cell.
         method: A credit method, or a bare score ``[B, T]`` of each token.
-        control: What is wrapped around the method.
-        by: What ranks tokens: the score, where the weights rise with it; else the weights.
+        control: The control experiment that wraps the method.
+        by: The quantity that ranks tokens: the score if the weights increase with it, else the weights.
     """
 
     name: str
@@ -105,7 +105,7 @@ def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Ten
 
 
 def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
-    """What replacing a token by the pad token takes from the mean log-likelihood of the response's own answer."""
+    """The drop in the mean log-likelihood of the response's own answer if a token is replaced by the pad token."""
     assert batch.advantages is not None
     return perturbation_scores(
         policy,
@@ -121,7 +121,7 @@ PAD_EFFECT = Subject(name="pad effect on the answer (a)", method=pad_effect, by=
 
 
 def subjects() -> list[Subject]:
-    """All lines of the table but those of the truth."""
+    """All lines of the table except those of the truth."""
 
     def grail(gate: Literal["negative", "all"], **options: Any) -> GRAIL:
         return GRAIL(gate=gate, saliency=SaliencyOptions(**options))
@@ -171,12 +171,12 @@ def sample(policy: Policy, engine: HFEngine, verifier: Verifier, num_prompts: in
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What a subject says of all rollouts.
+    """The ranks and weights that a subject gives to all rollouts.
 
     Attributes:
-        ranks: ``[B, T]``, by which tokens of a rollout are ranked.
-        weights: ``[B, T]``, what multiplies the advantage, an additive stage counted in; None for a bare score.
-        seconds: Of processor time for 1,000 rollouts, the median over batches.
+        ranks: The values ``[B, T]`` by which the tokens of a rollout are ranked.
+        weights: The factor ``[B, T]`` of the advantage, an additive stage included; None for a bare score.
+        seconds: The processor seconds for 1,000 rollouts, the median over batches.
     """
 
     ranks: Tensor
@@ -185,7 +185,7 @@ class Credit:
 
 
 def run(subject: Subject, policy: Policy, batch: RolloutBatch, token_budget: int, seed: int) -> Credit:
-    """A subject on all rollouts, in batches as large as the published ones."""
+    """Apply a subject to all rollouts, in batches as large as the published ones."""
     ranks, weights = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
     seconds = []
     bare = not isinstance(subject.method, TokenCredit)
@@ -270,7 +270,7 @@ def placement(weights: Tensor, world: World) -> dict[str, Sums]:
 def credit_columns(credit: Credit, world: World) -> dict[str, Sums]:
     lines = world.lines.highest(credit.ranks)
     columns = detection(lines, world) | agreement(credit.ranks, lines, world)
-    # Between rollouts weights compare; raw scores differ in scale from one to the next.
+    # Weights can be compared between rollouts; raw scores differ in scale.
     comparable = credit.ranks if credit.weights is None else credit.weights
     for error, pairs in world.forks.items():
         columns[f"at fork: {error}"] = pairs.wins(*comparable[pairs.row, pairs.token])
@@ -361,7 +361,7 @@ def observe(policy: Policy, options: argparse.Namespace) -> tuple[World, Credit,
 
 
 def describe(world: World, policy: Policy) -> None:
-    """What the columns rest on."""
+    """The numbers of rollouts behind the columns."""
     kind, wrong = world.lines.kind, world.wrong[:, None]
     print(f"{int(world.wrong.sum())} wrong and {int(world.right.sum())} right rollouts of groups with both, boxed")
     for error in ERRORS:

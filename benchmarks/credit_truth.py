@@ -1,6 +1,6 @@
-"""What is true about arithmetic rollouts: which lines are wrong, what each one costs, and who agrees with that.
+"""The truth about arithmetic rollouts: which lines are wrong, the effect of each line, and agreement with scores.
 
-A part of credit_quality.py, and nothing to run by itself.
+This module belongs to credit_quality.py and is not run by itself.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines with a result, ``G`` prompts, ``N`` samples.
 """
@@ -37,8 +37,8 @@ class Lines:
     """The lines of each row that have a result, in front of its answer.
 
     Attributes:
-        begin: ``[B, S]`` long, the first token of where the error shows, or would show.
-        stop: ``[B, S]`` long, one behind the last.
+        begin: ``[B, S]`` long, the first token in which an error is, or would be, visible.
+        stop: ``[B, S]`` long, the index after the last such token.
         kind: ``[B, S]`` bool a kind; False everywhere in a place without a line. A line that is no equation keeps its
             place and has no kind.
     """
@@ -86,14 +86,14 @@ def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Rollouts and the truth about them.
+    """Rollouts with their labels and the measured effects.
 
     Attributes:
         batch: ``B`` rows.
         lines: Their lines with results.
         kinds: Masks ``[B, T]`` of result tokens by kind in front of the answer, of filler, and of the answer's content.
         reasoning: ``[B, T]`` bool, tokens in front of the answer.
-        forks: Of wrong rollouts, by error.
+        forks: The forks of wrong rollouts, by kind of error.
         wrong: ``[B]`` bool, boxed rows with a negative advantage.
         right: ``[B]`` bool, boxed rows with a positive advantage.
         effect: ``[B, T]``, truth (a).
@@ -142,11 +142,11 @@ def rank_correlation(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Forks:
-    """Pairs of rollouts that are one up to a token, from which one goes wrong and the other right; ``M`` pairs.
+    """``M`` pairs of rollouts that are equal up to a token, from which one continues wrongly and the other soundly.
 
     Attributes:
         row: ``[2, M]`` long, the flawed rollouts and the sound ones.
-        line: ``[M]`` long, on which line of both.
+        line: ``[M]`` long, the line of the token in both.
         token: ``[M]`` long, the first token in which they differ.
         group_size: Neighbouring rows of one prompt.
         num_groups: ``G``.
@@ -167,11 +167,11 @@ class Forks:
 
 
 def forks(batch: RolloutBatch, lines: Lines, rows: Tensor, error: str, group_size: int) -> Forks:
-    """Where wrong and sound results follow on the same tokens of the same prompt.
+    """The forks at which a wrong and a sound result follow the same tokens of the same prompt.
 
     Args:
         batch: ``B`` rows.
-        lines: Theirs.
+        lines: The lines of these rows.
         rows: ``[B]`` bool, the rows to pair.
         error: The kind of the flawed line.
         group_size: Neighbouring rows of one prompt.
@@ -222,8 +222,8 @@ def over_prompts(totals: Tensor, counts: Tensor, draws: Tensor) -> Estimate:
     """The mean ``Σ totals / Σ counts`` and the percentile interval of its bootstrap over prompts.
 
     Args:
-        totals: ``[G]``, the sum over what a prompt has.
-        counts: ``[G]``, of how many.
+        totals: ``[G]``, the sum of the values of each prompt.
+        counts: ``[G]``, the number of values of each prompt.
         draws: ``[draws, G]``, from `resamplings`.
     """
     means = (draws @ totals.double()) / (draws @ counts.double())
@@ -242,12 +242,12 @@ class Resampling:
     """Continues responses from given places.
 
     Attributes:
-        policy: Continues.
-        engine: How.
-        verifier: Grades the results.
-        sampling: As the responses themselves were drawn; their limit holds for beginning and continuation together.
-        num_samples: Continuations of each beginning.
-        seed: Of the random numbers.
+        policy: The policy that continues.
+        engine: The engine that samples.
+        verifier: The verifier of the results.
+        sampling: The options of the responses themselves; the limit holds for beginning and continuation together.
+        num_samples: The number of continuations of each beginning.
+        seed: The seed of the random numbers.
     """
 
     policy: Policy
@@ -258,7 +258,7 @@ class Resampling:
     seed: int
 
     def outcomes(self, batch: RolloutBatch, starts: Iterable[Start]) -> dict[Start, Tensor]:
-        """Whether each continuation ends right: ``[N]`` float a beginning."""
+        """Whether each continuation ends right: ``[N]`` float for each beginning."""
         by_length: dict[int, list[Start]] = defaultdict(list)
         for start in sorted(set(starts)):
             by_length[len(start[1])].append(start)
@@ -268,7 +268,7 @@ class Resampling:
             texts = [decode(self.policy, list(ids)) for _, ids in some]
             prompts = [replace(p, messages=f"{p.messages}{t}") for p, t in zip(owners, texts, strict=True)]
             for prompt, owner, (_, ids) in zip(prompts, owners, some, strict=True):
-                # A beginning that is tokenised otherwise than it was sampled would be another question.
+                # A beginning must keep its sampled tokens: another tokenisation would be another context.
                 assert self.policy.encode(prompt.messages) == self.policy.encode(owner.messages) + list(ids)
             rest = replace(self.sampling, max_response_length=self.sampling.max_response_length - length)
             key = derive_seed(self.seed, some[0][0], length)
@@ -280,14 +280,14 @@ class Resampling:
         return found
 
     def gains(self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int) -> Tensor:
-        """What each line did to the success rate: after it minus before it.
+        """The effect of each line on the success rate: the rate after it minus the rate before it.
 
-        Before is in front of the result's first token; after is behind the token that ends the result, since "1" may
-        still become "12".
+        "Before" is the position before the result's first token. "After" follows the token that ends the result, since
+        "1" may still become "12".
 
         Args:
             batch: ``B`` rows.
-            lines: Theirs.
+            lines: The lines of these rows.
             rows: ``[n]`` long, the rows to measure.
             group_size: Neighbouring rows of one prompt.
 

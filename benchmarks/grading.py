@@ -1,13 +1,13 @@
-r"""How right, how strict and how fast the verifier is, beside math-verify alone.
+r"""Accuracy, strictness and speed of the verifier, compared with math-verify alone.
 
     python benchmarks/grading.py --cases CASES.jsonl --benchmarks FOLDER
 
 Four tables. `cases`: hand-labelled pairs, one JSON object a line with `gold`, `pred`, `expected`, `category`; those of
 the category `debatable` are left out. `golds`: the references of each benchmark against rewritings of themselves, as
 typesetting (`\dfrac`, `\left(`, spaces, `\text`, a full stop) and in another form (a decimal for a fraction and back, a
-fraction that is not reduced, `x+0`), the latter compared by string equality in vain. `near misses`: references with one
-sign, digit, bracket, base or exponent changed, and references against others, drawn at random; what is accepted is
-listed, aside from pairs that are equal after all (sympy says so, or both are read as the same exact number). `speed`:
+fraction that is not reduced, `x+0`), the latter for which string equality fails. `near misses`: references with one
+sign, digit, bracket, base or exponent changed, and references against others, drawn at random; accepted
+pairs are listed, except those that are equal (by sympy, or because both are the same exact number). `speed`:
 pairs a second on the references of math500.jsonl. A benchmark is `NAME.jsonl` with `answer`.
 """
 
@@ -36,7 +36,7 @@ Rewriting = Callable[[str], str | None]
 
 
 def peer_loop(pipe: Any) -> None:
-    """A process of its own: some answers hang it beyond its own alarms."""
+    """The loop of the peer's process. Some answers block math-verify beyond its own time limit."""
     import logging
 
     from math_verify import parse, verify
@@ -238,7 +238,7 @@ NEAR = {
 
 
 def equal_after_all(pair: Pair) -> bool:
-    """Whether sympy, through another parser than the verifier's own, says that the two are equal."""
+    """Whether sympy finds the two equal, with another parser than the verifier's own."""
     import sympy
     from latex2sympy2_extended import latex2sympy
 

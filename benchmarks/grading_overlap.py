@@ -1,9 +1,9 @@
-"""What it saves to locate answers while the verifier's processes are at work.
+"""The time saved by locating answers while the verifier's processes compare them.
 
     OMP_NUM_THREADS=1 python benchmarks/grading_overlap.py --rows 256 --tokens 200 --workers 1
 
 Responses of about `--tokens` tokens end in a root that is written in another form than the gold, or in another root:
-every pair is for a worker. Both sides grade the same batch in turn, with an empty cache and running workers.
+every pair needs a worker. Both sides grade the same batch in turn, with an empty cache and running workers.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from grail_lightning.tasks import MathTask
 
 
 def responses(policy, rows: int, tokens: int) -> RolloutBatch:
-    """Half of them right, no two alike."""
+    """Responses of which half are right and no two are equal."""
     task, prompts, texts = MathTask(), [], []
     filler = "7+5=12 12-3=9 "
     for k in range(rows):

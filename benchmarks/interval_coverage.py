@@ -1,10 +1,10 @@
-"""How often the 95 % intervals of a test's table hold the truth.
+"""The coverage of the 95 % intervals in a test's table.
 
     OMP_NUM_THREADS=1 python benchmarks/interval_coverage.py --repetitions 4000
 
 Each line draws that many tests of N problems with n samples, problems of one kind of difficulty with the mean `rate`:
 `same` (all alike), `mild` and `wide` (a beta distribution of concentration 20 and 1), `all or nothing` (each problem is
-always or never solved). Shown are the shares of tests whose interval holds the truth, and the interval's mean width.
+always or never solved). The output is the share of tests whose interval contains the truth, and the mean width.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def chances(number: int, rate: float, concentration: float, draw: np.random.Gene
 def measure(
     number: int, samples: int, rate: float, concentration: float, repetitions: int, seed: int
 ) -> tuple[float, float]:
-    """Coverage and mean width."""
+    """The coverage and the mean width."""
     draw = np.random.default_rng(seed)
     noise = pass_at_k_variance(samples, torch.arange(samples + 1), 1)
     held, width = 0, 0.0

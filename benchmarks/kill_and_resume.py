@@ -1,8 +1,8 @@
-"""Runs that are killed, or asked to end, at random moments and resumed: do they end as one that was left alone?
+"""Runs that are killed or terminated at random moments and resumed, compared with an uninterrupted run.
 
 Each chain is one short run of the packaged policy (two optimiser steps a batch, a one-cycle schedule, a checkpoint
-after each batch) that is ended several times, resumed with `--ckpt_path=last` and let come to its end. Its weights,
-optimiser state and exported policy are compared bit for bit with those of a run that nobody disturbed.
+after each batch) that is ended several times, resumed with `--ckpt_path=last` and finally completed. Its weights,
+optimiser state and exported policy are compared bit for bit with those of an uninterrupted run.
 
 SIGKILL comes at a random moment of training, or when a checkpoint is seen to be half written; to the whole process
 group as a scheduler does, to the first process alone, or (two ranks) to the second. The folder for temporary files lies
@@ -54,7 +54,7 @@ WAIT = 20.0
 
 @dataclass
 class Run:
-    """A process that was forked; what is needed of `subprocess.Popen`."""
+    """A forked process with the needed part of the interface of `subprocess.Popen`."""
 
     pid: int
     returncode: int | None = None
@@ -73,7 +73,7 @@ class Run:
 
 @dataclass
 class Chain:
-    """A run and what happened to it.
+    """A run with its signals and resumes.
 
     Attributes:
         folder: Where it runs.
@@ -87,7 +87,7 @@ class Chain:
 
     @property
     def last(self) -> Path:
-        """The checkpoint."""
+        """The file of the last checkpoint."""
         return self.folder / RUN / "checkpoints" / "last.ckpt"
 
     def start(self) -> Run:
@@ -118,7 +118,7 @@ class Chain:
         return (self.folder / "stderr.txt").read_text()
 
     def step(self) -> int | str:
-        """Of the checkpoint, all of which is read."""
+        """The step of the checkpoint, which is read completely."""
         if not self.last.exists():
             return "none"
         try:
@@ -181,7 +181,7 @@ def all_gone(group: int) -> tuple[float, int]:
 
 
 def disturb(chain: Chain, how: signal.Signals, whom: str, half: bool, delay: float) -> dict[str, Any]:
-    """Start, wait for a moment, send the signal; what came of it."""
+    """Start a run, wait for the moment, send the signal, and return the result."""
     process = chain.start()
     wait_for_save(chain, process)
     time.sleep(delay)
@@ -211,7 +211,7 @@ def disturb(chain: Chain, how: signal.Signals, whom: str, half: bool, delay: flo
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Bit for bit, through dictionaries and lists."""
+    """Whether two values are equal bit for bit, through dictionaries and lists."""
     if isinstance(ours, torch.Tensor):
         return torch.equal(ours, theirs)
     if isinstance(ours, dict):
@@ -222,7 +222,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def outcome(chain: Chain) -> dict[str, Any]:
-    """What a run that came to its end is compared by."""
+    """The state of a completed run that is compared."""
     process = chain.start()
     process.wait()
     assert process.returncode == 0, chain.said()[-2000:]

@@ -1,9 +1,9 @@
-"""Log-probabilities and entropy behind a large vocabulary, forward and backward: ours beside full logits.
+"""Log-probabilities and entropy over a large vocabulary, forward and backward: our chunks compared with full logits.
 
     OMP_NUM_THREADS=1 python benchmarks/logprobs.py                       # 4 × 1024 tokens, V = 151,936, width 512
     OMP_NUM_THREADS=1 python benchmarks/logprobs.py --tokens 512 --width 128
 
-One process a side and round: seconds, and the peak of resident memory over what was there before (states, head, ids).
+One process a side and round: seconds, and the peak of resident memory above the memory before (states, head, ids).
 "full logits" makes ``[tokens, V]`` logits, takes log-softmax and gather, and the entropy without gradient, as the plain
 implementation of GRPO does. "autograd, chunks" is checkpointed chunks without the backward pass that is written out.
 Ours is as in training on one device: a head that is a product, whose gradient is added up in place.

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/packing.py --case quickstart | 30m     # --device cuda for flash-attn
 
-Rows are cut into micro-batches as the update does (sorted by length), or into ones of random rows, which holds more
+Rows are cut into micro-batches as the update does (sorted by length), or into micro-batches of random rows, with more
 padding. CPU seconds of the process and their ratio to padded rows, medians; sides alternate.
 """
 
@@ -27,7 +27,7 @@ CASES = {"quickstart": (128, (10, 16), (16, 64), 8192), "30m": (8, (16, 64), (32
 
 
 class Rows(NamedTuple):
-    """What a layout is made of."""
+    """The tensors from which a layout is made."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor

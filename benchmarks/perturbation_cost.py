@@ -1,4 +1,4 @@
-"""What OAR-P costs: its prefix shared against every sequence run whole, and its memory against the response length.
+"""The cost of OAR-P: a shared prefix compared with whole sequences, and its memory by response length.
 
     OMP_NUM_THREADS=1 python benchmarks/perturbation_cost.py --case quickstart
     OMP_NUM_THREADS=1 python benchmarks/perturbation_cost.py --case 30m
@@ -7,7 +7,7 @@
 `quickstart` scores responses that the packaged policy samples; `30m` one response of 256 tokens behind a prompt of 64,
 by a random-weight Qwen3 of about 30 million parameters. Both alternate the two ways in one process and print median
 CPU seconds. `memory` runs each response length in a process of its own, with a small random-weight Qwen3, and prints
-what the scoring adds to the peak of its resident memory: within a token budget of 2048, and all sequences at once.
+how much the scoring adds to the peak of its resident memory: within a token budget of 2048, and all sequences at once.
 """
 
 import argparse

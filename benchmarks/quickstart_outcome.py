@@ -1,9 +1,9 @@
-"""What the quickstart teaches: held-out accuracy before and after, for GRAIL and for GRPO, over seeds.
+"""The outcome of the quickstart: held-out accuracy before and after, for GRAIL and for GRPO, over seeds.
 
     python benchmarks/quickstart_outcome.py --seeds 0 1 2 --jobs 2
 
 Runs `grail-lightning fit --config configs/quickstart.yaml` as a user would, one process a run, and then measures the
-packaged and the exported policy on 512 test problems that no training and no trial of settings has seen (seed 1):
+packaged and the exported policy on 512 test problems that were not used in training or for choosing settings (seed 1):
 accuracy at temperature 1, greedy accuracy and pass@8. Prints one row a run and the differences.
 """
 
@@ -30,7 +30,7 @@ def measure(policy_name: str) -> dict[str, float]:
     from grail_lightning.functional import pass_at_k
     from grail_lightning.policy import load_policy
 
-    # Recipe and learning rate were tried out on the problems of seed 0.
+    # The recipe and the learning rate were chosen on the problems of seed 0.
     data = ArithmeticData(seed=1)
     (dataset,) = data.load("test")
     prompts = list(dataset.prompts)
@@ -53,7 +53,7 @@ def measure(policy_name: str) -> dict[str, float]:
 
 
 def run(credit: str, seed: int, root: Path) -> dict:
-    """One fit in a process of its own, then the measurement."""
+    """One fit in a separate process, then the measurement."""
     command = [
         *(sys.executable, "-m", "grail_lightning.cli", "fit", "--config", "configs/quickstart.yaml"),
         *(f"--seed_everything={seed}", f"--model.credit={credit}", "--trainer.enable_progress_bar=false"),

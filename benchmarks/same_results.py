@@ -4,9 +4,9 @@
     python benchmarks/same_results.py record FILE [CASE ...]        # on the earlier commit
     python benchmarks/same_results.py compare FILE [CASE ...]       # on the later one: bit for bit, or how far apart
 
-Each case trains the packaged policy for 12 optimiser steps, in a process of its own; `ddp` and `fsdp2` on two. Rows are
-run whole (`--share` runs what they have in common once), so that versions that share in other ways can be compared.
-Both versions must run on the same machine: other processors round otherwise.
+Each case trains the packaged policy for 12 optimiser steps, in a separate process; `ddp` and `fsdp2` on two. Rows are
+run whole (`--share` runs common prefixes once), so that versions with different sharing can be compared.
+Both versions must run on the same machine: other processors round differently.
 """
 
 import argparse
@@ -62,7 +62,7 @@ CASES = {
 
 
 def options(flat: dict) -> dict:
-    """The module's groups of options, whichever this version has."""
+    """The module's groups of options in this version."""
     known = {f.name for f in dataclasses.fields(Objective)}
     groups = {"objective": Objective(**{k: v for k, v in flat.items() if k in known})}
     if Execution is not None:

@@ -1,4 +1,4 @@
-"""How time and memory of an update grow: with response length, group size, vocabulary and model size.
+"""Growth of an update's time and memory with response length, group size, vocabulary and model size.
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py                       # all four
     OMP_NUM_THREADS=1 python benchmarks/scaling.py --vary length vocabulary

@@ -1,12 +1,12 @@
-"""Forward and backward passes of one optimiser step: every row apart, and what rows begin with run once.
+"""Forward and backward passes of one optimiser step: every row by itself, and common prefixes run once.
 
     OMP_NUM_THREADS=1 python benchmarks/shared_prefixes.py --prompts 4 --group 8 --prompt 16 64 128 --response 64 256
     OMP_NUM_THREADS=1 python benchmarks/shared_prefixes.py --packaged --prompts 16 --prompt 11 --response 44 --common 9
 
 Random rows in groups; responses of uneven length up to `--response` tokens, at least half of it with one number, and
 `--common` tokens with which all of a group begin. By default a trunk of 30 million parameters with random weights. CPU
-seconds of the process, medians; the sides alternate. "prompts" shares prompts alone, as rows do that need a saliency
-each; "prefixes" is what `execution.share_prefixes` does for all others. `--checkpointed` recomputes activations.
+seconds of the process, medians; the sides alternate. "prompts" shares prompts alone, as for rows that need separate
+saliency; "prefixes" is what `execution.share_prefixes` does for all others. `--checkpointed` recomputes activations.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main() -> None:
         for turn in range(options.rounds + 1):
             for side in SIDES if turn % 2 else SIDES[::-1]:
                 took, tokens[side] = step(policy, batch, side, options.budget)
-                seconds[side] += [took] if turn else []  # The first is to warm up.
+                seconds[side] += [took] if turn else []  # The first turn warms up.
         apart, *others = (statistics.median(seconds[side]) for side in SIDES)
         shares = ", ".join(f"{tokens[side] / tokens['apart']:.0%}" for side in SIDES[1:])
         cells = [shares, f"{apart:.2f}"] + [f"{other / apart:.2f}" for other in others]

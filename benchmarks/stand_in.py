@@ -1,7 +1,7 @@
 """Fixed work for benchmarks: seeded responses of uneven length with given answers, and random-weight models.
 
-The engine draws nothing from the policy, so that two sides of a comparison get the same rollouts; everything behind it
-(decoding, boxes, grading, rewards) is the package's own. A part of other benchmarks, and nothing to run by itself.
+The engine draws nothing from the policy, so that two sides of a comparison get the same rollouts; all later steps
+(decoding, boxes, grading, rewards) are the package's own. Other benchmarks use this module; it is not run by itself.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ RIGHT, WRONG = "1", "2"
 
 
 class StandInTask(Task):
-    """The answer is what stands in the last box."""
+    """A task whose answer is the content of the last box."""
 
     def prompt(self, row):
         return Prompt(messages=row["problem"], reference=RIGHT, task=self)

@@ -1,4 +1,4 @@
-"""A training step beside TRL's GRPOTrainer: seconds, tokens per second, phases, peak memory, reward curves.
+"""A training step compared with TRL's GRPOTrainer: seconds, tokens per second, phases, peak memory, reward curves.
 
     OMP_NUM_THREADS=1 python benchmarks/step_vs_trl.py --case quickstart --trl-rows 128 64
     OMP_NUM_THREADS=1 python benchmarks/step_vs_trl.py --case wide --dead 0.4 --trl-rows 10 1 --budgets 16384 1024
@@ -13,7 +13,7 @@ padded tokens of ours: several of each run side by side, and ratios are to the f
 `quickstart`: the packaged policy, 16 prompts × 8 responses of at most 64 tokens, really sampled, TRL with
 Transformers' `generate`, ours with `HFEngine`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's
 vocabulary (151,936, tied) on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `--dead` is the
-share of groups without a right row. `tiny` is `wide` made small, to try things out.
+share of groups without a right row. `tiny` is a small version of `wide` for quick checks.
 
 Seconds are of the wall, CPU seconds of the side's own process; ratios are medians over rounds. With `--curves` rewards
 of both sides over seeds instead, step by step on the same prompts.
@@ -52,7 +52,7 @@ PHASES = ("sample", "grade", "update")
 
 @dataclass(frozen=True)
 class Case:
-    """What both sides do."""
+    """The setting of both sides."""
 
     name: str
     prompts: int
@@ -96,19 +96,19 @@ CASES = {
 
 
 class Turns:
-    """A worker's end of the wire: waits for its turn, and reports what its step took."""
+    """The worker's end of the pipe: it waits for its turn and reports the time of its step."""
 
     def __init__(self) -> None:
         self._wire = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # What libraries print must not get onto the wire.
+        os.dup2(2, 1)  # The output of libraries must not get into the pipe.
         self._before: float | None = None
         self._start = self._start_cpu = 0.0
 
     def begin(self) -> None:
-        if not sys.stdin.readline():  # The driver is gone.
+        if not sys.stdin.readline():  # The driver has ended.
             os._exit(1)
         if self._before is None:
-            Path("/proc/self/clear_refs").write_text("5")  # Forgets the peak of loading.
+            Path("/proc/self/clear_refs").write_text("5")  # Reset the peak of loading.
             self._before = _resident("VmRSS")
         self._start, self._start_cpu = time.perf_counter(), time.process_time()
 
@@ -128,7 +128,7 @@ def _resident(field: str) -> float:
 
 
 def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float) -> None:
-    """Our side of the wire."""
+    """The worker of our side."""
     turns = Turns()
 
     class Report(pl.Callback):
@@ -185,7 +185,7 @@ class Side:
 
 
 class Worker:
-    """The other end of the wire."""
+    """The driver's end of the pipe."""
 
     def __init__(self, side: Side, case: Case, steps: int, seed: int, dead: float) -> None:
         self.side = side
@@ -247,7 +247,7 @@ def _table(laps: dict[Side, list[dict[str, float]]]) -> Iterator[str]:
         if fastest is not None and side.program == OURS:
             pairs = list(zip(mine, laps[fastest], strict=True))
             for name in ("step", "cpu", "update"):
-                # Of each round, so that a slow minute of the machine weighs on both sides.
+                # Ratios are taken within a round, so that a slow minute of the machine affects both sides.
                 cells.append(f"{statistics.median(a[name] / b[name] for a, b in pairs):.2f}")
             cells.append(f"{mine[-1]['peak'] / laps[fastest][-1]['peak']:.2f}")
         else:

@@ -1,7 +1,7 @@
 """TRL's side of step_vs_trl.py: GRPOTrainer set to its fastest, in a process of its own that waits for its turns.
 
-Of TRL's code nothing is replaced but its sampler in the cases with given responses (`rollout_func`, its own hook); the
-subclass only holds a watch beside it.
+Only TRL's sampler is replaced, in the cases with given responses (`rollout_func`, its own hook); the subclass only
+measures time.
 """
 
 import tempfile
@@ -63,7 +63,7 @@ def right_box(completions, reference, **_):
 
 
 class Given:
-    """The seeded responses, one set a call; TRL's `rollout_func`."""
+    """The seeded responses, one set for each call, as TRL's `rollout_func`."""
 
     def __init__(self, case: Case, tokenizer, dead: float) -> None:
         self.case, self.tokenizer, self.dead, self.calls = case, tokenizer, dead, 0
@@ -110,7 +110,7 @@ def config(case: Case, rows: int, steps: int, seed: int, folder: str) -> GRPOCon
 
 
 def work(case: Case, steps: int, seed: int, rows: int, dead: float) -> None:
-    """TRL's side of the wire."""
+    """The worker of TRL's side."""
     turns = Turns()
     policy = case.policy()
     prompts = [prompt for batch in case.batches(steps, seed) for prompt in batch]

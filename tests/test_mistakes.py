@@ -122,7 +122,7 @@ def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys
     assert re.search(message, fails(capsys, "fit", *SHORT, *options))
 
 
-def test_what_an_extra_would_bring_is_named(capsys, monkeypatch):
+def test_a_missing_module_is_named_with_the_extra_that_installs_it(capsys, monkeypatch):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert EXTRAS.items() >= {("torchao", "torchao"), ("peft", "lora")}
@@ -137,8 +137,8 @@ def test_what_an_extra_would_bring_is_named(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"model:\n  polcy: arithmetic\n", "no option `model.polcy`. Did you mean `model.policy`\\? It stands in"),
-        (b"model: {execution: {grup_size: 4}}\n", "Did you mean `model.execution.group_size`\\? It stands in"),
+        (b"model:\n  polcy: arithmetic\n", "no option `model.polcy`. Did you mean `model.policy`\\? It is set in"),
+        (b"model: {execution: {grup_size: 4}}\n", "Did you mean `model.execution.group_size`\\? It is set in"),
         (
             b"model: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: abc}}}",
             "`model.optimizer.lr` must be a n",
@@ -166,7 +166,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_files_name(content, message, c
 
 def test_an_option_of_the_command_line_is_not_blamed_on_a_file(capsys, tmp_path):
     (tmp_path / "right.yaml").write_text("model: {optimizer: {init_args: {lr: 1.0e-3}}}\n")
-    assert "stands in" not in fails(capsys, "fit", *SHORT, "--config=right.yaml", "--model.optimizer.lr=abc")
+    assert "is set in" not in fails(capsys, "fit", *SHORT, "--config=right.yaml", "--model.optimizer.lr=abc")
 
 
 def test_a_subcommand_that_is_none_is_named(capsys):

@@ -78,7 +78,7 @@ def _pair(**options):
     return plain, packed
 
 
-def test_packing_puts_rows_behind_each_other_and_back():
+def test_packing_concatenates_rows_and_unpacking_restores_them():
     """The last column of padded rows predicts nothing."""
     ids = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 0]])
     mask = torch.tensor([[False, True, True, True], [True, True, True, False]])

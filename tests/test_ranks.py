@@ -98,7 +98,7 @@ def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
         assert_near(ours, theirs, 8, torch.float32)
 
 
-def test_sharded_blocks_run_what_rows_begin_with_once():
+def test_sharded_blocks_run_common_prefixes_once():
     together, apart = (_run("fsdp2", "Uniform", "same_rollouts.py", *more) for more in ((), ("apart",)))
     for ours, theirs in zip(together, apart, strict=True):
         assert 0 < ours["embedded"] < 0.9 * theirs["embedded"]

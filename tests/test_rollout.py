@@ -17,7 +17,7 @@ def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
         assert len(cut) == 1 or len(cut) * lengths[cut].max() <= budget
 
 
-def test_parts_that_are_padded_apart_are_counted_apart():
+def test_the_token_budget_counts_the_padding_of_prompts_and_responses_separately():
     """1000 + 24 and 24 + 1000 tokens pad to 1000 + 1000 each: together 4000, not 2048."""
     lengths = torch.tensor([[1000, 24], [24, 1000], [900, 20]])
     assert [cut.tolist() for cut in micro_batches(lengths, 2048)] == [[0], [1], [2]]

@@ -55,7 +55,7 @@ def test_a_name_alone_shards_over_all_devices(name, monkeypatch, caplog):
     assert ("runs FSDP2" in caplog.text) == (name == "fsdp")
 
 
-def test_what_is_said_of_a_strategy_stays(monkeypatch):
+def test_explicit_options_of_a_strategy_are_kept(monkeypatch):
     options = ["data_parallel_size=2", "process_group_backend=gloo"]
     strategy = _built(
         monkeypatch,

@@ -133,7 +133,7 @@ def test_every_response_token_is_predicted_behind_its_own_row(data):
         assert flat == torch.nn.functional.one_hot(torch.arange(len(layout.targets))).tolist()
 
 
-def test_what_several_rows_begin_with_stands_once_and_what_they_end_with_not_at_all():
+def test_a_common_prefix_is_laid_out_once_and_last_tokens_are_left_out():
     made = rollouts([[7, 8]], [[[3, 4, 5, 9], [3, 4, 6, 9], [3, 4, 6, 9], [4, 9]]])
     (part,) = cut(made, 100)
     layout, _ = laid_out(made, part)
@@ -153,7 +153,7 @@ def test_without_shared_responses_each_predicting_position_belongs_to_one_row_un
     assert len(layout.predictors.unique()) == len(layout.predictors)
 
 
-def test_rows_of_a_group_with_prompts_of_their_own_share_what_they_begin_with(strangers):
+def test_rows_of_a_group_with_different_prompts_share_their_common_prefix(strangers):
     """No engine of ours makes such rows."""
     ids, mask = strangers.input_ids.clone(), strangers.attention_mask.clone()
     ids[1, 8] = 4

@@ -359,7 +359,7 @@ def test_options_are_finite_numbers_but_for_the_upper_clip_range(option, number)
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
-def test_entropies_of_the_rows_that_came_by_are_kept(mini_batches, policy, batch):
+def test_entropies_of_the_rows_that_were_run_are_kept(mini_batches, policy, batch):
     update = _update(policy, batch, mini_batches=mini_batches, updates_per_batch=2, token_budget=200)
     for number in range(len(update.plan.steps)):
         update.accumulate(number, lambda loss, last: None)

@@ -1,4 +1,4 @@
-"""What people look at and keep: accuracy, tables, Parquet files, export, throughput, warnings, checkpoints."""
+"""Lightning callbacks for evaluation, tables of rollouts, Parquet files, export, throughput, warnings, checkpoints."""
 
 from grail_lightning.callbacks.checkpoints import LastCheckpoint
 from grail_lightning.callbacks.defaults import default_callbacks

@@ -1,4 +1,4 @@
-"""A checkpoint to resume from."""
+"""The callback that saves the checkpoint from which a run is resumed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt`` at the state of the last validation, and of the end of training.
 
     ``ModelCheckpoint(monitor=…, save_last=True)`` writes its ``last.ckpt`` only when the monitored figure is among the
-    best: after a validation that was not, it is an older state. Its `every_n_train_steps` only hits multiples of it,
-    which optimiser steps, several a batch, may jump over. This callback writes at batch borders alone. Where
-    `max_steps` cuts a batch, ``last.ckpt`` is of the step at which that batch began: a resumed run equals one that did
-    not stop.
+    best. After any other validation the file holds an older state. Its `every_n_train_steps` saves only if the step is
+    a multiple of it, and a batch of several optimiser steps may skip that multiple. This callback saves only between
+    two batches. If `max_steps` falls inside a batch, ``last.ckpt`` holds the step at which that batch began, so that a
+    resumed run equals an uninterrupted one.
 
-    A run that gets a SIGTERM saves at the next border and ends.
+    A run that receives a SIGTERM saves after the current batch and ends.
 
     Args:
-        every_n_batches: Write after every so many training batches, too; 0 is off.
-        on_validation: Write after each validation. Off saves time and disk writes with a large policy.
-        folder: Where; default ``checkpoints`` in the folder of the run.
+        every_n_batches: The number of training batches between two further saves; 0 switches them off.
+        on_validation: Whether to save after each validation. False saves time and disk writes with a large policy.
+        folder: The folder of the file; default ``checkpoints`` in the folder of the run.
 
     Raises:
         ValueError: If `every_n_batches` is negative.
@@ -45,16 +45,16 @@ class LastCheckpoint(Checkpoint):
         self._termination = Termination()
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Have checkpoints written whole or not at all; a plugin of the user's stays."""
+        """Make Lightning write checkpoints completely or not at all. A plugin that the user has set is kept."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
 
     # --- when -------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Find out where to save: a broadcast that every rank takes part in, as in an interruption it may not.
+        """Determine where to save. This is a broadcast over all ranks, which would not be safe during an interruption.
 
-        What runs that were killed in the middle of saving have left there goes.
+        The partial files of runs that were killed while they saved are removed.
         """
         folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
         self._file, self._saved_at = folder / "last.ckpt", None
@@ -62,7 +62,7 @@ class LastCheckpoint(Checkpoint):
             remove_parts(folder)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """What a run was resumed from is saved already."""
+        """Watch for SIGTERM. The state from which a run was resumed is not saved a second time."""
         self._termination.watch(trainer, noting=True)
         resumed = trainer.ckpt_path and self._file and Path(trainer.ckpt_path).resolve() == self._file.resolve()
         self._saved_at = trainer.global_step if resumed else None
@@ -70,14 +70,14 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Save every so many batches, before one that `max_steps` may cut, and after a SIGTERM."""
+        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM."""
         due = self.every_n_batches and (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0
         if due or _may_be_cut(trainer, pl_module):
             self._save(trainer, pl_module)
         self._end_if_asked(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """A validation before the first step has nothing to save, nor has one by itself."""
+        """A validation before the first step, or outside of a fit, has nothing to save: a SIGTERM ends it at once."""
         if trainer.global_step == 0 or trainer.state.fn != "fit":
             self._termination.watch(trainer, noting=False)
 
@@ -90,22 +90,22 @@ class LastCheckpoint(Checkpoint):
         self._end_if_asked(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """A test, and a prediction, end at once if they have to."""
+        """A SIGTERM ends a test or a prediction at once."""
         self._termination.watch(trainer, noting=False)
 
     on_predict_start = on_test_start
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save what came after the last validation, unless `max_steps` has cut a batch."""
+        """Save the state at the end of training, unless `max_steps` has interrupted a batch."""
         self._save(trainer, pl_module)
         if pl_module.steps_left and not trainer.fast_dev_run:
             rank_zero_info(
                 f"`max_steps` {trainer.max_steps} fell inside a batch of rollouts: {self._file} is of step "
-                f"{self._saved_at}, where that batch began, so that a resumed run equals one that did not stop."
+                f"{self._saved_at}, where that batch began, so that a resumed run equals an uninterrupted one."
             )
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Say after an interruption what there is to go on from."""
+        """Report after an interruption from which checkpoint the run can be resumed."""
         if not isinstance(exception, KeyboardInterrupt | SIGTERMException):
             return
         what = "Ended by SIGTERM" if isinstance(exception, SIGTERMException) else "Interrupted"
@@ -114,7 +114,7 @@ class LastCheckpoint(Checkpoint):
             return
         there = self._saved_at is not None and self._file is not None and self._file.exists()
         rank_zero_info(
-            f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Go on with the "
+            f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Resume with the "
             f"same command and `--ckpt_path={self._file if self.folder else 'last'}`."
             if there
             else f"{what} at step {trainer.global_step}, before its first checkpoint."
@@ -123,20 +123,20 @@ class LastCheckpoint(Checkpoint):
     # --- what -------------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Mark what other callbacks save inside a batch."""
+        """Mark the checkpoints that other callbacks save inside a batch."""
         checkpoint["steps_left"] = pl_module.steps_left
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Tell of a resume that cannot be exact."""
+        """Warn if the resumed run cannot equal an uninterrupted one."""
         if checkpoint.get("steps_left") and trainer.state.fn == "fit":
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "
-                f"that were left of it ({checkpoint['steps_left']}) are not made up for. A run that goes on from "
-                "last.ckpt, which is of the step before that batch, equals one that did not stop."
+                f"that were left of it ({checkpoint['steps_left']}) are lost. A run that is resumed from "
+                "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
             )
 
     def _save(self, trainer: Any, pl_module: Any, *, again: bool = False) -> None:
-        """Save at the border of a batch, unless that is done; `again` with other figures."""
+        """Save if the run is between two batches and this step is not saved yet; `again` saves it in any case."""
         if trainer.fast_dev_run or pl_module.steps_left or (trainer.global_step == self._saved_at and not again):
             return
         assert self._file is not None
@@ -146,7 +146,7 @@ class LastCheckpoint(Checkpoint):
     def _end_if_asked(self, trainer: Any, pl_module: Any) -> None:
         if self._termination.noted(pl_module.device):
             self._save(trainer, pl_module)
-            if trainer.global_step != trainer.max_steps:  # A run at its end comes to it, with its export.
+            if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
                 self._termination.end()
 
 

@@ -1,4 +1,4 @@
-"""The classes that an option of the command line can be, by name."""
+"""The names of the classes that each option of the command line accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grail_lightning.engines import RolloutEngine
 from grail_lightning.step.optimizer_check import UNUSABLE
 from grail_lightning.tasks.base import Task
 
-# The base class of each option that is one, and the modules that show its subclasses to users.
+# For each option that takes a class: its base class and the modules that export the subclasses to users.
 BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "model.control": (CreditControl, ("grail_lightning.credit",)),
@@ -28,7 +28,7 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
-# Callbacks of Lightning that no run here can use, and why.
+# Callbacks of Lightning that do not work with this module, and the reasons.
 UNUSABLE_CALLBACKS = {
     "GradientAccumulationScheduler": "the module accumulates by itself. Set `model.execution.token_budget` instead.",
     "LearningRateFinder": "it needs the loss of automatic optimisation, and the module's is manual. Set "
@@ -38,7 +38,7 @@ UNUSABLE_CALLBACKS = {
 
 
 def choices(option: str) -> list[str]:
-    """Names of the classes that may stand for an option, sorted; none where any class may."""
+    """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
     if option not in BASES:
         return []
     base, modules = BASES[option]
@@ -47,16 +47,16 @@ def choices(option: str) -> list[str]:
 
 
 def unusable(name: str) -> str:
-    """Why no run here can use a class of that name; empty if nothing speaks against it."""
+    """The reason why no run can use a class of that name; empty if it can be used."""
     reasons = {cls.__name__: reason for cls, reason in UNUSABLE.items()}
     return reasons.get(name.rpartition(".")[2], "")
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Whether all callbacks can do their work here.
+    """Check that every callback works with this module.
 
     Raises:
-        ValueError: If one cannot.
+        ValueError: If one does not.
     """
     for callback in callbacks:
         for name in (cls.__name__ for cls in type(callback).__mro__):
@@ -65,7 +65,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def imported(path: str) -> Any:
-    """The class at an import path."""
+    """The class that an import path names."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 

@@ -1,4 +1,4 @@
-"""The callbacks of a run from Python."""
+"""The callbacks of a run that is started from Python."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def default_callbacks(
     keep_rollouts: bool = False,
     progress_bar: bool = True,
 ) -> list[Callback]:
-    """What the command line gives every run: ``Trainer(callbacks=default_callbacks(), num_sanity_val_steps=0, …)``.
+    """The callbacks of every command-line run: ``Trainer(callbacks=default_callbacks(), num_sanity_val_steps=0, …)``.
 
     Evaluation, rollout table, throughput, preflight warnings, export, predictions, the checkpoints ``best.ckpt`` (by
-    ``val/accuracy``) and ``last.ckpt``, and the progress bar. Take one out of the list and put your own in its place.
+    ``val/accuracy``) and ``last.ckpt``, and the progress bar. Remove or replace entries of the list as you like.
 
     Args:
-        num_samples: Responses to each held-out problem.
-        sampling: How they are drawn; default as in training.
+        num_samples: The number of responses to each held-out problem.
+        sampling: The sampling options of these responses; default those of training.
         pass_at: The k of each pass@k; at most `num_samples`.
-        keep_rollouts: Keep all training rollouts as Parquet.
-        progress_bar: False goes with ``Trainer(enable_progress_bar=False)``.
+        keep_rollouts: Whether to keep all training rollouts as Parquet files.
+        progress_bar: Whether to add the progress bar; set it to False with ``Trainer(enable_progress_bar=False)``.
     """
     best = ModelCheckpoint(monitor="val/accuracy", mode="max", filename="best", enable_version_counter=False)
     return [

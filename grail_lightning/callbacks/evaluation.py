@@ -1,4 +1,4 @@
-"""Accuracy and pass@k on held-out problems: before training, while it runs, and after."""
+"""The callback that measures accuracy and pass@k on held-out problems before, during and after training."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from grail_lightning.tasks.base import Prompt
 
 
 class Evaluation(Callback):
-    """Says how validation and test sample, and what they find.
+    """Sets how validation and test sample, and logs their results.
 
     Logs ``val/accuracy``, ``val/pass_at_8``, ``val/<dataset>/accuracy``, ``val/<dataset>/pass_at_8``,
-    ``val/completions/mean_length`` (and so on) and the share of each verdict, ``val/verdict/<status>``; in `test` the
-    same under ``test/``. Outside of a fit they stand at the step of the policy that is judged. The first and the last
-    accuracy of a fit stand in its last line, and survive a resume.
+    ``val/completions/mean_length`` (and so on) and the share of each verdict, ``val/verdict/<status>``. `test` logs the
+    same metrics under ``test/``. Outside of a fit they are logged at the step of the evaluated policy. The last line of
+    a fit shows its first and its last accuracy, which a checkpoint keeps.
 
-    Validates once before the first training step: Lightning's own check before training logs nothing and is ignored.
-    The random numbers of training do not depend on it.
+    The callback validates once before the first training step. Lightning's own sanity check logs nothing and is
+    ignored. The random numbers of training do not depend on validation.
 
     Args:
-        num_samples: Responses to each problem.
-        sampling: How they are drawn; default as in training (`model.sampling`).
+        num_samples: The number of responses to each problem.
+        sampling: The sampling options of these responses; default those of training (`model.sampling`).
         pass_at: The k of each pass@k (unbiased estimate); at most `num_samples`.
-        at_start: Validate before training.
-        at_end: Validate after the last training step, if no validation fell on it.
+        at_start: Whether to validate before training.
+        at_end: Whether to validate after the last training step, unless that step has been validated already.
 
     Raises:
         ValueError: If `num_samples` is not positive, or a k is not between 1 and `num_samples`.
@@ -72,7 +72,7 @@ class Evaluation(Callback):
     # --- when -------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Tell the module how to sample."""
+        """Give the module the number of samples and the sampling options."""
         self._plan = EvaluationPlan(num_samples=self.num_samples, sampling=self.sampling or pl_module.sampling)
         pl_module.evaluation = self._plan
         self._loaded = None
@@ -80,30 +80,30 @@ class Evaluation(Callback):
             self.first, self.last = {}, {}
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Validate before training; a resumed run did so when it began."""
+        """Validate before training. A resumed run did so when it was started."""
         if self.at_start and trainer.global_step == 0:
             _validate(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Validate after training; before callbacks that monitor a figure look at it."""
+        """Validate after training, before the callbacks that monitor a metric read it."""
         if self.at_end and _is_over(trainer) and self.last.get("step") != trainer.global_step:
             _validate(trainer)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Only a fit that came to its end has an outcome."""
+        """Only a fit that has finished prints its outcome."""
         self._finished = bool(self.last) and trainer.is_global_zero and not trainer.fast_dev_run
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Print what training did, below what other callbacks say at its end."""
+        """Print the outcome of training, below the messages of other callbacks."""
         if self._finished:
             print(self.outcome())
         self._finished = False
 
     def outcome(self) -> str:
-        """For example ``held-out accuracy: 0.412 -> 0.871 (512 problems, temperature 1.0)``.
+        """The line ``held-out accuracy: 0.412 -> 0.871 (512 problems, temperature 1.0)``, for example.
 
-        A run that was resumed with other validation data or sampling has two figures that cannot be compared: each is
-        then told with what it is of.
+        The two figures cannot be compared if the run was resumed with other validation data or sampling options. Each
+        figure is then followed by its own conditions.
         """
         last = f"{self.last['accuracy']:.3f} ({self.last['conditions']})"
         if not self.first:
@@ -122,21 +122,21 @@ class Evaluation(Callback):
         )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Its step is where validation and test log."""
+        """Remember the step of the checkpoint, at which validation and test log."""
         self._loaded = checkpoint["global_step"]
 
     def state_dict(self) -> dict[str, Any]:
-        """The first and the last figure of the run, and what they are of."""
+        """The first and the last accuracy of the run, with their conditions."""
         return {"first": self.first, "last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A resumed run still knows where it began."""
+        """Restore the accuracies, so that a resumed run still knows its first one."""
         self.first, self.last = dict(state_dict["first"]), dict(state_dict["last"])
 
     # --- what -------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Start afresh."""
+        """Reset the metrics."""
         fitting = trainer.state.fn == "fit"
         self._step = trainer.global_step if fitting else tell_policy(trainer, pl_module, self._loaded)
         self._figures = {"": Figures(self.pass_at, pl_module.device)}
@@ -148,14 +148,14 @@ class Evaluation(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Take in the graded responses of a batch."""
+        """Add the graded responses of a batch to the metrics."""
         if not trainer.sanity_checking:
             self._take(outputs, pl_module.device)
 
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Log the figures."""
+        """Log the metrics."""
         if trainer.sanity_checking:
             return
         figures = self._log(pl_module, "val")
@@ -169,14 +169,14 @@ class Evaluation(Callback):
                 self.first = self.last
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Log the figures and print them as a table."""
+        """Log the metrics and print them as a table."""
         self._log(pl_module, "test")
         correct = {name: all_gather_rows(self._matrix(name)).cpu() for name in self._datasets() or [""]}
         if trainer.is_global_zero and all(len(right) for right in correct.values()):
             print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
 
     def _what(self, problems: float) -> dict[str, Any]:
-        """What a figure is of: in words, and as values that differ when the problems or the sampling do."""
+        """The conditions of an accuracy: a text, and values that differ if the problems or the sampling differ."""
         assert self._plan is not None
         temperature = self._plan.sampling.temperature
         drawn = f"temperature {temperature}" if temperature else "greedy"
@@ -209,15 +209,15 @@ class Evaluation(Callback):
             self._correct[name].append(batch.correct[rows].reshape(-1, self.num_samples))
 
     def _matrix(self, name: str) -> Tensor:
-        """``[N, n]`` bool of this rank."""
+        """Which samples of this rank are correct, ``[N, n]`` bool."""
         return torch.cat([torch.zeros(0, self.num_samples, dtype=torch.bool), *(c.cpu() for c in self._correct[name])])
 
     def _datasets(self) -> list[str]:
-        """The named datasets that any rank has seen; the same list on every rank."""
+        """The sorted names of the datasets that any rank has evaluated; the same list on every rank."""
         return sorted(_union({name for name in self._figures if name}))
 
     def _log(self, pl_module: Any, stage: str) -> dict[str, float]:
-        """Log everything and return the overall figures. Every rank computes the same metrics in the same order."""
+        """Log all metrics and return the overall ones. Every rank computes the same metrics in the same order."""
         overall = self._figures[""].compute()
         logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
         for dataset, part in metric_names(self._datasets()).items():
@@ -226,20 +226,20 @@ class Evaluation(Callback):
             found = {name: value for name, value in figures.compute().items() if name.startswith(shown)}
             logged |= {f"{stage}/{part}/{name}": value for name, value in found.items()}
         kept = {name: value for name, value in logged.items() if value == value}
-        # Without it Lightning would log at the number of batches, which is 0 outside of a fit.
+        # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
         axis = {"step": float(self._step)}
         pl_module.log_dict(kept | axis, batch_size=1, sync_dist=world_size() > 1)
         return overall
 
 
 def _digest(prompt: Prompt) -> int:
-    """A number of a problem; their sum is that of a set of problems, in any order and over any ranks."""
+    """A hash of a problem. The sum of hashes identifies a set of problems, in any order and over any ranks."""
     text = repr((prompt.dataset, prompt.messages, prompt.reference))
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
 
 
 def _union(names: set[str]) -> set[str]:
-    """Over all ranks."""
+    """The union of a set of names over all ranks."""
     if world_size() == 1:
         return names
     gathered: list[set[str]] = [set()] * world_size()
@@ -255,7 +255,7 @@ def _is_over(trainer: Trainer) -> bool:
 
 
 def _validate(trainer: Trainer) -> None:
-    """Run Lightning's validation loop out of turn, with all its hooks."""
+    """Run Lightning's validation loop outside of its schedule, with all its hooks."""
     if not trainer.enable_validation:
         return
     with isolate_rng():

@@ -1,4 +1,4 @@
-"""The trained policy in Hugging Face format."""
+"""The callback that exports the trained policy in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ExportPolicy(Callback):
     merged into the weights.
 
     Args:
-        which: The last weights, or those of the checkpoint with the best monitored figure.
-        folder: Where; default ``export`` in the folder of the run.
+        which: The exported weights: the last ones, or those of the checkpoint with the best monitored metric.
+        folder: The folder to write to; default ``export`` in the folder of the run.
 
     Raises:
-        ValueError: If `which` is something else, or `folder` a file.
+        ValueError: If `which` is neither last nor best, or `folder` is a file.
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
@@ -40,10 +40,10 @@ class ExportPolicy(Callback):
         self._gathered: dict[str, Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Look at the folder before the run rather than after it.
+        """Check the folder before the run rather than after it.
 
         Raises:
-            ValueError: If there is a file in its place, which Transformers would only log, or it cannot be written.
+            ValueError: If it is a file, which Transformers would only log, or if it cannot be written.
         """
         if self.folder and Path(self.folder).is_file():
             raise ValueError(f"`folder` must be a folder, but {self.folder} is a file. Name another one.")
@@ -51,21 +51,21 @@ class ExportPolicy(Callback):
             check_writable(Path(self.folder), "export.folder")
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Find out where to write: a broadcast that every rank takes part in."""
+        """Determine where to write. This is a broadcast over all ranks."""
         self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
         self._trained = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Gather sharded weights; that takes every rank, and the strategy as it still is."""
+        """Gather sharded weights. This needs all ranks, and the strategy before its teardown."""
         self._trained = True
         if not trainer.fast_dev_run:
             self._gathered = _gathered(trainer.model) if _is_sharded(trainer.model) else None
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the folder, when the last checkpoint is safe already; also of a resumed run with no step left.
+        """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too.
 
         Raises:
-            ValueError: If it cannot be written.
+            ValueError: If the policy cannot be written.
         """
         ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(pl_module.policy))
         if not ended or trainer.fast_dev_run or not trainer.is_global_zero:
@@ -74,7 +74,7 @@ class ExportPolicy(Callback):
         policy = pl_module.policy if weights is None else _unsharded(pl_module, weights)
         try:
             policy.save(path)
-        # Python, safetensors and tokenizers each have their own error for a full disk; the latter two quote the system.
+        # Python, safetensors and tokenizers raise different errors for a full disk; the last two quote the system's.
         except Exception as error:
             if not isinstance(error, OSError) and "os error" not in str(error):
                 raise
@@ -86,12 +86,12 @@ class ExportPolicy(Callback):
         rank_zero_info(f"Wrote the policy ({source}) to {path}. Use it as `--model.policy={path}`.")
 
     def _weights(self, trainer: Trainer) -> tuple[dict[str, Tensor] | None, str]:
-        """Weights to export, and what they are; None means those that the policy has now."""
+        """The weights to export and their description. None means the current weights of the policy."""
         gathered, self._gathered = self._gathered, None
         if self.which == "best":
             best = Path(getattr(trainer.checkpoint_callback, "best_model_path", ""))
             if best.is_file():
-                # This run's own file, which may hold whatever its callbacks keep.
+                # The file is this run's own, and the states of callbacks in it may be of any type.
                 state = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
                 return state, f"checkpoint {best}"
             rank_zero_warn(
@@ -110,7 +110,7 @@ def _is_sharded(model: nn.Module | None) -> bool:
 
 
 def _gathered(model: nn.Module | None) -> dict[str, Tensor]:
-    """The whole weights, on the CPU of the first rank. A collective."""
+    """The unsharded weights, on the CPU of the first rank. A collective."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     assert model is not None
@@ -120,7 +120,7 @@ def _gathered(model: nn.Module | None) -> dict[str, Tensor]:
 
 
 def _unsharded(pl_module: Any, weights: dict[str, Tensor]) -> Policy:
-    """A second policy, on the CPU, with other weights. It is only written: eager attention is what all models have."""
+    """A second policy on the CPU with the given weights. It is only saved; every model supports eager attention."""
     plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False}
     loading = dataclasses.replace(pl_module.loading, **plain)
     policy = load_policy(pl_module.policy_name, loading)

@@ -24,7 +24,7 @@ class Figures:
 
     Args:
         pass_at: The k of each pass@k.
-        device: Where the responses are.
+        device: The device of the responses.
     """
 
     def __init__(self, pass_at: Sequence[int], device: torch.device) -> None:
@@ -33,14 +33,14 @@ class Figures:
         self.pass_at = [PassAtK(k).to(device) for k in pass_at]
         self.lengths = ResponseLengths().to(device)
         self.statuses = StatusCounts().to(device)
-        # A rank without a row of this dataset takes part in the synchronisation all the same.
+        # A rank without rows of this dataset must take part in the synchronisation, too.
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         self.update(nothing.bool(), nothing, nothing, nothing.bool(), [])
 
     def update(
         self, correct: Tensor, group: Tensor, lengths: Tensor, finished: Tensor, statuses: Sequence[str]
     ) -> None:
-        """Add ``B`` responses, whole groups of them; every tensor is ``[B]``."""
+        """Add ``B`` responses, which form complete groups; every tensor is ``[B]``."""
         self.accuracy.update(correct)
         self.problems.update(float(len(set(group.tolist()))))
         for metric in self.pass_at:
@@ -49,7 +49,7 @@ class Figures:
         self.statuses.update(statuses)
 
     def compute(self) -> dict[str, float]:
-        """Every figure by its name. A collective: call it on all ranks in the same order."""
+        """The value of every metric by its name. A collective: call it on all ranks in the same order."""
         figures = {"accuracy": self.accuracy.compute(), "problems": self.problems.compute()}
         figures |= {f"pass_at_{metric.k}": metric.compute() for metric in self.pass_at}
         figures |= {f"completions/{name}": value for name, value in self.lengths.compute().items()}
@@ -60,20 +60,21 @@ class Figures:
 
 
 def mean_interval(shares: Tensor, noise: Tensor) -> Interval:
-    r"""The 95 % interval of a mean over problems: Wilson's, for the number of yes-or-no problems that tell as much.
+    r"""The 95 % interval of a mean over problems: Wilson's interval for the effective number of problems.
 
-    Problems are drawn from many, and the samples of one problem resemble each other. With the mean :math:`\bar x` and
-    the variance :math:`v` of one problem's share the effective number of problems is
+    Problems are a random sample of a population, and the samples of one problem are correlated. With the mean
+    :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
 
     .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
 
-    Where all problems have the same share, their spread says nothing of how they would come out a second time, so
-    :math:`v` is the spread of the shares or the mean of their own `noise`, whichever is larger. A share in [0, 1]
-    cannot vary more than a yes-or-no, hence at least :math:`N`: where each problem is a yes or a no this is Wilson's
-    interval. The quantiles :math:`z` and :math:`t` allow for a :math:`v` that few problems estimate.
+    If all problems have the same share, the variance of the shares does not measure how much they would vary between
+    repetitions. Therefore :math:`v` is the larger of the variance of the shares and the mean of their `noise`. A share
+    in [0, 1] cannot vary more than a binary outcome, so :math:`n^*` is at least :math:`N`; for binary outcomes the
+    result is Wilson's interval. The quantiles :math:`z` and :math:`t` account for a :math:`v` that is estimated from
+    few problems.
 
     Args:
-        shares: ``[N]`` float in [0, 1]: how much of each problem was solved.
+        shares: ``[N]`` float in [0, 1]: the solved share of each problem.
         noise: ``[N]`` float: the variance of each share over other samples of the same problem (`pass_at_k_variance`).
 
     Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
@@ -101,12 +102,12 @@ def mean_interval(shares: Tensor, noise: Tensor) -> Interval:
 def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
     r"""The interval of the simple average of independent means, recovered from their own intervals.
 
-    :math:`L = \bar m - \tfrac1D \sqrt{\sum (m_d - l_d)^2}`, and so for the upper limit: method of variance estimates
-    recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
+    :math:`L = \bar m - \tfrac1D \sqrt{\sum (m_d - l_d)^2}`. The upper limit is computed likewise: method of
+    variance estimates recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
 
     Args:
-        means: One a dataset.
-        intervals: Theirs.
+        means: One mean for each dataset.
+        intervals: The interval of each mean.
     """
     centre = sum(means) / len(means)
     below = math.hypot(*(mean - low for mean, (low, _) in zip(means, intervals, strict=True))) / len(means)
@@ -115,10 +116,10 @@ def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> I
 
 
 def test_table(correct: dict[str, Tensor], pass_at: Sequence[int]) -> str:
-    """One line a dataset, then the average weighted by size and the simple average, with 95 % intervals.
+    """The table of a test: one line for each dataset, then the weighted and the simple average, with 95 % intervals.
 
     Args:
-        correct: ``[N, n]`` bool of each dataset.
+        correct: Which samples are correct, ``[N, n]`` bool for each dataset.
         pass_at: The k of each pass@k.
     """
     num_samples = next(iter(correct.values())).shape[1]
@@ -140,7 +141,7 @@ def test_table(correct: dict[str, Tensor], pass_at: Sequence[int]) -> str:
 
 
 def _shares(correct: Tensor, pass_at: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """``[N]`` share of right samples, then ``[N]`` pass@k of each k; each with its variance ``[N]`` over samples."""
+    """The share of correct samples and each pass@k, all ``[N]``, each with its variance ``[N]``."""
     num_samples, num_correct = correct.shape[1], correct.sum(1)
     return [
         (pass_at_k(num_samples, num_correct, k), pass_at_k_variance(num_samples, num_correct, k)) for k in (1, *pass_at)

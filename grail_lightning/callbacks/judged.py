@@ -1,4 +1,4 @@
-"""Which policy validation, tests and predictions use."""
+"""The message that names the policy which validation, test or prediction uses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from grail_lightning.runtime.run_folder import RunFolder
 
 
 def tell_policy(trainer: Trainer, pl_module: Any, loaded: int | None) -> int:
-    """Say which policy is used, and return its optimiser steps. Every rank has to ask.
+    """Log which policy is used, and return its number of optimiser steps. Every rank must call this function.
 
     Args:
-        trainer: Outside of a fit.
-        pl_module: Its policy.
-        loaded: Optimiser steps of the checkpoint that was loaded, if any.
+        trainer: The trainer, outside of a fit.
+        pl_module: The module whose policy is used.
+        loaded: The number of optimiser steps of the loaded checkpoint, if there is one.
     """
     step = trainer.global_step if loaded is None else loaded
     last = RunFolder(trainer).path / "checkpoints" / "last.ckpt"

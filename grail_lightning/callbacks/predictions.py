@@ -1,4 +1,4 @@
-"""Token credit of given or sampled texts, as Parquet."""
+"""The callback that writes the token credit of given or sampled texts as Parquet."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ PREDICTION_COLUMNS = {
 
 
 class PredictionWriter(Callback):
-    """Writes what `predict` finds, one row a rollout.
+    """Writes the results of `predict`, one row for each rollout.
 
-    Not a `BasePredictionWriter`: Lightning then wants the indices of each batch, which loaders of prompts do not have.
+    It is not a `BasePredictionWriter`, because Lightning would then require batch indices, which loaders of prompts do
+    not have.
 
     Columns: those of `KeepRollouts` without step and rank, and for each rollout
 
     - ``token_ids``, ``tokens`` (each decoded by itself), ``token_starts`` and ``token_stops`` (the characters of
       `response` that a token carries; an emoji may be shared by several), ``weights``, ``scores`` (null if the credit
       has none): lists as long as the response;
-    - ``fallback``: whether the credit applied to the rollout but could not;
+    - ``fallback``: whether the credit method should have weighted the rollout but could not;
     - ``box_start``, ``box_stop``: characters of the located answer, marker and brace included; ``box_first_token`` and
       ``box_last_token``: its tokens, both included; null without a complete box.
 
     Args:
-        file: Where; default ``predictions.parquet`` in the folder of the run. The rows of several ranks follow each
-            other. An earlier file is kept under a number, ``predictions.1.parquet``.
+        file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the
+            ranks one after the other. An earlier file is kept under a number, ``predictions.1.parquet``.
     """
 
     def __init__(self, file: str | None = None) -> None:
@@ -61,15 +62,15 @@ class PredictionWriter(Callback):
         self._loaded: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Forget what was loaded for another stage."""
+        """Forget the checkpoint of an earlier stage."""
         self._loaded = None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Remember which policy it was."""
+        """Remember the step of the loaded policy."""
         self._loaded = checkpoint["global_step"]
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Open this rank's part."""
+        """Open this rank's partial file."""
         import pyarrow.parquet as pq
 
         tell_policy(trainer, pl_module, self._loaded)
@@ -88,7 +89,7 @@ class PredictionWriter(Callback):
             self._writer.write_table(arrow_table(columns, PREDICTION_COLUMNS))
 
     def on_predict_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Join the parts of all ranks; the file appears when it is complete."""
+        """Join the partial files of all ranks. The file appears when it is complete."""
         self._close()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
@@ -99,7 +100,7 @@ class PredictionWriter(Callback):
         rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Leave no open file."""
+        """Close the partial file."""
         self._close()
 
     def _close(self) -> None:
@@ -133,13 +134,13 @@ def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]
 
 
 def _spans(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
-    """Characters of each token and of the answer, and the answer's tokens."""
+    """The character ranges of each token and of the answer, and the token range of the answer."""
     names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     masks = (output.weights and output.weights.answer) or output.batch.answer
     for row, aligned in enumerate(align_rows(output.batch, tokenizer)):
         tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
-        # The box whose tokens the mask marks: which of several it is was decided where the mask was made.
+        # The box whose tokens the mask marks. The choice among several boxes was made when the mask was made.
         boxes = (
             [b for b in find_boxes(aligned.text) if aligned.overlapping(b.start, b.stop) == tokens] if tokens else []
         )
@@ -152,7 +153,7 @@ def _spans(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
 
 
 def _join(parts: list[Path], file: Path) -> int:
-    """One file of several; the parts are removed. Returns the number of rows."""
+    """Join several files into one, remove them, and return the number of rows."""
     import pyarrow.parquet as pq
 
     if len(parts) == 1:

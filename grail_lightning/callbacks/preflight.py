@@ -1,4 +1,4 @@
-"""Plain words about runs that cannot learn, early and once."""
+"""The callback that warns early, and once, about runs that cannot learn."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from grail_lightning.step.options import Execution, Objective
 
 
 class Preflight(Callback):
-    """Warns once, with figures and a remedy, when training cannot or can hardly learn.
+    """Warns once about each problem with which training cannot learn, or can hardly learn, with figures and a remedy.
 
-    Looks for groups without a difference in reward, responses that never end, verdicts that time out, a training
-    sampler that is not the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights too
-    coarse for the learning rate, a learning rate of 0, more mini-batches than groups, rewards that BNPO cannot
-    take, and dropout where policies are compared.
+    It detects groups without a difference in reward, responses that never end, verdicts that time out, a training
+    sampler that differs from the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights
+    whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rewards
+    outside the range of BNPO, and dropout where a step compares two policies.
 
     Args:
-        patience: Batches in a row before it warns.
-        most_timeouts: Share of the verdicts of one batch, over all ranks, that may time out or crash.
-        most_stuck: Share of the weights to which a step of the size of the learning rate may make no difference.
-        most_sampler_gap: Mean difference in nats between the log-probabilities of sampler and trainer.
+        patience: The number of consecutive batches after which it warns.
+        most_timeouts: The largest accepted share of the verdicts of a batch, over all ranks, that time out or crash.
+        most_stuck: The largest accepted share of the weights that a step as large as the learning rate cannot change.
+        most_sampler_gap: The largest accepted mean difference, in nats, between the log-probabilities of sampler and
+            trainer.
 
     Raises:
-        ValueError: If `patience` is not positive, `most_timeouts` or `most_stuck` no share, or the gap negative.
+        ValueError: If `patience` is not positive, `most_timeouts` or `most_stuck` not in [0, 1], or the gap negative.
     """
 
     def __init__(
@@ -66,17 +67,17 @@ class Preflight(Callback):
         self._looked = False
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Refuse what a fit would stumble over later, before the model is loaded.
+        """Check the settings of the trainer before the model is loaded, rather than let a fit fail later.
 
         Raises:
-            ValueError: If a callback cannot work here, validation would never or always be due, or the folder of the
-                run cannot be written.
+            ValueError: If a callback does not work with this module, validation would never be due, or the folder of
+                the run cannot be written.
         """
         if stage == "fit":
             check_run(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Look at the sampler, and at dropout."""
+        """Check the sampler and dropout."""
         self._start()
         for problem in (
             sampler_problem(pl_module.sampling),
@@ -86,7 +87,7 @@ class Preflight(Callback):
                 rank_zero_warn(problem)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Before the first batch, when a resumed optimiser has its options: mini-batches, and precision beside rate."""
+        """Check the mini-batches and the precision of the weights once, after a resumed optimiser has been restored."""
         if self._looked:
             return
         self._looked = True
@@ -101,7 +102,7 @@ class Preflight(Callback):
         optimizer, weights = pl_module.optimizers(), pl_module.gradients.weights
         if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
             weights = [w for w in weights if w.dtype != torch.bfloat16]
-        # A warm-up starts at nothing; the rate that it leads to is what counts.
+        # A warm-up starts at 0, so the rate at its end is compared.
         rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
         if (stuck := stuck_share(weights, rate)) > self.most_stuck:
             self._warn(
@@ -111,7 +112,7 @@ class Preflight(Callback):
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the batch: its figures and its verdicts over all ranks."""
+        """Check the metrics of the batch and its verdicts over all ranks."""
         output = outputs["output"]
         figures: dict[str, float] = output.metrics
         verdicts = sum_by_name({kind: float(n) for kind, n in Counter(v.status for v in output.batch.verdicts).items()})
@@ -133,19 +134,19 @@ class Preflight(Callback):
         if gap > self.most_sampler_gap:
             self._warn(
                 "sampler",
-                f"Sampler and trainer differ by {gap:.2g} nats a token in how likely they find the same tokens "
+                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
                 f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
                 "precision of training"
                 + (
                     "."
                     if pl_module.execution.sampler_cap
-                    else ", or weigh the difference with `execution.sampler_cap: 2`."
+                    else ", or correct for the difference with `execution.sampler_cap: 2`."
                 ),
             )
 
     def _check_rate(self, figures: dict[str, float], pl_module: Any) -> None:
         if figures.get("learning_rate", 1.0) > 0 or any(g["lr"] > 0 for g in pl_module.optimizers().param_groups):
-            self._resting = 0  # A warm-up from 0 has left it by the end of its first step.
+            self._resting = 0  # A warm-up from 0 has a positive rate after its first step.
         elif figures["grad_norm"] > 0:
             self._resting += 1
         if self._resting >= self.patience:
@@ -153,7 +154,7 @@ class Preflight(Callback):
                 "rate",
                 f"The learning rate was 0 in each of the last {self._resting} batches with a gradient (norm now "
                 f"{figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
-                "scheduler: its factor may be 0, or it has come to its end.",
+                "scheduler: its factor may be 0, or it has reached its last step.",
             )
 
     def _warn(self, kind: str, text: str) -> None:
@@ -196,7 +197,7 @@ class Preflight(Callback):
             )
         return (
             f"No response has ended by itself in {self._endless} batches: all were cut at {limit} tokens. Raise "
-            "`sampling.max_response_length`; or else the policy never says its end token "
+            "`sampling.max_response_length`; or else the policy never generates its end token "
             f"{tokenizer.eos_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
         )
 
@@ -209,12 +210,12 @@ class Preflight(Callback):
                 f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
                 f"not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
                 "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
-                "`status`. Said once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
+                "`status`. This is shown once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
             )
 
 
 def what_moves(objective: Objective, weights: TokenWeights | None) -> str:
-    """What becomes of a policy whose advantages are all 0."""
+    """A clause that says what still changes a policy whose advantages are all 0."""
     others = {
         "the KL term": objective.kl_coefficient,
         "the entropy bonus": objective.entropy_coefficient,
@@ -226,9 +227,9 @@ def what_moves(objective: Objective, weights: TokenWeights | None) -> str:
 
 @torch.no_grad()
 def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
-    """Share of the trainable weights that stay what they are when the learning rate is added.
+    """The share of the trainable weights that rounding leaves unchanged when the learning rate is added.
 
-    Adam's steps are about that big. Looks at some 4,096 weights of each tensor.
+    Adam's steps are about as large as the learning rate. About 4,096 weights of each tensor are checked.
     """
     stuck = seen = 0.0
     for parameter in parameters:
@@ -241,7 +242,7 @@ def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
 
 
 def sampler_problem(sampling: Sampling) -> str | None:
-    """What is wrong with a training sampler that does not draw from the policy itself; None if it does."""
+    """The problem of a training sampler that does not draw from the policy itself; None if it does."""
     if sampling.temperature == 0:
         return (
             "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
@@ -259,7 +260,7 @@ def sampler_problem(sampling: Sampling) -> str | None:
 
 
 def dropout_problem(policy: Policy, objective: Objective, execution: Execution) -> str | None:
-    """What is wrong with dropout where a step compares the policy with another one; None if nothing is."""
+    """The problem of dropout where a step compares the policy with another one; None if there is none."""
     steps = execution.steps_per_batch
     compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
     compared += ["the reference of the KL term"] if objective.kl_coefficient else []

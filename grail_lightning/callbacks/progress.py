@@ -1,4 +1,4 @@
-"""The progress bar."""
+"""The progress bar of a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ProgressBar(TQDMProgressBar):
     """Lightning's progress bar with reward, accuracy and tokens per second, without the logger's version number.
 
     Args:
-        refresh_rate: Batches between two updates; 0 switches it off.
-        leave: Whether the bars of past epochs stay.
+        refresh_rate: The number of batches between two updates; 0 switches the bar off.
+        leave: Whether the bars of past epochs stay on the screen.
     """
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
@@ -29,7 +29,7 @@ class ProgressBar(TQDMProgressBar):
         self._beside = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """From here on messages stand above the bar."""
+        """Start the bar, and print log messages and warnings above it from now on."""
         super().setup(trainer, pl_module, stage)
         self._beside.close()
         if self.is_enabled:
@@ -39,22 +39,22 @@ class ProgressBar(TQDMProgressBar):
             self._beside.enter_context(_warnings_above_bars())
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """The bar is done."""
+        """Restore logging and warnings."""
         self._beside.close()
         super().teardown(trainer, pl_module, stage)
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Lightning calls no `teardown` then."""
+        """Restore logging and warnings, because Lightning does not call `teardown` after an exception."""
         self._beside.close()
         super().on_exception(trainer, pl_module, exception)
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
-        """What the bar shows."""
+        """The metrics that the bar shows."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
     @property
     def total_train_batches(self) -> int | float:
-        """Batches until `max_steps`, which counts optimiser steps, several a batch; else Lightning's own."""
+        """The number of batches until `max_steps` optimiser steps; without `max_steps`, Lightning's own number."""
         total: int | float = super().total_train_batches
         execution = getattr(self.trainer.lightning_module, "execution", None)
         if execution is None or self.trainer.max_steps < 0:
@@ -64,7 +64,7 @@ class ProgressBar(TQDMProgressBar):
 
 
 def _on_console(names: list[str]) -> list[logging.Logger]:
-    """The loggers that write to the console themselves; the others hand on to those."""
+    """The loggers with a console handler of their own; the others propagate to these."""
     loggers = [logging.getLogger(name) for name in names]
     console = (sys.stdout, sys.stderr)
     return [lg for lg in loggers if any(getattr(handler, "stream", None) in console for handler in lg.handlers)]
@@ -72,7 +72,7 @@ def _on_console(names: list[str]) -> list[logging.Logger]:
 
 @contextmanager
 def _warnings_above_bars() -> Iterator[None]:
-    """Clear the bars of tqdm before a warning is shown, and draw them again below it."""
+    """Clear the bars of tqdm before a warning is printed, and redraw them below it."""
     show = warnings.showwarning
 
     def above(*args: Any, **kwargs: Any) -> None:

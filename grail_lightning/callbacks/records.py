@@ -1,6 +1,6 @@
-"""Rollouts as plain rows: for tables that people read and for files that programs read.
+"""Rollouts as plain rows, for tables that people read and for Parquet files.
 
-Text from a model is untrusted: here it becomes text that neither breaks a page nor a file.
+Text from a model is untrusted. It is escaped here so that it breaks neither a Markdown page nor a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 
-# pyarrow's names of types; the schema is fixed so that files of different batches can be read as one table.
+# The types are pyarrow's names; the schema is fixed so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
     "dataset": "string",
     "prompt": "string",
@@ -37,19 +37,19 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with lone surrogates replaced: they exist in JSON, but not in UTF-8."""
+    """The text with lone surrogates replaced, which JSON can hold but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def code_block(text: str, max_characters: int) -> str:
-    """Text as an indented Markdown code block that shows it as it is, whatever it contains.
+    """Any text as an indented Markdown code block that shows it unchanged.
 
-    Every line is indented by four spaces, so nothing in it can end the block (a fence could be closed from inside).
-    Control characters, which the TensorBoard page's Markdown uses as marks of its own, show as U+FFFD.
+    Every line is indented by four spaces, so no line can end the block, whereas a text could close a fence.
+    Control characters, which TensorBoard's Markdown renderer uses as internal marks, are replaced by U+FFFD.
 
     Args:
         text: Any text.
-        max_characters: What is longer loses its middle, and says how much.
+        max_characters: The length above which the middle is replaced by a note of how much was left out.
     """
     if len(text) > max_characters:
         half = max_characters // 2

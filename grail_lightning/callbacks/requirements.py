@@ -1,4 +1,4 @@
-"""What a fit asks of the Trainer, looked at before the model is loaded."""
+"""Checks of the Trainer's settings before the model is loaded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from grail_lightning.runtime.writable import check_writable
 
 
 def check_run(trainer: Any) -> None:
-    """Refuse what a fit would stumble over later.
+    """Raise now for settings with which a fit would fail later.
 
     Raises:
-        ValueError: If a callback cannot work here, validation would never be due, or the folder of the run cannot be
-            written.
+        ValueError: If a callback does not work with this module, validation would never be due, or the folder of the
+            run cannot be written.
     """
     check_callbacks(trainer.callbacks)
     check_validation(trainer)
-    folder = RunFolder(trainer).path  # A broadcast: every rank asks for it.
+    folder = RunFolder(trainer).path  # A broadcast: every rank must take part.
     if trainer.is_global_zero and not trainer.fast_dev_run:
         check_writable(folder, "trainer.logger.save_dir" if trainer.loggers else "trainer.default_root_dir")
         for callback in trainer.checkpoint_callbacks:
@@ -30,10 +30,10 @@ def check_run(trainer: Any) -> None:
 
 
 def check_validation(trainer: Any) -> None:
-    """Whether validation is due now and then.
+    """Check that validation will be due.
 
     Raises:
-        ValueError: If its interval is not positive, or longer than an epoch that it is counted in.
+        ValueError: If its interval is not positive, or is counted within an epoch and longer than it.
     """
     interval, epochs, data = trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.datamodule
     never = "For no validation set `trainer.limit_val_batches: 0`."

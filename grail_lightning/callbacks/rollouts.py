@@ -1,4 +1,4 @@
-"""Training rollouts, to look at (TensorBoard's text panel) and to keep (Parquet)."""
+"""Callbacks that show training rollouts in TensorBoard and keep them as Parquet files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RolloutTable(Callback):
     """Shows a few training rollouts in TensorBoard's text panel: prompt, response, reward, advantage, verdict.
 
     Args:
-        every_n_batches: How often; the first batch is always shown.
-        num_rollouts: How many rollouts, drawn at random from the batch of the first rank.
-        max_characters: Longer prompts and responses lose their middle.
+        every_n_batches: The number of batches between two panels; the first batch is always shown.
+        num_rollouts: The number of rollouts, which are drawn at random from the batch of the first rank.
+        max_characters: The length above which the middle of a prompt or response is left out.
 
     Raises:
-        ValueError: If one of them is not positive.
+        ValueError: If an argument is not positive.
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
@@ -58,7 +58,7 @@ class RolloutTable(Callback):
                 board.experiment.add_text("rollouts", page, trainer.global_step)
 
     def page(self, output: StepOutput, step: int) -> str:
-        """Some rollouts as Markdown; the same step shows the same rows."""
+        """A random choice of rollouts as Markdown. It depends only on the step."""
         drawn = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
         rows = drawn[: self.num_rollouts].sort().values.tolist()
         return "\n\n".join(self._section(output, row) for row in rows)
@@ -76,14 +76,14 @@ class RolloutTable(Callback):
 
 
 class KeepRollouts(Callback):
-    """Keeps all training rollouts: one Parquet file a batch and rank, ``step_00000012_rank_00000.parquet``.
+    """Keeps all training rollouts: one Parquet file for each batch and rank, ``step_00000012_rank_00000.parquet``.
 
     Columns: step, rank, dataset, prompt, reference, response, reward, correct, status, advantage, finished, num_tokens,
-    group (unique within step and rank). `step` counts optimiser steps, as in TensorBoard. A resumed run adds to the
-    folder. ``pandas.read_parquet(folder)`` reads all of it.
+    group (unique within step and rank). `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to
+    the folder. ``pandas.read_parquet(folder)`` reads all of it.
 
     Args:
-        folder: Where; default ``rollouts`` in the folder of the run.
+        folder: The folder to write to; default ``rollouts`` in the folder of the run.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -91,7 +91,7 @@ class KeepRollouts(Callback):
         self._path: Path | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Find the folder; on all ranks, because finding it is a collective."""
+        """Determine the folder. This is a collective, so all ranks take part."""
         self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "rollouts"
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM: how clusters (SLURM, Kubernetes) end a job before they kill it."""
+"""Handling of SIGTERM, the signal that clusters (SLURM, Kubernetes) send to a job before they kill it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this
 
 
 class Termination:
-    """Notes a SIGTERM while the run trains, for a rank may end only where all do; else it ends the process at once.
+    """A handler of SIGTERM: in training it only records the signal, elsewhere it ends the process at once.
 
-    It takes the place of Lightning's handler, in which ranks send each other messages wherever they are, and after
-    which the exit code is 0. Lightning's handler of the signal for a requeue (SLURM) stays.
+    In training all ranks must end at the same point, so the signal is acted upon later. The handler replaces
+    Lightning's, which starts a collective at whatever point the signal arrives, and after which the exit code is 0.
+    Lightning's handler of the signal for a requeue (SLURM) stays.
 
-    The exit code is that of a process that the signal ended, 143. Processes of a node other than the first have 0:
-    Lightning kills the first, while it still cleans up, if one that it has started fails before it.
+    The exit code is 143, that of a process that the signal has ended. All processes of a node except the first one
+    exit with 0, because Lightning kills the first process during its cleanup if a process that it has started fails
+    earlier.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class Termination:
         self._first, self._code = True, 143
 
     def watch(self, trainer: Trainer, *, noting: bool) -> None:
-        """Take the signal over from here on, either to note it or to end at once."""
+        """Install the handler. It records the signal if `noting`, and otherwise ends the process at once."""
         self._noting = noting
         self._first, self._code = trainer.is_global_zero, 0 if trainer.local_rank else 143
         if threading.current_thread() is threading.main_thread():
@@ -47,9 +49,9 @@ class Termination:
         self._noted = True
 
     def noted(self, device: torch.device) -> bool:
-        """Whether any rank has had the signal. A collective."""
+        """Whether any rank has received the signal. A collective."""
         return bool(all_reduce(torch.tensor(int(self._noted), device=device), "max"))
 
     def end(self) -> NoReturn:
-        """Leave the trainer, through what cleans up after it."""
+        """Raise the exception with which Lightning cleans up and leaves the trainer."""
         raise SIGTERMException(self._code)

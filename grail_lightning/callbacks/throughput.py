@@ -1,4 +1,4 @@
-"""How fast it goes and how much memory it takes."""
+"""The callback that logs speed and memory use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ GIB = 2**30
 class Throughput(Callback):
     """Logs tokens, seconds and memory of each training batch.
 
-    - ``num_tokens``: prompt and response tokens since the start of training, over all ranks; goes on after a resume.
-    - ``tokens_per_second``: those of this batch, per second of it.
+    - ``num_tokens``: prompt and response tokens since the start of training, over all ranks; a resume keeps the count.
+    - ``tokens_per_second``: the tokens of this batch divided by its `step_time`.
     - ``step_time``: seconds of the batch, sampling and grading included.
-    - ``peak_memory_gb``: most memory so far on any rank, in GiB: what torch allocated on the GPU, else the process.
+    - ``peak_memory_gb``: the largest memory use so far on any rank, in GiB, by torch on the GPU or else by the process.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Throughput(Callback):
         self._started = 0.0
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """A new fit counts from zero; a resumed one gets its count afterwards, by `load_state_dict`."""
+        """Reset the count. A resumed fit gets its count afterwards, by `load_state_dict`."""
         if stage == "fit":
             self.num_tokens = 0
 
@@ -38,13 +38,13 @@ class Throughput(Callback):
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the batch."""
+        """Log the metrics of the batch."""
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._started
         rollouts = outputs["output"].batch
         tokens = all_reduce(rollouts.prompt_lengths.sum() + rollouts.response_lengths.sum(), "sum")
-        # The clocks of the ranks differ; collectives within the step make them wait for the slowest.
+        # Ranks measure different times, and the collectives within a step make all wait for the slowest.
         slowest = torch.tensor([seconds, _peak_memory(pl_module.device)], device=pl_module.device)
         seconds, peak = all_reduce(slowest, "max").tolist()
         self.num_tokens += int(tokens)
@@ -60,16 +60,16 @@ class Throughput(Callback):
         pl_module.log("tokens_per_second", float(round(rate)), prog_bar=True, logger=False, batch_size=1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The running total."""
+        """The number of tokens so far."""
         return {"num_tokens": self.num_tokens}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the number of tokens."""
         self.num_tokens = state_dict["num_tokens"]
 
 
 def _peak_memory(device: torch.device) -> float:
-    """GiB."""
+    """The peak memory use in GiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

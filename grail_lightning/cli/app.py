@@ -1,4 +1,4 @@
-"""The command line: ``grail-lightning fit | validate | test | predict``. The only place that composes."""
+"""The command line: ``grail-lightning fit | validate | test | predict``. This module composes all parts of a run."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class GrailCLI(LightningCLI):
-    """LightningCLI with the callbacks that every run has, and what the command line says winning over a checkpoint."""
+    """LightningCLI with the callbacks of every run, in which the command line takes precedence over a checkpoint."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Callbacks that are always on stand beside `trainer`, so that their options are too."""
+        """Add the callbacks of every run as top-level groups of options, beside `trainer`."""
         for name, callback in ALWAYS_ON.items():
             parser.add_lightning_class_args(callback, name)
         parser.set_defaults(
@@ -100,10 +100,10 @@ class GrailCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """A wrong option is told with the names of those that there are, and with its file.
+        """Parse the arguments. The message about a wrong option names the accepted ones and the config file.
 
         Raises:
-            ValueError: If there is one.
+            ValueError: If an option is wrong.
         """
         try:
             super().parse_arguments(parser, args)
@@ -113,11 +113,11 @@ class GrailCLI(LightningCLI):
             raise ValueError(option_error(error, sorted(known), given)) from error
 
     def _parse_ckpt_path(self) -> None:
-        # Lightning 2.6 lets hyper-parameters in a checkpoint override what the command line says. Here they never do.
+        # In Lightning 2.6 hyper-parameters in a checkpoint override the command line. Here they never do.
         return
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The Trainer, with the progress bar unless it is switched off, and with one folder for all checkpoints."""
+        """Build the Trainer, with a progress bar unless it is switched off, and with one folder for all checkpoints."""
         config = self.config_init[self.subcommand].trainer
         if self.subcommand != "fit" and not isinstance(config.logger, (bool, type(None))):
             given = zip(_as_list(config.logger), _as_list(self.config[self.subcommand].trainer.logger), strict=True)
@@ -128,14 +128,14 @@ class GrailCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer.strategy)
-        spread(trainer)
+        default_mesh_sizes(trainer)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning names it after the logger.
+                callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning would use the logger's.
         return trainer
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what a run cannot honour, before anything is built."""
+        """Reject options that the module cannot follow, before any object is built."""
         trainer = self.config[self.subcommand].trainer
         for name, (honoured, instead) in LEFT_OUT.items():
             if (given := trainer.get(name)) not in honoured:
@@ -152,11 +152,11 @@ class GrailCLI(LightningCLI):
             folder.shared()
             keep_tables(self.trainer.loggers)
         if subcommand == "test":
-            kwargs["verbose"] = False  # `Evaluation` prints a table with intervals.
+            kwargs["verbose"] = False  # `Evaluation` prints its own table, with intervals.
         return kwargs
 
     def fit(self, **kwargs: Any) -> None:
-        """Train: a new run in an empty folder, or a resumed one with what its options have become."""
+        """Train a new run in an empty folder, or a resumed one with its current options."""
         check_dtype(self.model.policy_name, self.model.loading)
         if isinstance(task := getattr(self.datamodule, "task", None), BoxedTask):
             task.check_length(self.model.sampling.max_response_length)
@@ -170,7 +170,7 @@ class GrailCLI(LightningCLI):
 
 
 def strategy_options(given: Any) -> Any:
-    """What was given for `trainer.strategy`, with FSDP2 under its class path: to Lightning, its name alone is none.
+    """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it.
 
     Raises:
         ValueError: For FSDP1.
@@ -185,8 +185,8 @@ def strategy_options(given: Any) -> Any:
     return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
 
 
-def spread(trainer: Any) -> None:
-    """Shard over all devices where nothing is said: Lightning's "auto" would have each node's share the layers."""
+def default_mesh_sizes(trainer: Any) -> None:
+    """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node."""
     strategy = trainer.strategy
     if isinstance(strategy, ModelParallelStrategy):
         if strategy._data_parallel_size == "auto":
@@ -196,14 +196,14 @@ def spread(trainer: Any) -> None:
 
 
 def main(args: ArgsType = None) -> None:
-    """Entry point. What the user got wrong is one line and exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
-    # Lightning 2.6 calls what jsonargparse 4.53 deprecates (`add_instantiator`); nothing that a user could mend.
+    """Entry point. A user's mistake is reported in one line with exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
+    # Lightning 2.6 calls `add_instantiator`, which jsonargparse 4.53 deprecates. A user cannot change that.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    # `keep_tables` has kept the files that this one threatens.
+    # `keep_tables` has moved the files that this warning says would be deleted.
     warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
     leave_out_messages()
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # So that `--model.credit=mypackage.Mine` is found, as `python -m` would.
+        sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     quiet = {"exit_on_error": False}
     given = sys.argv[1:] if args is None else args
     try:

@@ -1,4 +1,4 @@
-"""The subcommands of ``grail-lightning``, and how a mistake is told; torch is not imported for either."""
+"""The subcommands of ``grail-lightning`` and the output of a mistake. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"
 
 
 def check_subcommand(arguments: Sequence[str]) -> None:
-    """Whether the command line begins with a subcommand, or with an option of all of them.
+    """Check that the command line begins with a subcommand or an option.
 
     Raises:
-        ValueError: If not.
+        ValueError: If it does not.
     """
     given = arguments[0] if arguments else None
     if given is None or not (given.startswith("-") or given in SUBCOMMANDS):
@@ -23,6 +23,6 @@ def check_subcommand(arguments: Sequence[str]) -> None:
 
 
 def refuse(message: str) -> NoReturn:
-    """Tell what the user got wrong in one line, and end with exit code 2."""
+    """Print the user's mistake in one line, and end with exit code 2."""
     print(f"grail-lightning: error: {message}", file=sys.stderr)
     raise SystemExit(2) from None

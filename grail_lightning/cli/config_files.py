@@ -1,4 +1,4 @@
-"""The YAML files of ``--config``: which a command line names, what they build on, and whether they hold options."""
+"""The YAML files of ``--config``: the files of a command line, the files that they build on, and their options."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "c
 
 
 def expand_configs(args: list[str]) -> list[str]:
-    """Every ``--config FILE`` with the files that it builds on in front of it.
+    """The arguments, with each ``--config FILE`` preceded by the files on which it builds.
 
-    A file that is not in this folder stands for the one that came with the package, and a file's own key ``config``
-    names the file that it builds on, beside it; jsonargparse follows that key for options without a subcommand only.
+    A file that is not in the working folder is looked up among the configs of the package. The key ``config`` of a file
+    names the file on which it builds, relative to its own folder. jsonargparse follows that key only without
+    subcommands.
 
     Raises:
         ValueError: If a file is missing, holds no options, or builds on itself.
@@ -33,11 +34,11 @@ def expand_configs(args: list[str]) -> list[str]:
 
 
 def file_that_sets(args: Sequence[str], option: str) -> Path | None:
-    """The last of the files of a command line that sets an option; None if the command line itself does, or none does.
+    """The last config file that sets an option; None if the command line itself sets it, or nothing does.
 
     Args:
-        args: With all files, as `expand_configs` gives them.
-        option: Dotted name, without the `init_args` in between.
+        args: The arguments with all files, as `expand_configs` returns them.
+        option: The dotted name of the option, without `init_args`.
     """
     if any(arg.partition("=")[0] in (f"--{option}", f"--{option}.help") for arg in args):
         return None
@@ -58,7 +59,7 @@ def read_options(file: Path) -> dict[str, Any]:
     """The options of a YAML file.
 
     Raises:
-        ValueError: If it cannot be read, is no YAML, or holds something else than options; with file and line.
+        ValueError: If it cannot be read, is no YAML, or does not hold options. The message names file and line.
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -85,9 +86,9 @@ def read_options(file: Path) -> dict[str, Any]:
 
 
 def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """A file behind the files that it builds on."""
+    """The files on which a file builds, followed by the file itself."""
     shipped = [folder / file.name for folder in CONFIGS if (folder / file.name).is_file()]
-    # Only `quickstart.yaml` and `configs/quickstart.yaml`: a mistyped folder is a mistake.
+    # Only `quickstart.yaml` and `configs/quickstart.yaml` are looked up: a mistyped folder stays an error.
     if not file.is_file() and shipped and str(file.parent) in (".", "configs"):
         file = shipped[0]
     if file.resolve() in above:
@@ -102,7 +103,7 @@ def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
 
 
 def _place(file: Path, error: yaml.YAMLError) -> str:
-    """File, line and column of a mistake in YAML, and what is wrong."""
+    """The file, line and column of an error in YAML, with its description."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None:
         return f"{file} is no YAML: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""What the user got wrong, said in one line."""
+"""Messages of one line about a user's mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG_LIBRARIES = (
 )
 MISMATCH = "Error(s) in loading state_dict"
 CHOOSE = "Choose another folder."
-# What the machine refuses, wherever it is noticed: the user's to mend.
+# Errors of the operating system that the user can correct, wherever they are raised.
 REMEDIES = {
     errno.ENOSPC: "Free some space, or choose a folder on another disk.",
     errno.EDQUOT: "Free some space, or choose a folder on another disk.",
@@ -39,9 +39,9 @@ REMEDIES = {
 
 
 def explain(error: BaseException) -> bool:
-    """Whether an error is the user's to mend: of this package's own checks, of options, of another policy's checkpoint.
+    """Whether the user can correct an error: one of our own checks, a wrong option, or another policy's checkpoint.
 
-    A `ValueError` from deep inside another library is not: it keeps its traceback.
+    A `ValueError` that another library raises is not of this kind and keeps its traceback.
     """
     if isinstance(error, (ArgumentError, MisconfigurationException)):
         return True
@@ -55,27 +55,27 @@ def explain(error: BaseException) -> bool:
 
 
 def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence[str]) -> str:
-    """What is wrong with an option, and in which file it stands.
+    """The message about a wrong option, which names its config file.
 
     Args:
-        error: Of the parser.
-        known: All options of the command line.
-        arguments: The command line.
+        error: The error of the parser.
+        known: The names of all options of the command line.
+        arguments: The arguments of the command line.
     """
     option, said = refusal(str(error), known)
     file = file_that_sets(arguments, option) if option else None
-    return said if file is None else f"{said} It stands in {file}."
+    return said if file is None else f"{said} It is set in {file}."
 
 
 def one_line(error: BaseException) -> str:
-    """The message on one line."""
+    """The message of an error on one line."""
     text = str(error)
     if text.startswith(MISMATCH):
         differing = re.findall(r'"([\w.]+)"|size mismatch for ([\w.]+)', text)
         said = (
             f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
             f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
-            "trained with; they stand in the config.yaml of its run."
+            "trained with; they are in the config.yaml of its run."
         )
     elif isinstance(error, OSError):
         said = f"{error.strerror or error}: {error.filename}. {REMEDIES.get(error.errno or 0, '')}".strip()

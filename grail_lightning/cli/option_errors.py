@@ -1,8 +1,8 @@
-"""What jsonargparse says about a wrong option, read and said again in one sentence.
+"""Translation of jsonargparse's message about a wrong option into one sentence.
 
-Its message is a tree: an option of a union type lists for each member why the value does not fit it, and members that
-are classes list their own options in turn. `complaints` reads the leaves, `refusal` chooses the one that a user can
-mend and adds the names that would have been accepted.
+The message is a tree. For an option of a union type it lists for each member why the value does not fit, and a member
+that is a class lists its own options in turn. `complaints` parses the leaves; `refusal` selects the leaf that a user
+can correct and adds the accepted names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
     "NoneType": "null",
     "collections.abc.Iterable": "a list",
 }
-# How jsonargparse goes on about a union after the reasons, and what it adds where a class would have been possible.
+# Lines without a reason: those that follow the reasons of a union, and those about a class that would be accepted.
 ASIDE = re.compile(
     r"Subtypes:|Errors:|Given value type:|Does not validate against|Not a valid subclass|Subclass types expect|"
     r"a class path \(str\)|a dict with|a dict without|Not of type \w+:|Expected a path but .* not accessible or invalid"
@@ -45,7 +45,7 @@ UNRECOGNISED = re.compile(r"unrecognized arguments: (\S+)")
 REQUIRED = re.compile(r"the following arguments are required: (.*)$")
 
 
-# Options of earlier versions, and where they are now.
+# Options of earlier versions and their replacements.
 MOVED = {
     **{
         f"model.objective.{name}": f"It is `model.execution.{name}` now."
@@ -63,13 +63,13 @@ MOVED = {
 
 @dataclass
 class Complaint:
-    """One leaf of the tree.
+    """One leaf of the tree of messages.
 
     Attributes:
-        option: Dotted name, as far as the message tells.
-        owner: Import path of the class whose option it is; empty for options of the command line.
-        text: What is said.
-        value: What was given; None where the message does not tell.
+        option: The dotted name of the option, as far as the message contains it.
+        owner: The import path of the class that has the option; empty for options of the command line.
+        text: The text of the message.
+        value: The value that was given; None if the message does not contain it.
     """
 
     option: str
@@ -79,7 +79,7 @@ class Complaint:
 
     @property
     def is_type(self) -> bool:
-        """Whether it only tells the type of a value."""
+        """Whether the message states only the expected type."""
         return TYPE.match(self.text) is not None and UNKNOWN_CLASS.match(self.text) is None
 
 
@@ -87,13 +87,13 @@ def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
     """The dotted name of the wrong option ("" if there is none), and one sentence about it.
 
     Args:
-        text: What jsonargparse says.
-        known: All options of the command line.
+        text: The message of jsonargparse.
+        known: The names of all options of the command line.
     """
     if not TREE.search(text):
         return "", " ".join(text.split())
     found = complaints(text)
-    # What says more than a type is about a value that was nearly right; the deepest tells most.
+    # A message with more than a type is about a value that is nearly right. The deepest one is the most specific.
     specific = [c for c in found if not c.is_type and UNKNOWN_CLASS.match(c.text) is None]
     if specific:
         return _sentence(max(specific, key=lambda c: c.option.count(".")), list(known))
@@ -110,7 +110,7 @@ def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
 
 
 def complaints(text: str) -> list[Complaint]:
-    """The leaves of a message, from its indentation."""
+    """The leaves of a message, found by its indentation."""
     found: list[Complaint] = []
     nodes: list[tuple[int, str, str]] = []
     first = key[1] if (key := KEY.search(text)) else ""
@@ -147,14 +147,14 @@ def _name(nodes: Sequence[tuple[int, str, str]]) -> str:
 
 
 def _value(text: str) -> str:
-    """A value as the user wrote it; jsonargparse wraps those of nested options."""
+    """The value as the user wrote it, without the wrapper of jsonargparse for nested options."""
     text = re.sub(r"\. Got value: .*$", "", text)
     nested = re.match(r"NestedArg\(key='.*', val='?(.*?)'?\)$", text)
     return nested[1] if nested else text
 
 
 def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
-    """What to tell of a complaint that says more than a type."""
+    """The option and the sentence for a complaint that states more than a type."""
     option, text = complaint.option, complaint.text
     if unloaded := re.search(r"Unable to load config ['\"](.*?)['\"]", text):
         return option, f"`{option}` must be a group of options, but got {unloaded[1]!r}."
@@ -175,7 +175,7 @@ def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
     missing = NO_ATTRIBUTE.search(text)
     given = unknown[1] if unknown else f"{missing[1]}.{missing[2]}" if missing else ""
     option = option or (asked[1] if (asked := re.match(r"--([\w.]+)\.help:", text)) else "")
-    given = "ReduceLROnPlateau" if "name ReduceLROnPlateau" in text else given  # Torch and Lightning have one each.
+    given = "ReduceLROnPlateau" if "name ReduceLROnPlateau" in text else given  # Torch and Lightning each have one.
     if reason := unusable(given):
         return option, reason
     if given and (names := choices(option)):
@@ -193,7 +193,7 @@ def _class_expected(option: str, names: list[str], given: str) -> str:
 
 
 def _unknown(name: str, complaint: Complaint, known: list[str]) -> tuple[str, str]:
-    """About an option that is none."""
+    """The option and the sentence for an unknown option."""
     if name == "class_path":
         return complaint.option, (
             f"The options of a class must stand under `init_args`, beside `class_path`, but `{complaint.option}` has "
@@ -220,12 +220,12 @@ def _unknown(name: str, complaint: Complaint, known: list[str]) -> tuple[str, st
 
 
 def _options_of(owner: str) -> list[str]:
-    """The options of a class, nested ones dotted."""
+    """The dotted names of the options of a class."""
     try:
         parser = ArgumentParser()
         parser.add_class_arguments(imported(owner), fail_untyped=False)
         return list(parser.get_defaults().keys())
-    except (ImportError, AttributeError, ValueError, TypeError):  # It is only asked for a hint.
+    except (ImportError, AttributeError, ValueError, TypeError):  # The names serve only as a hint.
         return []
 
 

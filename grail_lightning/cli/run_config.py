@@ -1,4 +1,4 @@
-"""The resolved config of each subcommand, saved with the run."""
+"""The callback that saves the resolved config of each subcommand with the run."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from grail_lightning.runtime.run_folder import RunFolder, unused
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Saves the resolved config with the run; each subcommand has a file of its own, so none loses another's.
+    """Saves the resolved config with the run, in one file for each subcommand.
 
-    A file with other options is kept under a number. A resumed run keeps the one that it was begun with until its
-    checkpoint is there.
+    An earlier file with other options is kept under a number. A resumed run replaces the config only after its
+    checkpoint has been loaded.
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called by Lightning for every stage."""
+        """Save the config, except in a resumed fit. Lightning calls this for every stage."""
         name = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
         self._file = RunFolder(trainer).path / name
         if stage != "fit" or self.config.get("ckpt_path") is None:
             super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Of a resumed run."""
+        """Save the config of a resumed run, and report the options that have changed."""
         if not self.already_saved:
             options = yaml.safe_load(self.parser.dump(self.config))
             tell_changes(self._file, options)
             super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called by Lightning on the first rank."""
+        """Write the file. Lightning calls this on the first rank."""
         text = self.parser.dump(self.config, skip_none=False)
         if stage != "fit" and self._file.exists() and self._file.read_text() != text:
             shutil.copy(self._file, unused(self._file))
@@ -47,7 +47,7 @@ class SaveRunConfig(SaveConfigCallback):
 
 @rank_zero_only
 def tell_changes(saved: Path, options: dict[str, Any]) -> None:
-    """Say which options differ from those that a run was begun with, and keep the file that has those."""
+    """Log the options that differ from those of the saved file, and keep that file under a number."""
     if not saved.is_file():
         return
     before, after = (dict(_flat(tree)) for tree in (yaml.safe_load(saved.read_text()), options))

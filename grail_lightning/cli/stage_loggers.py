@@ -1,4 +1,4 @@
-"""Loggers of validation and tests: what those find stays out of the curves of training."""
+"""Loggers of validation and tests, whose metrics are kept apart from the curves of training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grail_lightning.runtime.run_folder import unused
 
 
 class StageCSVLogger(CSVLogger):
-    """Lightning's, with the `sub_dir` that its `TensorBoardLogger` has."""
+    """Lightning's `CSVLogger` with a `sub_dir`, which its `TensorBoardLogger` already has."""
 
     def __init__(self, sub_dir: str, **options: Any) -> None:
         super().__init__(**options)
@@ -22,18 +22,18 @@ class StageCSVLogger(CSVLogger):
 
     @property
     def log_dir(self) -> str:
-        """A part of the run's folder."""
+        """The sub-folder of the run's folder."""
         return os.path.join(super().log_dir, self.sub_dir)
 
 
 def beside_training(logger: Logger, given: Any, stage: str) -> Logger:
     """The same logger, writing to a sub-folder of the run's, ``runs/quickstart/validate``.
 
-    TensorBoard shows it as a run of its own, in the same charts. One without a folder stays as it is.
+    TensorBoard shows it as a separate run in the same charts. A logger without a folder is returned unchanged.
 
     Args:
-        logger: As it was built.
-        given: The options it was built from.
+        logger: The logger of the run.
+        given: The options from which it was built.
         stage: The subcommand.
     """
     if not isinstance(given, Namespace):
@@ -46,7 +46,7 @@ def beside_training(logger: Logger, given: Any, stage: str) -> Logger:
 
 @rank_zero_only
 def keep_tables(loggers: list[Logger]) -> None:
-    """Move ``metrics.csv`` to a number: Lightning's `CSVLogger` deletes the one that it finds."""
+    """Rename an existing ``metrics.csv`` to a numbered file, because Lightning's `CSVLogger` would delete it."""
     for logger in loggers:
         if isinstance(logger, CSVLogger) and (table := Path(logger.log_dir) / "metrics.csv").exists():
             table.rename(unused(table))

@@ -1,4 +1,4 @@
-"""Datasets → `Prompt`s: the data modules, and the loaders that they hand to the Trainer."""
+"""The data modules, which turn datasets into `Prompt`s, and their loaders."""
 
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch, epoch_order
 from grail_lightning.data.modules import ArithmeticData, MathData, PromptData

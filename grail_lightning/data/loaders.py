@@ -1,8 +1,8 @@
-"""Loaders of prompts. They shard themselves over ranks, and the training loader knows where it stopped.
+"""Loaders of prompts, which shard themselves over ranks. The training loader can be resumed at its position.
 
-They are no `torch.utils.data.DataLoader`: Lightning takes them as they are and puts no sampler of its own into them.
-Batch sizes count the prompts of *all* ranks, so a run means the same on any number of them. A prompt goes to one rank
-whole, hence so does its group of rollouts.
+They are not `torch.utils.data.DataLoader`s, so Lightning uses them unchanged and adds no sampler. Batch sizes count the
+prompts of *all* ranks, so a config means the same on any number of ranks. Each prompt belongs to one rank, and so does
+its whole group of rollouts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PromptSet:
     """The prompts of one dataset.
 
     Attributes:
-        name: Under which metrics are reported.
-        prompts: May be lazy.
-        weight: Share of the training draws, relative to those of the other sets.
+        name: The name under which metrics are reported.
+        prompts: The prompts; the sequence may be lazy.
+        weight: The share of the training draws, relative to the weights of the other sets.
     """
 
     name: str
@@ -35,16 +35,16 @@ class PromptSet:
 
 
 class EvaluationLoader:
-    """Every prompt exactly once, in order.
+    """A loader that yields every prompt exactly once, in order.
 
-    Every rank yields the same number of batches, for ranks have to generate in step under FSDP. Prompts are never
-    repeated to fill up: with several ranks the last batch of a rank may be smaller than that of another, or **empty**.
+    Every rank yields the same number of batches, because under FSDP all ranks must generate together. No prompt is
+    repeated to fill a batch: the last batch of one rank may be smaller than that of another, or **empty**.
 
     Args:
-        prompts: Those of one dataset.
-        prompts_per_batch: Of all ranks together.
-        rank: This process.
-        world_size: How many there are.
+        prompts: The prompts of one dataset.
+        prompts_per_batch: The number of prompts in a batch of all ranks together.
+        rank: The rank of this process.
+        world_size: The number of ranks.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
@@ -63,23 +63,25 @@ class EvaluationLoader:
 class TrainingLoader:
     """An endless stream of training prompts, shuffled anew in every epoch.
 
-    The order is a pure function of the sets, their weights, the seed and the epoch (`epoch_order`). The position in it
-    is the whole state, counted in prompts, so that a run resumes with exactly the next prompt, also on another number
-    of ranks or with another batch size.
+    The order is a pure function of the sets, their weights, the seed and the epoch (`epoch_order`). The only
+    state is the position in this order, counted in prompts. A resumed run therefore continues with the next prompt,
+    even with another number of ranks or another batch size.
 
-    Iterating yields ``len(self)`` batches from the position on, into the next epoch if need be. It has a length because
-    Lightning would otherwise fetch one batch ahead, and a checkpoint would skip it. The last batch of an epoch may be
-    smaller. Should it hold fewer prompts than there are ranks, it is left out: no rank may be without work.
+    Iterating yields ``len(self)`` batches from the position on, and continues in the next epoch if necessary. The
+    loader has a length because Lightning would otherwise fetch one batch ahead, which a checkpoint would skip. The last
+    batch of an epoch may be smaller. It is left out if it holds fewer prompts than there are ranks, because every rank
+    needs at least one.
 
     Args:
         sets: One or more datasets.
-        prompts_per_batch: Of all ranks together.
-        seed: Of the order.
-        rank: This process.
-        world_size: How many there are.
+        prompts_per_batch: The number of prompts in a batch of all ranks together.
+        seed: The seed of the order.
+        rank: The rank of this process.
+        world_size: The number of ranks.
 
     Raises:
-        ValueError: If a batch or the data would leave a rank without a prompt, or a weight is too small to ever count.
+        ValueError: If a batch or the data would leave a rank without a prompt, or a weight is too small for a
+            single draw.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class TrainingLoader:
 
     @property
     def num_prompts(self) -> int:
-        """Draws of one epoch: as many as there are prompts."""
+        """The number of draws in an epoch, which equals the number of prompts."""
         return sum(self.shares)
 
     def __len__(self) -> int:
@@ -108,7 +110,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         for _ in range(len(self)):
-            # Where `take` has moved the position, the rest of an epoch may be of any size: filled up, not a tiny step.
+            # After `take` the rest of an epoch may have any size. It is filled up, so that no step is tiny.
             moved = self.offset % self.prompts_per_batch and self.num_prompts - self.offset >= self.world_size
             batch = self._advance(self.prompts_per_batch)
             if moved and len(batch) < self.prompts_per_batch:
@@ -116,9 +118,9 @@ class TrainingLoader:
             yield self._mine(batch)
 
     def take(self, number: int) -> list[Prompt]:
-        """This rank's share of the next `number` prompts, also beyond the end of an epoch.
+        """This rank's share of the next `number` prompts, continued in the next epoch if necessary.
 
-        All ranks have to ask for the same number.
+        All ranks must pass the same number.
         """
         batch = self._advance(number)
         while len(batch) < number:
@@ -126,12 +128,12 @@ class TrainingLoader:
         return self._mine(batch)
 
     def _advance(self, number: int) -> list[tuple[int, int]]:
-        """The next prompts of the epoch, at most `number`; of the next epoch if this one is at its end."""
+        """At most `number` prompts of the current epoch, or of the next one if the current one is finished."""
         if self.num_prompts - self.offset < self.world_size:
             self.epoch, self.offset = self.epoch + 1, 0
         if self._order[0] != self.epoch:
             self._order = (self.epoch, epoch_order(self.sets, self.shares, self.seed, self.epoch))
-        # The position moves before the batch is handed out: a checkpoint of the step that uses it names the next one.
+        # The position moves before the batch is returned, so that a checkpoint after its step points to the next one.
         batch = self._order[1][self.offset : self.offset + number]
         self.offset += len(batch)
         return batch
@@ -140,11 +142,11 @@ class TrainingLoader:
         return [self.sets[which].prompts[index] for which, index in batch[self.rank :: self.world_size]]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it is a position in; the same on all ranks."""
+        """The position and the definition of the order; the same on all ranks."""
         return {"epoch": self.epoch, "offset": self.offset, "shares": list(self.shares), "seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the state was taken; at the beginning of an epoch if the data are others now."""
+        """Restore the position. If the data have changed, the epoch starts from its beginning."""
         now, then = self.state_dict(), dict(state_dict)
         self.epoch, self.offset = then["epoch"], then["offset"]
         changed = [name for name in ("shares", "seed") if now[name] != then[name]]
@@ -158,7 +160,7 @@ class TrainingLoader:
 
 
 def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
-    """How often each set is drawn from in an epoch: in proportion to the weights, as many draws as there are prompts.
+    """The number of draws from each set in an epoch, in proportion to the weights; their sum is the number of prompts.
 
     Raises:
         ValueError: If a set would never be drawn from.
@@ -166,7 +168,7 @@ def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
     size, total = sum(len(s.prompts) for s in sets), sum(s.weight for s in sets)
     exact = [size * s.weight / total for s in sets]
     shares = [math.floor(draws) for draws in exact]
-    # Largest remainders first, so that the draws sum to the size.
+    # The largest remainders are rounded up, so that the draws sum to the size.
     for which in sorted(range(len(sets)), key=lambda i: shares[i] - exact[i])[: size - sum(shares)]:
         shares[which] += 1
     for s, share in zip(sets, shares, strict=True):
@@ -181,9 +183,9 @@ def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
 def epoch_order(sets: Sequence[PromptSet], shares: Sequence[int], seed: int, epoch: int) -> list[tuple[int, int]]:
     """The prompts of one epoch, as (set, index) pairs: a pure function of its arguments.
 
-    Each set has an endless stream of its own, one permutation of its prompts after the other, of which an epoch takes
-    the next ``shares[i]``. So no prompt is seen a second time before the others of its set, whatever the weights; with
-    one set an epoch is one permutation.
+    Each set has an endless stream of permutations of its prompts, of which an epoch takes the next ``shares[i]``
+    entries. So no prompt is drawn again before all others of its set have been drawn, whatever the weights. With a
+    single set an epoch is one permutation.
     """
     drawn = [
         (which, index)
@@ -194,7 +196,7 @@ def epoch_order(sets: Sequence[PromptSet], shares: Sequence[int], seed: int, epo
 
 
 def _stream(size: int, start: int, count: int, seed: int) -> list[int]:
-    """`count` entries from `start` on of the permutations of `size` items, one behind the other."""
+    """`count` entries, from `start` on, of the concatenated permutations of `size` items."""
     first, last = start // size, (start + count - 1) // size
     entries = [index for cycle in range(first, last + 1) for index in _permutation(size, derive_seed(seed, cycle))]
     return entries[start - first * size :][:count]

@@ -1,4 +1,4 @@
-"""The data modules: datasets of problems become loaders of prompts."""
+"""The data modules, which turn datasets of problems into loaders of prompts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from grail_lightning.tasks.problems import ProblemSpace
 from grail_lightning.tasks.problems import Split as ProblemSplit
 
 Split = Literal["train", "val", "test", "predict"]
-# `Path` is for jsonargparse, too: it takes the content of a file that is given for a class or a list of classes as the
-# option itself, unless the type includes paths.
+# jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as
+# the option, unless the type includes paths.
 Datasets: TypeAlias = str | Path | DatasetSpec | list[str | Path | DatasetSpec] | None
 
 STAGES: dict[str, tuple[Split, ...]] = {
@@ -38,13 +38,13 @@ STAGES: dict[str, tuple[Split, ...]] = {
 
 
 class PromptData(pl.LightningDataModule, ABC):
-    """What the data modules share: loaders over ranks, and a training position that checkpoints keep.
+    """The base class of the data modules: sharded loaders, and a training position that checkpoints keep.
 
-    A subclass says in `load` which prompts a split has. The order of training prompts depends on the run's seed
+    A subclass returns the prompts of a split from `load`. The order of training prompts depends on the run's seed
     (`seed_everything`) and on nothing else.
 
     Args:
-        prompts_per_batch: Prompts of one training batch, over all ranks.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
     """
 
@@ -60,10 +60,10 @@ class PromptData(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self, split: Split) -> list[PromptSet]:
-        """The datasets of a split; none where there are none."""
+        """The datasets of a split; the list may be empty."""
 
     def setup(self, stage: str) -> None:
-        """Load what a stage needs: before the model, so that mistakes in the data cost no time.
+        """Load the datasets of a stage. This happens before the model is loaded, so that errors in the data show early.
 
         Raises:
             ValueError: If the stage has no data.
@@ -82,7 +82,7 @@ class PromptData(pl.LightningDataModule, ABC):
                 self._evaluation[split] = [EvaluationLoader(s.prompts, size, rank, ranks) for s in sets]
 
     def train_dataloader(self) -> TrainingLoader:
-        """The same loader for the whole fit: it goes on where it stopped."""
+        """The training loader, the same for the whole fit, so that each epoch continues at its position."""
         assert self._training is not None, "call `setup('fit')` first"
         return self._training
 
@@ -99,11 +99,11 @@ class PromptData(pl.LightningDataModule, ABC):
         return self._evaluation.get("predict", [])
 
     def state_dict(self) -> dict[str, Any]:
-        """The training position. The loader has it as well, but Lightning restores that one only inside an epoch."""
+        """The training position. The loader keeps it, too, but Lightning restores a loader only inside an epoch."""
         return {} if self._training is None else {"train": self._training.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume the training position, where there is training."""
+        """Restore the training position if there is training."""
         if self._training is not None and "train" in state_dict:
             self._training.load_state_dict(state_dict["train"])
 
@@ -111,28 +111,29 @@ class PromptData(pl.LightningDataModule, ABC):
 class MathData(PromptData):
     r"""Problems with reference answers, from files or the hub.
 
-    Each dataset is a `DatasetSpec`, or just its path. The four arguments for datasets take one or a list::
+    Each dataset is a `DatasetSpec` or a path. The four arguments for datasets take one or a list::
 
         train: [{path: train.jsonl}, {path: zwhe99/DeepMath-103K, problem: question, answer: final_answer, weight: 3}]
         val: {path: math500.jsonl, limit: 100}
 
     Several training datasets are mixed in proportion to their weights; an epoch has as many draws as there are
-    problems. Evaluation datasets stay apart, under their names. Prompts are made when a batch is, so that a large table
-    stays on disk.
+    problems. Evaluation datasets are reported separately, under their names. Prompts are made together with each
+    batch, so that a large table stays on disk.
 
     Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer. The attribute
-    `num_overlong` holds how many prompts were left out, by split and name.
+    `num_overlong` holds the number of prompts that were left out, by split and name.
 
     Args:
         train: Training datasets.
         val: Validation datasets.
         test: Test datasets.
-        predict: Datasets for `predict`. With a column `response`, those responses are read rather than sampled.
-        task: Makes prompts of rows and rewards of answers; default `MathTask`.
-        prompts_per_batch: Prompts of one training batch, over all ranks.
+        predict: Datasets for `predict`. The responses of a column `response` are used instead of sampled ones.
+        task: The task, which makes prompts of rows and rewards answers; default `MathTask`.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
-        max_prompt_length: Most tokens of a prompt, chat template included; None is no limit. Never cut.
-        overlong: What happens to a longer one: `drop` leaves it out and tells how many, `error` stops.
+        max_prompt_length: The largest number of tokens of a prompt, chat template included; None is no limit. No
+            prompt is ever cut.
+        overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
 
     Raises:
         ValueError: If a file is missing, two datasets of a split have one name, or a number is out of range; in `setup`
@@ -171,11 +172,11 @@ class MathData(PromptData):
             for spec in specs:
                 check_path(spec)
         if not self.specs["val"]:
-            # Lightning asks whether there is such a method at all. Given an empty list, it warns and validates nothing.
+            # Lightning checks whether the method is overridden. For an empty list it would warn and validate nothing.
             self.val_dataloader = super(PromptData, self).val_dataloader  # type: ignore[method-assign]
 
     def prepare_data(self) -> None:
-        """Download once a machine what the stage needs."""
+        """Download the datasets of the stage, once per machine."""
         stage = str(self.trainer.state.fn.value) if self.trainer and self.trainer.state.fn else "fit"
         for split in STAGES[stage]:
             for spec in self.specs[split]:
@@ -211,17 +212,18 @@ class MathData(PromptData):
 class ArithmeticData(PromptData):
     """Generated chains of additions and subtractions, with a label for every step of a response.
 
-    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction takes the test split.
+    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
 
     Args:
-        num_train: Training problems.
-        num_val: Validation problems.
-        num_test: Test problems.
-        problems: What the problems are like: numbers of terms, operands, operators.
-        seed: Which problems. Not the run's seed: runs with different seeds are tested on the same problems.
-        prompts_per_batch: Prompts of one training batch, over all ranks.
+        num_train: The number of training problems.
+        num_val: The number of validation problems.
+        num_test: The number of test problems.
+        problems: The space of problems: numbers of terms, operands and operators.
+        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
+            on the same problems.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
-        task: Makes prompts of problems and rewards of answers; default `ArithmeticTask`.
+        task: The task, which makes prompts of problems and rewards answers; default `ArithmeticTask`.
 
     Raises:
         ValueError: If a number is out of range; in `setup` if there are fewer such problems than asked for.
@@ -254,14 +256,14 @@ class ArithmeticData(PromptData):
 
 
 def _placement(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Rank and number of ranks."""
+    """The rank of this process and the number of ranks."""
     if trainer is not None:
         return trainer.global_rank, trainer.world_size
     return (torch.distributed.get_rank() if world_size() > 1 else 0), world_size()
 
 
 def _overfitted(sets: list[PromptSet], trainer: pl.Trainer | None, prompts_per_batch: int) -> list[PromptSet]:
-    """`Trainer(overfit_batches=k)` means the same k batches again and again, but the loader would go on."""
+    """The first prompts of each set if `Trainer(overfit_batches=k)` asks for the same k batches in every epoch."""
     batches: int | float = getattr(trainer, "overfit_batches", 0)
     if not batches:
         return sets

@@ -1,4 +1,4 @@
-"""Names of datasets in the names of metrics."""
+"""The names of datasets as parts of the names of metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def metric_names(datasets: Iterable[str]) -> dict[str, str]:
-    """Each dataset's name as a part of a metric's: no slash, no @.
+    """The name of each dataset in a form that a metric's name may contain, without a slash or an @.
 
     Raises:
         ValueError: If two datasets would be reported under one name.
@@ -18,7 +18,7 @@ def metric_names(datasets: Iterable[str]) -> dict[str, str]:
         twin = next((other for other, taken in names.items() if taken == name), None)
         if twin is not None:
             raise ValueError(
-                f"The datasets {twin!r} and {dataset!r} must differ in more than signs that no metric's name can have, "
+                f"The datasets {twin!r} and {dataset!r} must differ in more than what a metric name cannot hold, "
                 f"but got `{name}` for both. Set `name` of one of them."
             )
         names[dataset] = name

@@ -1,4 +1,4 @@
-"""Rows of a table as prompts, made when they are asked for."""
+"""Rows of a table as prompts, which are made on access."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from grail_lightning.tasks.base import Messages, Prompt, Task
 
 
 class RowPrompts(Sequence[Prompt]):
-    """Selected rows of a table as prompts of a task. Only the indices are held: a table on disk stays there.
+    """Selected rows of a table as prompts of a task. Only the indices are in memory; a table on disk stays on disk.
 
     Args:
-        table: The rows.
-        indices: Which of them.
-        spec: Names the columns and the dataset.
-        task: Makes a prompt of a row; it sees the columns under the names `problem` and `answer`.
+        table: The table.
+        indices: The indices of the selected rows.
+        spec: The names of the columns and of the dataset.
+        task: The task that makes a prompt of a row. It gets the columns under the names `problem` and `answer`.
     """
 
     def __init__(self, table: Table, indices: Sequence[int], spec: DatasetSpec, task: Task) -> None:
@@ -40,15 +40,15 @@ class RowPrompts(Sequence[Prompt]):
         return dataclasses.replace(prompt_of(self.task, row), dataset=self.spec.label)
 
     def take(self, indices: Sequence[int]) -> RowPrompts:
-        """The prompts of other rows of the same table."""
+        """The prompts of the given rows of the same table."""
         return RowPrompts(self.table, indices, self.spec, self.task)
 
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
-    """The prompt that a task makes of a row, checked: a task may be anybody's.
+    """The prompt that a task makes of a row. It is checked, because the task may be the user's own class.
 
     Raises:
-        ValueError: If it is no `Prompt`, or if its messages, reference or task are something else.
+        ValueError: If it is no `Prompt`, or if its messages, reference or task have the wrong type.
     """
     prompt: Any = task.prompt(row)
     must = f"`{type(task).__name__}.prompt` must return a `Prompt`"
@@ -90,13 +90,13 @@ def within_length(
     """The prompts of at most `max_prompt_length` tokens.
 
     Args:
-        prompts: All of them.
-        encode: Messages -> token ids, as the policy gets them.
-        max_prompt_length: In tokens.
-        overlong: `drop` leaves longer ones out, `error` raises for the first.
+        prompts: The prompts to select from.
+        encode: The function from messages to token ids that the policy uses.
+        max_prompt_length: The largest length in tokens.
+        overlong: The treatment of longer prompts: `drop` leaves them out, `error` raises for the first.
 
     Raises:
-        ValueError: If one is too long and that is an error, or all are.
+        ValueError: If a prompt is too long and `overlong` is `error`, or if all are too long.
     """
     kept, shortest = [], None
     for number, index in enumerate(prompts.indices):

@@ -1,4 +1,4 @@
-"""Datasets on disk and on the hub: reading, filtering and checking their rows."""
+"""Functions that read, filter and check the rows of datasets on disk and on the hub."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One dataset, by name or path, and which of its rows and columns to take.
+    """One dataset by name or path, with the rows and columns that are used.
 
     Args:
         path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub.
-        problem: Column of the problem text.
-        answer: Column of the reference answer.
-        split: Of a dataset on the hub or in a folder.
-        subset: Configuration name of a dataset on the hub.
-        weight: Share of the training draws, relative to those of the other training datasets.
-        where: Only rows whose columns fit: column -> value, list of values, or {min: …, max: …} (both included).
-        limit: Only the first so many rows, of those that fit `where`.
-        name: Under which metrics are reported; default the last part of the path.
+        problem: The column of the problem text.
+        answer: The column of the reference answer.
+        split: The split of a dataset on the hub or in a folder.
+        subset: The configuration name of a dataset on the hub.
+        weight: The share of the training draws, relative to the weights of the other training datasets.
+        where: A filter of rows: column -> value, list of values, or {min: …, max: …} (both included).
+        limit: The largest number of rows; the first rows that fit `where` are used.
+        name: The name under which metrics are reported; default the last part of the path.
     """
 
     path: str
@@ -65,12 +65,12 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one dataset, and where each of them came from.
+    """The rows of one dataset and their positions in the source.
 
     Attributes:
-        source: Path or hub name.
-        rows: Anything that is indexed by row and gives a mapping.
-        lines: Line number of each row, where the source has lines.
+        source: The path, or the name on the hub.
+        rows: A sequence of mappings from column to value.
+        lines: The line number of each row, if the source has lines.
     """
 
     source: str
@@ -78,23 +78,23 @@ class Table:
     lines: Sequence[int] | None = None
 
     def place(self, index: int) -> str:
-        """Where to find a row, for error messages."""
+        """The source and the line or number of a row, for error messages."""
         return f"{self.source}, " + (f"row {index + 1}" if self.lines is None else f"line {self.lines[index]}")
 
     def columns(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """The rows one by one, with at least the named columns where they have them."""
+        """An iterator over the rows, with at least those named columns that exist."""
         rows: Any = self.rows
-        if hasattr(rows, "select_columns"):  # an Arrow table: the other columns stay on disk
+        if hasattr(rows, "select_columns"):  # The other columns of an Arrow table stay on disk.
             known = [name for name in dict.fromkeys(names) if name in rows.column_names]
             rows = rows.select_columns(known) if known else rows
         yield from rows
 
 
 def check_path(spec: DatasetSpec) -> None:
-    """Find a missing file before anything else happens.
+    """Check early that the path of a dataset exists or may be a name on the hub.
 
     Raises:
-        ValueError: If the path is neither there nor could be the name of a dataset on the hub.
+        ValueError: If the path does not exist and cannot be the name of a dataset on the hub.
     """
     path = Path(spec.path).expanduser()
     file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
@@ -113,7 +113,7 @@ def read_table(spec: DatasetSpec) -> Table:
     """The rows of a dataset, unfiltered.
 
     Raises:
-        ValueError: If there are none, or they cannot be read; with file and line.
+        ValueError: If there are none or they cannot be read. The message names file and line.
     """
     suffix = Path(spec.path).suffix
     path = Path(spec.path).expanduser()
@@ -130,7 +130,7 @@ def read_table(spec: DatasetSpec) -> Table:
 
 
 def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
-    """The rows that `spec` takes, each with a problem and an answer.
+    """The rows that `spec` selects, each with a problem and an answer.
 
     Returns:
         Indices into `table.rows`, ascending.
@@ -155,7 +155,7 @@ def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
 
 
 def _read_json(source: str, path: Path) -> Table:
-    """Line by line rather than through `datasets`: it knows no lines, and refuses columns of mixed types."""
+    """Read JSON or JSON lines. The library `datasets` reports no line numbers and rejects columns of mixed types."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -181,12 +181,12 @@ def _parse(text: str, source: str, line: int) -> Any:
             f"{source}, line {line + error.lineno - 1}: malformed JSON ({error.msg}, column {error.colno}). "
             "A .jsonl file must hold one JSON object a line."
         ) from None
-    except ValueError as error:  # a whole number of more digits than Python converts
+    except ValueError as error:  # Python refuses to convert a whole number with too many digits.
         raise ValueError(f"{source}, line {line}: {error}. Write the number as text.") from None
 
 
 def _check_unicode(row: Mapping[str, Any], place: str) -> None:
-    r"""JSON can name half of a surrogate pair, such as ``\ud83d``; tokenizers and Parquet take no such text."""
+    r"""Check for half of a surrogate pair, such as ``\ud83d``: JSON allows it, tokenizers and Parquet do not."""
     for column, value in row.items():
         try:
             json.dumps([column, value], ensure_ascii=False).encode()
@@ -202,7 +202,7 @@ def _load(builder: str, source: str, /, **options: Any) -> Any:
 
     try:
         return datasets.load_dataset(builder, **options)
-    # Whatever the library, the network or the hub throws: the user needs the name, the reason and the next step.
+    # The library, the network and the hub raise many types. The user needs the name, the reason and the next step.
     except Exception as error:
         raise ValueError(
             f"Cannot load the dataset {source!r}: {type(error).__name__}: {error} "

@@ -1,4 +1,4 @@
-"""From responses to rewards, and from characters to the tokens in which answers and labelled steps stand."""
+"""Functions that grade responses, and that locate the tokens of answers and labelled steps."""
 
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.grading.locate import align_rows, answer_masks, step_masks

@@ -1,4 +1,4 @@
-"""From responses to rewards: the task reads the answer, the verifier judges it, the task rewards it.
+"""Grading of responses: the task extracts the answer, the verifier compares it, and the task computes the reward.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -19,10 +19,10 @@ from grail_lightning.tasks.base import Earned, Prompt, Task
 
 
 def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
-    """One verdict a response; a response without an answer is `missing` and costs the verifier nothing.
+    """One verdict for each response. A response without an answer is `missing` and is not passed to the verifier.
 
     Raises:
-        ValueError: If what a task takes for the answer is no string.
+        ValueError: If a task returns an answer that is no string.
     """
     answers = [_answer(prompt.task, text) for text, prompt in zip(texts, prompts, strict=True)]
     pairs = [(p.reference, a) for p, a in zip(prompts, answers, strict=True) if a is not None]
@@ -34,14 +34,15 @@ def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -
 
 
 def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: Any) -> GradedBatch:
-    """The batch with its rewards and verdicts, and with the tokens of each answer.
+    """The batch with its rewards and verdicts, and with the masks of each answer's tokens.
 
-    The answers are located in a thread while the verifier's processes are at work.
+    A thread locates the answers while the verifier's processes compare them.
 
     Raises:
-        ValueError: If a task's answer is no string, or its reward raises or is not one finite number a response.
+        ValueError: If a task's answer is no string, or its reward raises or is not one finite number for each
+            response.
     """
-    # Grading stays on this thread, where an interrupt reaches it and ends its workers.
+    # Grading runs on this thread, so that an interrupt reaches it and ends its workers.
     with ThreadPoolExecutor(1, "answer-masks") as thread:
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         verdicts = grade_answers(batch.texts, batch.prompts, verifier)
@@ -60,11 +61,11 @@ def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: Any) ->
 
 
 def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``[B]`` float32 on the CPU: the rewards, and their parts by name."""
+    """The rewards and their parts by name, ``[B]`` float32 on the CPU."""
     rows_of: dict[int, list[int]] = defaultdict(list)
     for row, prompt in enumerate(batch.prompts):
         rows_of[id(prompt.task)].append(row)
-    # Dtypes are named, since `precision: bf16-true` changes the default.
+    # The dtypes are explicit, since `precision: bf16-true` changes the default.
     rewards = torch.zeros(len(batch), dtype=torch.float32)
     values: dict[str, torch.Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
     lengths = batch.response_lengths.tolist()
@@ -84,13 +85,13 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[torch.Tensor
 
 
 def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> Earned:
-    """What the task gives, checked: a task may be anybody's."""
+    """The rewards of a task. They are checked, because the task may be the user's own class."""
     name = f"`{type(task).__name__}.earn`"
     wanted = f"must return {len(texts)} finite numbers, one a response,"
     try:
         earned = task.earn(texts, prompts, verdicts, lengths)
         total = [float(value) for value in earned.total]
-    except ValueError as error:  # the task's own words
+    except ValueError as error:  # The task raises with its own message.
         raise ValueError(f"{name}: {error}") from error
     except Exception as error:
         raise ValueError(
@@ -108,7 +109,7 @@ def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[
 
 
 def _answer(task: Task, text: str) -> str | None:
-    """The answer that the task reads, checked: a task may be anybody's."""
+    """The answer that a task extracts. It is checked, because the task may be the user's own class."""
     answer: Any = task.answer(text)
     if answer is None or isinstance(answer, str):
         return answer

@@ -1,4 +1,4 @@
-"""From characters to sampled tokens: where answers and labelled steps stand in a batch of rollouts.
+"""Masks of the sampled tokens that hold the answers and labelled steps of a batch of rollouts.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -18,18 +18,18 @@ WhichBox = Literal["last", "first"]
 
 
 def align_rows(batch: SampledBatch, tokenizer: Any) -> list[Alignment]:
-    """The characters of each row's response beside its sampled tokens."""
+    """The alignment of each row's sampled tokens with the characters of its response."""
     lengths = batch.response_lengths.tolist()
     return [align(ids[:n], tokenizer) for ids, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
 
 
 def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:
-    r"""Where each row's ``\boxed{…}`` stands; a row without a complete box has empty masks.
+    r"""The masks of the tokens of each row's ``\boxed{…}``; a row without a complete box has empty masks.
 
     Args:
-        batch: ``B`` rows.
-        alignments: One a row, from `align_rows`.
-        which: "last" is the box that is graded; "first" is what the published GRAIL code takes.
+        batch: The batch of ``B`` rows.
+        alignments: One alignment for each row, from `align_rows`.
+        which: The box: "last" is the box that is graded, "first" the one that the published GRAIL code uses.
 
     Returns:
         Four bool masks ``[B, T]``.
@@ -55,12 +55,12 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
 
 
 def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | None:
-    """The tokens of each kind of step, ``[B, T]`` bool, where the tasks can label steps; None if none can.
+    """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
 
-    A step with a `result` marks the tokens of its result alone: that is where an error shows.
+    For a step with a `result` only the tokens of the result are marked, because an error is visible there.
 
     Raises:
-        ValueError: If a task labels something else than steps within the text.
+        ValueError: If a task does not return steps within the text.
     """
     steps = [_labelled(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
     labelled = torch.tensor([row for row, found in enumerate(steps) if found is not None], dtype=torch.long)
@@ -69,7 +69,7 @@ def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
     kinds: tuple[StepKind, ...] = get_args(StepKind)
     masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
     for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
-        if aligned.text != batch.texts[row]:  # an engine's own way of decoding
+        if aligned.text != batch.texts[row]:  # The engine decodes in another way.
             steps[row] = _labelled(aligned.text, batch.prompts[row])
         for step in steps[row] or []:
             start, stop = step.result or (step.start, step.stop)
@@ -78,7 +78,7 @@ def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
 
 
 def _labelled(text: str, prompt: Prompt) -> list[Step] | None:
-    """The steps that the prompt's task labels in a response, checked: a task may be anybody's."""
+    """The steps that a task labels in a response. They are checked, because the task may be the user's own class."""
     steps: Any = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None

@@ -1,4 +1,4 @@
-"""What a problem is: its prompt, reference answer and reward, and where the task can tell, which steps are wrong."""
+"""Tasks, which define the prompt, the reference answer and the reward of a problem, and may label wrong steps."""
 
 from grail_lightning.tasks.arithmetic import ArithmeticTask
 from grail_lightning.tasks.math import MathTask

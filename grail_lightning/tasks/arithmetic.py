@@ -1,10 +1,10 @@
-r"""The arithmetic task: chains whose every line can be checked, so that the flawed step of a rollout is known.
+r"""The arithmetic task: chains of which every line can be checked, so that the wrong step of a rollout is known.
 
-What `ArithmeticTask.label_steps` says of the response to ``Compute 7+5-3+8.``::
+The labels that `ArithmeticTask.label_steps` gives to the response to ``Compute 7+5-3+8.``::
 
     Then          filler          no digit and no equals sign
     7+5=2         misconception   exactly the forgotten carry (`grail_lightning.tasks.problems.misconception`)
-    2-3=-1        inherited       right in itself, from a wrong result
+    2-3=-1        inherited       right in itself, but computed from a wrong result
     -1+8=6        slip            any other wrong result
     \boxed{6}     (no step)       copies the last result
 """
@@ -23,7 +23,7 @@ from grail_lightning.tasks.boxed import BoxedTask
 from grail_lightning.tasks.problems import Problem, calculate, misconception
 from grail_lightning.tasks.rewards import RewardSpec
 
-# Nine digits: Python's own limit on digits raises, and converting long ones takes quadratic time.
+# At most nine digits: Python raises above its own limit, and the conversion takes quadratic time.
 _NUMBER = r"-?[0-9]{1,9}"
 _EQUATION = re.compile(
     rf"[^0-9+=-]*(?P<a>{_NUMBER}) ?(?P<term>(?P<sign>[+-]) ?(?P<b>[0-9]{{1,9}})) ?= ?(?P<c>{_NUMBER})[^0-9+=-]*"
@@ -34,12 +34,12 @@ _LINE = re.compile(r"[^\n]+")
 
 
 class ArithmeticTask(BoxedTask):
-    r"""Work out ``7+5-3+8`` line by line and box the result.
+    r"""The task of computing ``7+5-3+8`` line by line and boxing the result.
 
     The response to the prompt ``Compute 7+5-3+8.`` is a chain of lines ``7+5=12``, ``12-3=9``, … and ``\boxed{17}``.
 
     Args:
-        rewards: What a response earns, several with weights; default 1 for a right answer, else 0.
+        rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
 
     Raises:
         ValueError: If a reward cannot be found, or two have one name.
@@ -52,7 +52,7 @@ class ArithmeticTask(BoxedTask):
         """The row's ``problem`` (an expression such as ``7+5-3+8``) as a prompt.
 
         Raises:
-            ValueError: If there is no such column, or it holds something else.
+            ValueError: If the column is missing or holds no such expression.
         """
         if "problem" not in row:
             raise ValueError(f"An arithmetic row must have the column `problem`, but got {sorted(row)}.")
@@ -66,25 +66,26 @@ class ArithmeticTask(BoxedTask):
         )
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step]:
-        r"""Every step of any response, well-formed or not, in time linear in its length.
+        r"""Label every step of any response, well-formed or not, in time linear in its length.
 
-        A line ``a+b=c`` is compared with the line that is due: the running total, the problem's next term, and their
+        A line ``a+b=c`` is compared with the expected line: the running total, the problem's next term, and their
         result.
 
-        - sound: as it is due. Also a line that silently goes back to the right total after a wrong one.
-        - inherited: right in itself, but ``a`` is an earlier wrong result. Two errors that cancel end the inheritance.
-        - misconception: ``c`` is exactly what forgetting the carry gives for ``a+b``.
-        - slip: ``c`` is wrong otherwise; or ``a`` or the term is not what is due (miscopied, skipped, repeated, one
-          line too many); or the line has digits or an equals sign but is no equation. After a skipped or repeated
-          term the chain goes on behind it.
-        - filler: neither digit nor equals sign.
+        - sound: The line is the expected one, or returns to the right total after a wrong one.
+        - inherited: The line is right in itself, but ``a`` is an earlier wrong result. After two errors that cancel,
+          lines are sound again.
+        - misconception: ``c`` is the value of ``a+b`` with a forgotten carry.
+        - slip: ``c`` is wrong in another way; or ``a`` or the term is not the expected one (miscopied, skipped,
+          repeated, one line too many); or the line has digits or an equals sign but is no equation. After a skipped
+          or repeated term the chain continues with the term after it.
+        - filler: The line has neither a digit nor an equals sign.
 
-        A box is no step if it holds the right answer, or the value to which the rest of the problem leads from the
-        last line (behind a complete chain: the last result). Else it is a slip. Empty lines are no steps.
+        A box is no step if it holds the right answer, or the value that the rest of the problem gives from the last
+        line (after a complete chain, the last result). Any other box is a slip. Empty lines are no steps.
 
-        `Step.result` is where the error shows, or would show: the characters of ``c``; of ``a`` or of the term (with
-        its operator) where that is the miscopied part; of a box's content. It is None for filler and for lines that
-        are no equation.
+        `Step.result` is the range of characters in which an error is, or would be, visible: that of ``c``; that of
+        ``a`` or of the term (with its operator) if this part is miscopied; that of a box's content. It is None for
+        filler and for lines that are no equation.
         """
         chain = _Chain(_parse(str(prompt.columns["problem"])))
         steps = []
@@ -110,9 +111,9 @@ def _parts(text: str) -> Iterator[Box | tuple[int, int]]:
 
 @dataclass
 class _Chain:
-    """Follows a response along its problem.
+    """Compares a response with its problem, line by line.
 
-    `due` counts the terms that are done, `value` is the total that the response claims after them.
+    `due` is the number of terms that are done, `value` the total that the response states after them.
     """
 
     problem: Problem
@@ -128,7 +129,7 @@ class _Chain:
             kind: StepKind = "slip" if _ATTEMPT.search(text, start, stop) else "filler"
             return Step(start=start, stop=stop, kind=kind)
         a, sign, b, c = int(match["a"]), match["sign"], int(match["b"]), int(match["c"])
-        kind, part = self._judge(a, sign, b, c)
+        kind, part = self._classify(a, sign, b, c)
         self.value, self.due = c, self._advance((sign, b))
         return Step(start=start, stop=stop, kind=kind, result=match.span(part))
 
@@ -139,8 +140,8 @@ class _Chain:
             return None
         return Step(start=box.start, stop=box.stop, kind="slip", result=(box.content_start, box.content_stop))
 
-    def _judge(self, a: int, sign: str, b: int, c: int) -> tuple[StepKind, str]:
-        """The kind of a line ``a sign b = c``, and which part of it tells."""
+    def _classify(self, a: int, sign: str, b: int, c: int) -> tuple[StepKind, str]:
+        """The kind of a line ``a sign b = c``, and the name of the part that decides it."""
         right = self.problem.totals[self.due]
         if a not in (self.value, right):
             return "slip", "a"
@@ -151,7 +152,7 @@ class _Chain:
         return ("sound" if a == right else "inherited"), "c"
 
     def _advance(self, term: tuple[str, int]) -> int:
-        """How many terms are done after a line with this term."""
+        """The number of terms that are done after a line with this term."""
         for done, index in ((1, 0), (2, 1), (0, -1)):
             if self._is_term(self.due + index, term):
                 return self.due + done

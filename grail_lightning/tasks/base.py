@@ -1,4 +1,4 @@
-"""What a problem is: the records that a task makes of it, and the interface of tasks."""
+"""The interface of tasks, and the records of prompts, steps and rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Messages = list[dict[str, str]]
 
 
 class GradedAnswer(Protocol):
-    """What a task sees of a verdict: `grail_lightning.answers.Verdict` has these fields, and more."""
+    """The part of a verdict that a task uses. `grail_lightning.answers.Verdict` has these fields, and more."""
 
     @property
     def correct(self) -> bool:
@@ -25,11 +25,11 @@ class GradedAnswer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A range of characters of a response and what the task knows about it.
+    """A range of characters of a response, with its kind.
 
-    ``slip``: wrong, at random. ``misconception``: wrong, in a systematic way. ``inherited``: right in itself, but
-    computed from an earlier wrong result. ``filler``: carries no reasoning. ``result`` is the range of the characters
-    in which the error shows, if any (for ``7+5=13`` the ``13``).
+    A ``slip`` is wrong at random, a ``misconception`` is wrong in a systematic way, an ``inherited`` step is right in
+    itself but computed from an earlier wrong result, a ``sound`` step is right, and ``filler`` carries no reasoning.
+    ``result`` is the range of the characters in which an error is visible, if any (for ``7+5=13`` the ``13``).
     """
 
     start: int
@@ -40,11 +40,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Earned:
-    """What responses earned.
+    """The rewards of responses.
 
     Attributes:
-        total: One finite number a response: its reward.
-        values: The parts of it by name, before weighting; None where a part has no opinion. They are logged.
+        total: The reward of each response, a finite number.
+        values: The parts of the rewards by name, before weighting; None if a part does not apply. They are logged.
     """
 
     total: list[float]
@@ -52,19 +52,19 @@ class Earned:
 
 
 class Task(ABC):
-    """What a problem is: its prompt, how an answer is read from a text, and what it earns."""
+    """The interface of tasks: the prompt of a problem, the answer in a response, and its reward."""
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """One dataset row as a prompt that carries this task."""
+        """The prompt of a dataset row, which refers to this task."""
 
     @abstractmethod
     def answer(self, text: str) -> str | None:
-        """The bare answer that a response gives, without its box; None if it gives none."""
+        """The answer of a response, without its box; None if there is none."""
 
     @abstractmethod
     def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
-        """One reward a response. Called for all responses of one batch that belong to this task."""
+        """One reward for each response. It is called with all responses of a batch that belong to this task."""
 
     def earn(
         self,
@@ -73,31 +73,31 @@ class Task(ABC):
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int],
     ) -> Earned:
-        """What the trainer asks: `reward`, and its parts where a task has several.
+        """The rewards that the trainer uses: those of `reward`, and their parts if a task has several.
 
         Args:
             texts: The responses of one batch that belong to this task.
-            prompts: One a response.
-            verdicts: One a response.
-            lengths: Generated tokens of each, the end token included.
+            prompts: One prompt for each response.
+            verdicts: One verdict for each response.
+            lengths: The number of generated tokens of each, the end token included.
         """
         return Earned(total=self.reward(texts, prompts, verdicts))
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
-        """The steps of a response with their labels, where the task can tell them; else None."""
+        """The labelled steps of a response; None if the task cannot label them."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A problem as it is put to the policy. The task travels with it, so mixed datasets grade themselves.
+    """The input of the policy for one problem. It refers to its task, so that mixed datasets can be graded.
 
     Attributes:
         messages: A conversation (``[{"role": …, "content": …}]``, through the chat template) or plain text.
         reference: The bare reference answer.
-        task: Grades the responses.
+        task: The task, which grades the responses.
         columns: Further columns of the dataset row, for rewards and tables.
-        dataset: Under which name metrics are reported.
+        dataset: The name under which metrics are reported.
     """
 
     messages: Messages | str
@@ -107,5 +107,5 @@ class Prompt:
     dataset: str = ""
 
     def to(self, device: Any) -> Self:
-        """Itself: no tensors inside. Lightning moves what has this method, and refuses other frozen records."""
+        """The prompt itself, which has no tensors. Lightning rejects a frozen record without this method."""
         return self

@@ -1,4 +1,4 @@
-r"""What tasks with a boxed answer share: the last complete `\boxed{...}` counts, and functions give the rewards."""
+r"""The base class of tasks with a boxed answer: the last complete `\boxed{...}` is graded, functions give rewards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_rewa
 
 
 class BoxedTask(Task):
-    """A subclass says in `prompt` what a row is.
+    """The base class of tasks with a boxed answer. A subclass implements `prompt`.
 
     Args:
-        rewards: What a response earns, several with weights; default 1 for a right answer, else 0.
+        rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
 
     Raises:
         ValueError: If a reward cannot be found, or two have one name.
@@ -27,10 +27,10 @@ class BoxedTask(Task):
             raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
 
     def check_length(self, max_response_length: int) -> None:
-        """Whether the rewards fit responses of this length at most.
+        """Check that the rewards are useful for responses of at most this length.
 
         Raises:
-            ValueError: If an overlong penalty is 0 for all of them.
+            ValueError: If an overlong penalty would be 0 for all responses.
         """
         for reward in self.rewards:
             free = reward.arguments["limit"] - reward.arguments["buffer"] if reward.path == "overlong" else 0
@@ -41,7 +41,7 @@ class BoxedTask(Task):
                 )
 
     def answer(self, text: str) -> str | None:
-        """What stands in the last complete box, without outer white space."""
+        """The content of the last complete box, without outer white space."""
         boxes = find_boxes(text)
         return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
 
@@ -62,7 +62,7 @@ class BoxedTask(Task):
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int],
     ) -> Earned:
-        """The weighted sums, and the rewards that they are made of; or what a subclass's own `reward` says."""
+        """The weighted sums and their parts, or the values of a subclass's own `reward`."""
         if type(self).reward is not BoxedTask.reward:
             return super().earn(texts, prompts, verdicts, lengths)
         values = self.reward_values(texts, prompts, verdicts, lengths)
@@ -75,16 +75,16 @@ class BoxedTask(Task):
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int] | None = None,
     ) -> dict[str, Values]:
-        """What each reward gives each response, by the reward's name and before weighting.
+        """The values of each reward for all responses, by the reward's name and before weighting.
 
         Args:
             texts: The responses.
-            prompts: One a response.
-            verdicts: One a response.
-            lengths: Their generated tokens; None where nobody counted, which only some rewards mind.
+            prompts: One prompt for each response.
+            verdicts: One verdict for each response.
+            lengths: The number of generated tokens of each; None if unknown; a reward that needs it then raises.
 
         Raises:
-            ValueError: If a reward raises, or does not return one finite number or None a response.
+            ValueError: If a reward raises, or does not return one finite number or None for each response.
         """
         ours = {"responses", "references", "lengths"}
         names = [name for name in dict.fromkeys(n for prompt in prompts for n in prompt.columns) if name not in ours]

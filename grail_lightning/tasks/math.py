@@ -1,4 +1,4 @@
-r"""Problems in words with a boxed answer: the prompt of the published runs; 1 or 0 for it, or rewards of yours."""
+r"""The task of text problems with a boxed answer, with the prompt of the published runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ INSTRUCTION = r" Please reason step by step, and put your final answer within \b
 
 
 class MathTask(BoxedTask):
-    r"""A problem and an instruction as one user turn; the answer is what stands in the last complete `\boxed{...}`.
+    r"""A problem and an instruction as one user turn; the answer is the content of the last complete `\boxed{...}`.
 
     Args:
-        instruction: Follows the problem, as it stands (with its leading space).
-        system_prompt: A system turn in front of it; none by default.
-        rewards: What a response earns, several with weights; default 1 for a right answer, else 0.
+        instruction: The text that is appended to the problem, including its leading space.
+        system_prompt: The text of a system turn before the user turn; none by default.
+        rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
 
     Raises:
         ValueError: If a text holds a backspace, which is what `"\boxed"` means inside double quotes; if a reward cannot
@@ -41,10 +41,10 @@ class MathTask(BoxedTask):
         super().__init__(rewards)
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """The columns `problem` and `answer` of a row as a prompt; all its columns travel along.
+        """The prompt of the columns `problem` and `answer` of a row; it keeps all columns.
 
         Raises:
-            ValueError: If one of the two is not there.
+            ValueError: If one of the two columns is missing.
         """
         missing = [name for name in ("problem", "answer") if name not in row]
         if missing:

@@ -1,6 +1,6 @@
 r"""Chains of additions and subtractions: problems, their splits, and demonstrations with known mistakes.
 
-A problem is an expression such as ``7+5-3+8``. It is worked out from left to right, one line an operator::
+A problem is an expression such as ``7+5-3+8``. It is computed from left to right, in one line for each operator::
 
     7+5=12
     12-3=9
@@ -34,8 +34,8 @@ class Problem:
     """``operands[0] operators[0] operands[1] …``, evaluated from left to right.
 
     Attributes:
-        operands: Numbers that are not negative, at least two.
-        operators: One ``+`` or ``-`` between each two of them.
+        operands: At least two numbers that are not negative.
+        operators: The operator, ``+`` or ``-``, between each two operands.
     """
 
     operands: tuple[int, ...]
@@ -43,10 +43,10 @@ class Problem:
 
     @classmethod
     def parse(cls, expression: str) -> Problem:
-        """The problem that is written ``7+5-3+8``.
+        """The problem of an expression such as ``7+5-3+8``.
 
         Raises:
-            ValueError: If it is written otherwise.
+            ValueError: If the expression has another form.
         """
         if not _EXPRESSION.fullmatch(expression):
             raise ValueError(
@@ -58,12 +58,12 @@ class Problem:
 
     @property
     def expression(self) -> str:
-        """``7+5-3+8``."""
+        """The problem as text, such as ``7+5-3+8``."""
         return str(self.operands[0]) + "".join(f"{sign}{b}" for sign, b in self.terms)
 
     @cached_property
     def terms(self) -> tuple[tuple[str, int], ...]:
-        """Each operator with the operand behind it."""
+        """Each operator with the operand that follows it."""
         return tuple(zip(self.operators, self.operands[1:], strict=True))
 
     @cached_property
@@ -82,17 +82,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProblemSpace:
-    """All problems of a kind, and seeded draws from them.
+    """The set of all problems of a kind, from which seeded draws are made.
 
-    Every problem belongs to one split for good, by a hash of its text: 80 % train, 10 % validation, 10 % test. Draws
+    Every problem belongs permanently to one split, by a hash of its text: 80 % train, 10 % validation, 10 % test. Draws
     for different splits are therefore disjoint, whatever their seeds, sizes and options.
 
     Attributes:
-        min_terms: Fewest numbers in an expression.
-        max_terms: Most numbers in an expression.
-        min_operand: Smallest number.
-        max_operand: Largest number.
-        operators: Which of ``+`` and ``-`` occur.
+        min_terms: The smallest number of operands in an expression.
+        max_terms: The largest number of operands in an expression.
+        min_operand: The smallest operand.
+        max_operand: The largest operand.
+        operators: The operators that occur, ``+`` or ``-`` or both.
     """
 
     min_terms: int = 5
@@ -117,7 +117,7 @@ class ProblemSpace:
 
     @property
     def size(self) -> int:
-        """How many problems there are, over all splits."""
+        """The number of problems in all splits."""
         operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
         return sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
 
@@ -125,9 +125,9 @@ class ProblemSpace:
         """Distinct problems of one split, always the same for the same arguments.
 
         Args:
-            num_problems: How many.
-            split: train, validation or test.
-            seed: Another seed draws other problems of the same split.
+            num_problems: The number of problems.
+            split: The split: train, validation or test.
+            seed: The seed of the choice among the problems of the split.
 
         Raises:
             ValueError: If the split is unknown or holds fewer problems.
@@ -135,7 +135,7 @@ class ProblemSpace:
         if split not in SPLITS:
             raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
         rng = random.Random(f"{split}-{seed}")  # noqa: S311 - problems, not secrets
-        # Drawing until enough are distinct is quick only while most draws are new.
+        # Rejecting repeated draws is quick only as long as most draws are new.
         if num_problems <= 0.5 * SHARES[split] * self.size:
             return self._draw(num_problems, split, rng)
         return self._choose(num_problems, split, rng)
@@ -151,7 +151,7 @@ class ProblemSpace:
         return list(drawn.values())
 
     def _choose(self, num_problems: int, split: Split, rng: random.Random) -> list[Problem]:
-        # A space that is smaller than the request need not be enumerated to know that it does not suffice.
+        # A space smaller than the request is too small and need not be enumerated.
         found = [p for p in self._all() if split_of(p.expression) == split] if num_problems <= self.size else None
         if found is None or len(found) < num_problems:
             available = f"{len(found)} problems" if found is not None else f"fewer than {self.size} problems"
@@ -170,20 +170,20 @@ class ProblemSpace:
 
 
 def split_of(expression: str) -> Split:
-    """The one split to which a problem belongs, by a hash that is the same on every machine and in every run."""
+    """The split of a problem, by a hash of its text that does not depend on machine or run."""
     bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=8).digest(), "big") % 10
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
 def calculate(a: int, sign: str, b: int) -> int:
-    """``a+b`` or ``a-b``."""
+    """The value of ``a+b`` or ``a-b``."""
     return a + b if sign == "+" else a - b
 
 
 def misconception(a: int, sign: str, b: int) -> int | None:
-    """The wrong result of somebody who forgets the carry; None where there is none to forget.
+    """The result of an addition with a forgotten carry; None if there is no carry.
 
-    An addition to a number that is not negative, whose unit digits sum to ten or more, comes out ten too small:
+    A carry occurs if ``a`` is not negative and the unit digits sum to ten or more. The result is then ten too small:
     ``7+5=2``, ``17+5=12``, but ``12+5=17`` and ``17-5=12``.
     """
     if sign == "+" and a >= 0 and a % 10 + b % 10 >= 10:
@@ -198,14 +198,14 @@ def demonstration(
     misconception_rate: float = 0.0,
     filler_rate: float = 0.0,
 ) -> str:
-    r"""A worked solution with mistakes, which goes on consistently from a wrong result.
+    r"""A solution with random mistakes, which continues consistently from a wrong result.
 
     Args:
-        problem: What to solve.
-        rng: Decides where the mistakes are.
-        slip_rate: Probability that a line gets a random wrong result, off by at most nine.
-        misconception_rate: Probability that a line on which the carry can be forgotten forgets it.
-        filler_rate: Probability of a line without content in front of a line.
+        problem: The problem to solve.
+        rng: The random numbers that decide where the mistakes are.
+        slip_rate: The probability that a line gets a random wrong result, off by at most nine.
+        misconception_rate: The probability that a line with a carry forgets it.
+        filler_rate: The probability of a line without content before a line.
 
     Returns:
         Lines ``a+b=c``, then ``\boxed{c}``.
@@ -217,7 +217,7 @@ def demonstration(
         if tempting is not None and rng.random() < misconception_rate:
             result = tempting
         elif rng.random() < slip_rate:
-            # Less than ten off, so a slip never looks like a forgotten carry.
+            # A slip is off by less than ten, so that it never equals a forgotten carry.
             result = rng.choice([right + d for d in range(-LARGEST_SLIP, LARGEST_SLIP + 1) if d])
         if rng.random() < filler_rate:
             lines.append(rng.choice(FILLERS))

@@ -1,14 +1,15 @@
-r"""What responses earn: functions by import path, with weights, beside the built-in ones.
+r"""Rewards of responses: the built-in functions, and the user's functions by import path, each with a weight.
 
-A reward is any callable ``(responses, references, **columns) -> floats or None``, called once a batch with one entry a
-response: ``None`` is no opinion and adds nothing. The columns are those of the dataset's rows, and
+A reward is any callable ``(responses, references, **columns) -> floats or None``. It is called once per batch, with one
+entry for each response. ``None`` means that the reward does not apply; it adds nothing. The columns are those of the
+dataset's rows, and
 
-- ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (what was graded, or None),
+- ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (the graded answer, or None),
 - ``lengths``: generated tokens, the end token included.
 
-These win over columns of the same name. A function gets only the columns that its signature names, unless it takes
-``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Whether an answer is correct is the
-verifier's business alone: no reward changes accuracy.
+These replace columns of the same name. A function gets only the columns that its signature names, unless it takes
+``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Accuracy depends on the
+verifier alone; no reward changes it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _NOTHING = re.compile(r"(?:\s|[$.]|\\[\])])*")
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSpec:
-    """One reward of several.
+    """The options of one reward.
 
     Attributes:
-        function: `correctness`, `boxed_format`, `overlong`, or the import path of your own, such as `mypkg.brevity`.
-        weight: Multiplies its values; may be negative.
+        function: The function: `correctness`, `boxed_format`, `overlong`, or an import path such as `mypkg.brevity`.
+        weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
-        name: Under which its mean is logged (`rewards/<name>/mean`); default the function's.
+        name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
     """
 
     function: str
@@ -68,9 +69,9 @@ def overlong(
     Args:
         responses: The responses.
         references: Their references.
-        lengths: Generated tokens ``n`` of each.
-        limit: Length in tokens that earns −1: `sampling.max_response_length`, or less.
-        buffer: Tokens over which the penalty grows.
+        lengths: The number ``n`` of generated tokens of each.
+        limit: The length in tokens at which the value is −1: `sampling.max_response_length`, or less.
+        buffer: The number of tokens over which the penalty grows.
 
     Raises:
         ValueError: Unless ``0 < buffer <= limit``.
@@ -88,13 +89,14 @@ _BUILT_IN: dict[str, Callable[..., Any]] = {
 
 
 class Reward:
-    """A function of the user's, and what it returned checked.
+    """A reward function whose returned values are checked.
 
     Args:
-        spec: Which function, and how much it counts.
+        spec: The function, its weight and its arguments.
 
     Raises:
-        ValueError: If there is no such function, or it takes no such arguments; a built-in one is tried out.
+        ValueError: If there is no such function, or it does not accept the arguments. A built-in one is called once
+            with empty lists to check their values.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
@@ -123,10 +125,10 @@ class Reward:
     def __call__(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Values:
-        """One value or None a response.
+        """One value or None for each response.
 
         Raises:
-            ValueError: If the function raises, or does not return one finite number or None a response.
+            ValueError: If the function raises, or does not return one finite number or None for each response.
         """
         given = {key: column for key, column in columns.items() if self._taken is None or key in self._taken}
         try:
@@ -159,7 +161,7 @@ def total_reward(rewards: Sequence[Reward], values: Mapping[str, Values]) -> lis
 
     Args:
         rewards: The rewards.
-        values: What each gave, by its name.
+        values: The values of each reward, by its name.
     """
     rows = zip(*(values[reward.name] for reward in rewards), strict=True)
     return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]
@@ -182,10 +184,10 @@ def _find(path: str) -> Callable[..., Any]:
 
 
 def _taken(function: Callable[..., Any]) -> set[str] | None:
-    """Keyword parameters behind responses and references; None if it takes any."""
+    """The names of the parameters after responses and references; None if any keyword is accepted."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # written in C, without a signature
+    except (TypeError, ValueError):  # A function written in C may have no signature.
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

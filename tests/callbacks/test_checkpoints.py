@@ -94,7 +94,7 @@ def test_validations_need_not_write(tmp_path):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
 
 
-def test_a_rehearsal_leaves_no_checkpoint(tmp_path):
+def test_fast_dev_run_saves_no_checkpoint(tmp_path):
     callbacks = (Evaluation(), LastCheckpoint(folder=str(tmp_path)))
     run(4, *callbacks, enable_checkpointing=True, fast_dev_run=True).fit(
         Scripted(_never_better), loader(prompts(2)), loader(prompts(2))
@@ -147,7 +147,7 @@ def test_a_sigterm_saves_at_the_next_border_and_says_how_to_go_on(hook, step, bo
         _every_two_batches(8, Terminate(hook, step), Evaluation(), last).fit(before, datamodule=_data())
     assert stop.value.code == 143
     file = tmp_path / "last.ckpt"
-    assert f"Ended by SIGTERM at step {border}; {file} is of step {border}. Go on with the same command" in caplog.text
+    assert f"Ended by SIGTERM at step {border}; {file} is of step {border}. Resume with the same command" in caplog.text
     resumed = _every_two_batches(8, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
     resumed.fit(after, datamodule=_data(), ckpt_path=file, weights_only=True)
     seen = [[p.messages for p in batch] for batch in before.seen + after.seen]

@@ -17,7 +17,7 @@ from tests.processes import run_script
 from tests.runs import module
 
 
-def test_a_real_run_with_all_of_them(tmp_path, capsys):
+def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
     data = ArithmeticData(num_train=12, num_val=4, num_test=4, prompts_per_batch=2, eval_prompts_per_batch=4)
     trainer = run(
         4,

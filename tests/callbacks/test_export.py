@@ -114,7 +114,7 @@ def test_a_folder_that_is_a_file_is_refused_before_training(tmp_path):
     assert module.seen == []
 
 
-def test_a_rehearsal_exports_nothing(tmp_path):
+def test_fast_dev_run_exports_nothing(tmp_path):
     run(2, ExportPolicy(), default_root_dir=tmp_path, fast_dev_run=True).fit(
         Scripted(_best_at_four), loader(prompts(2)), loader(prompts(2))
     )

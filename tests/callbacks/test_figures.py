@@ -80,7 +80,7 @@ def test_nothing_right_is_not_certainty():
     assert high == pytest.approx(1.959964**2 / (30 + 1.959964**2), rel=1e-4)
 
 
-def test_one_problem_says_as_much_as_one_yes_or_no():
+def test_the_interval_of_one_problem_is_that_of_one_binary_outcome():
     assert _interval(torch.tensor([[True, False]])) == pytest.approx(_wilson(0.5, 1), rel=1e-6)
 
 

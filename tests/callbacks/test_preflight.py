@@ -33,7 +33,7 @@ def _mixed(prompt, k, step):
     return box(prompt.reference if k else "0")
 
 
-def test_a_healthy_run_hears_nothing():
+def test_a_healthy_run_gets_no_warning():
     assert _said(_mixed) == []
 
 
@@ -276,7 +276,7 @@ def test_dropout_is_told_where_the_update_compares_policies(objective, dropout, 
     assert all(f"Dropout is on in the update, but {compared}" in text for text in said)
 
 
-def test_a_gap_that_is_weighed_already_is_not_told_to_be():
+def test_a_sampler_gap_is_not_advised_to_be_corrected_when_it_already_is():
     (said,) = _told("Sampler and trainer differ", {"sampler_cap": 2.0}, {"engine": Elsewhere()}, most_sampler_gap=0.001)
     assert "precision of training." in said
     assert "sampler_cap" not in said

@@ -181,7 +181,7 @@ def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tm
     assert {(row["response"], row["advantage"]) for row in rows} == {("? x", None)}
 
 
-def test_a_rehearsal_keeps_nothing(tmp_path):
+def test_fast_dev_run_keeps_no_rollouts(tmp_path):
     run(2, KeepRollouts(str(tmp_path / "kept")), fast_dev_run=True).fit(Scripted(_half_right), loader(prompts(2)))
     assert not (tmp_path / "kept").exists()
 

@@ -206,9 +206,7 @@ def test_every_leaf_and_alignment_is_the_gradient_of_the_whole_model(
 
 
 @pytest.mark.parametrize(("name", "head", "trained"), CASES)
-def test_beside_the_updates_forward_pass_both_gradients_are_those_of_the_whole_model(
-    name, head, trained, policies, batch
-):
+def test_fused_saliency_and_loss_gradients_equal_those_of_the_whole_model(name, head, trained, policies, batch):
     policy = policies(name, head, trained)
     rows = batch.select(torch.tensor([0, 1]))
     target = SaliencyTarget(objective=rows.answer.whole, rows=torch.ones(2, dtype=torch.bool))

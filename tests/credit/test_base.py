@@ -94,7 +94,7 @@ def test_what_is_right_passes(golden_policy, golden_batch):
     assert torch.equal(found.additive, -batch.response_mask.double())
 
 
-def test_a_method_inside_another_one_is_named_itself(golden_policy, golden_batch):
+def test_an_error_in_an_inner_method_names_the_inner_method(golden_policy, golden_batch):
     with pytest.raises(ValueError, match=r"`Given` must return `values` of at least 0, but got -1\.0"):
         weigh(WarmUp(Given(_with(values=_put(-1.0)))), golden_policy, in_groups(golden_batch), context())
 

@@ -103,8 +103,8 @@ def test_each_part_of_a_composed_method_keeps_its_own_refresh(once, inside, cont
     assert not torch.equal(anew.found[1][1].values, anew.found[0][1].values), "the policy must have moved"
 
 
-def test_a_method_that_keeps_no_parts_may_hold_others(golden_policy, golden_batch):
-    """Of a user's: what is inside is then weighed anew each time."""
+def test_inner_methods_are_computed_again_if_a_composed_method_keeps_no_parts(golden_policy, golden_batch):
+    """A user's own composed method may return no `parts`."""
     batch = in_groups(golden_batch)
     anew = Product(GRAIL(saliency=SaliencyOptions(refresh="update")), UCAS())
     first = anew(golden_policy, batch, context())

@@ -119,7 +119,7 @@ def test_a_checkpoint_without_a_teacher_begins_with_a_copy(golden_policy, golden
     torch.testing.assert_close(found, RLSD(refresh_steps=1)(golden_policy, batch, context(step=6)).scores)
 
 
-def test_the_sentence_stands_behind_the_last_problem():
+def test_the_sentence_is_appended_to_the_last_user_turn():
     assert with_sentence("Compute 1+1.\n", "It is 2.") == "Compute 1+1. It is 2.\n"
     turns = [
         {"role": "system", "content": "Think."},

@@ -102,7 +102,7 @@ def test_weights_and_gradients_are_those_of_a_separate_pass(
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-8)
 
 
-def test_the_weights_matter_to_the_gradients(batch, policy):
+def test_token_weights_change_the_gradients(batch, policy):
     ((weighed,), _) = _run(policy, batch, GRAIL(), share=True)
     ((plain,), _) = _run(load_policy("arithmetic").double().train(), batch, GRAIL(std=0.0), share=True)
     name = "model.model.layers.0.mlp.up_proj.weight"
@@ -185,7 +185,7 @@ def test_whatever_a_subclass_makes_of_the_saliency_comes_out_the_same(credit, ba
         torch.testing.assert_close(beside[0][name], apart[0][name], rtol=1e-6, atol=1e-8)
 
 
-def test_a_call_of_its_own_cannot_be_defined_on_a_method_of_saliency():
+def test_a_saliency_method_must_not_override_call():
     with pytest.raises(TypeError, match=r"`Doubled.__call__` must not be defined.* Define `weights_from`, or derive"):
 
         class Doubled(GRAIL):

@@ -84,7 +84,7 @@ def _same(found, expected, mask):
     )
 
 
-def test_every_method_is_here():
+def test_the_invariants_cover_every_credit_method():
     exported = [getattr(credits, name) for name in credits.__all__]
     methods = {c.__name__ for c in exported if isinstance(c, type) and issubclass(c, TokenCredit) and c != TokenCredit}
     assert methods == {name.split("-")[0] for name in METHODS}

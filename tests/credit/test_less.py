@@ -74,7 +74,7 @@ def test_a_group_of_three_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_groups_equal_the_loops(seed):
+def test_random_groups_equal_a_plain_loop(seed):
     """A vocabulary of three tokens and runs of two: segments repeat, overlap and nest."""
     rng = random.Random(seed)
     ids = [[rng.randrange(3) for _ in range(rng.randint(1, 14))] for _ in range(5)]
@@ -85,7 +85,7 @@ def test_random_groups_equal_the_loops(seed):
         assert found == pytest.approx(by_hand)
 
 
-def test_the_random_groups_have_every_kind_of_segment():
+def test_random_groups_contain_every_kind_of_segment():
     seen = set()
     for seed in range(30):
         rng = random.Random(seed)
@@ -96,7 +96,7 @@ def test_the_random_groups_have_every_kind_of_segment():
     assert {0.0, 0.25, 0.333, 0.5, 0.667, 0.75, 1.0} <= seen
 
 
-def test_the_class_looks_within_the_groups_of_the_batch(golden_policy, golden_batch):
+def test_less_compares_rollouts_only_within_their_group(golden_policy, golden_batch):
     """Rows 1 and 2 say what row 0 says: right and wrong rollouts share it all. Nothing is shared across groups."""
     batch = in_groups(golden_batch)
     batch = batch.select(torch.tensor([1, 1, 1, 1, 4, 5])).replace(

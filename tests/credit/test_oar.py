@@ -119,6 +119,6 @@ def test_weights_do_not_depend_on_micro_batching(budget, golden_policy, golden_b
     assert_near(found, expected, 1000, torch.float32)  # norms compute in float32
 
 
-def test_without_noise_there_is_nothing_to_see():
+def test_oar_gradient_needs_positive_noise():
     with pytest.raises(ValueError, match="`noise` must be positive, but got 0"):
         OARGradient(noise=0)

@@ -72,7 +72,7 @@ def _by_hand(policy, batch, row, token, distribution):
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
-def test_each_score_is_the_one_of_a_single_forward_pass(distribution, share, golden_policy, exact_batch):
+def test_each_score_equals_that_of_a_separate_forward_pass(distribution, share, golden_policy, exact_batch):
     found = perturbation_scores(
         golden_policy,
         exact_batch,
@@ -105,7 +105,7 @@ def test_the_map_on_the_scores_is_the_bilevel_one(golden_policy, exact_batch):
     assert (weights.values[row, first:][exact_batch.response_mask[row, first:]] == 1).all()
 
 
-def test_a_rise_of_the_likelihood_weighs_like_no_change(golden_policy, exact_batch):
+def test_a_negative_perturbation_score_gets_the_weight_of_no_change(golden_policy, exact_batch):
     weights = OARPerturbation("answer_joint")(golden_policy, exact_batch, _context())
     assert (weights.scores < 0).any(), "the scores keep their sign"
     row = int((weights.scores < 0).sum(1).argmax())

@@ -56,7 +56,7 @@ def test_token_advantages_are_those_of_the_formula(golden_policy, golden_batch):
     assert found[5].min() < 0
 
 
-def test_only_centred_certainties_are_held_within_the_exponent(golden_policy, golden_batch):
+def test_only_the_centred_certainty_is_clamped_in_the_exponent(golden_policy, golden_batch):
     """Two rows of nearly the same certainty, so that the formula itself is within the limit."""
     batch = in_groups(golden_batch).select(torch.tensor([1, 1, 0, 3]))
     batch = batch.replace(

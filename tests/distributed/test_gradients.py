@@ -85,7 +85,7 @@ def test_outside_of_an_update_a_backward_pass_is_the_usual_one(tmp_path):
     assert all(p.grad is None for p in parameters)
 
 
-def test_tensors_that_are_saved_elsewhere_change_no_gradient(tmp_path):
+def test_copying_saved_tensors_changes_no_gradient(tmp_path):
     policy = tiny("qwen3", tmp_path, tie_word_embeddings=True).eval()
     parameters = list(policy.parameters())
     expected = torch.autograd.grad(sum(_losses(policy)), parameters)

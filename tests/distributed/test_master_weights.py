@@ -59,7 +59,7 @@ def test_weights_in_full_precision_are_their_own_masters():
     assert masters.parameters[1].dtype == torch.float32
 
 
-def test_a_step_of_a_policy_is_adamw_on_float32_copies():
+def test_an_optimiser_step_equals_adamw_on_float32_copies():
     policy = load_policy("arithmetic", HALF).train()
     expected = [torch.nn.Parameter(p.detach().float()) for p in policy.parameters()]
     gradients = Gradients(policy, ALONE)

@@ -96,7 +96,7 @@ def test_greedy_decoding_is_that_of_transformers(family):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_who_has_left_the_batch_changes_nothing(family):
+def test_dropping_finished_rows_changes_no_sampled_token(family):
     policy = policy_of(MODELS[family](), end_bias=14.0 if family == "gemma2" else 10.0)
     rows, sampling = rows_of(policy, 4), Sampling(max_response_length=40, temperature=0.8)
     stay, stay_logprobs, whole = decode(policy, rows, sampling, leave=2.0)
@@ -108,7 +108,7 @@ def test_who_has_left_the_batch_changes_nothing(family):
     assert_near(stay_logprobs, left_logprobs, 64, torch.float32)  # kept in float32
 
 
-def test_where_rows_are_cut_into_calls_changes_nothing():
+def test_splitting_rows_over_several_calls_changes_no_sampled_token():
     policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
     sampling = Sampling(max_response_length=20)
     with without_ties():
@@ -117,7 +117,7 @@ def test_where_rows_are_cut_into_calls_changes_nothing():
     assert torch.equal(whole.response_ids, cut.response_ids)
 
 
-def test_what_rows_begin_with_is_run_once_and_finished_rows_are_not_computed():
+def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
     policy = policy_of(MODELS["qwen3"](), end_bias=10.0)
     sizes = []
     hook = policy.model.register_forward_pre_hook(

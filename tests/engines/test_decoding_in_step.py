@@ -50,7 +50,7 @@ def _rank(rank, folder):
 
 
 @pytest.mark.slow
-def test_a_rank_that_has_finished_goes_on_with_one_row(tmp_path, monkeypatch):
+def test_a_finished_rank_keeps_decoding_one_row(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # What is spawned imports this file by its name.
     torch.multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
     (sizes, lengths), (other_sizes, other_lengths) = (torch.load(tmp_path / str(rank)) for rank in range(2))

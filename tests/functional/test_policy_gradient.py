@@ -172,7 +172,7 @@ def test_the_corrected_kl_gradient_is_that_of_the_exact_kl(estimator, moved):
 
 
 @pytest.mark.parametrize(("estimator", "what"), [("k1", "nothing"), ("k3", "the other direction")])
-def test_what_an_estimate_without_correction_has_the_gradient_of(estimator, what):
+def test_an_uncorrected_kl_estimate_has_a_wrong_gradient(estimator, what):
     torch.manual_seed(0)
     logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
     ref, lp = torch.randn(5, dtype=torch.float64).log_softmax(0), logits.log_softmax(0)

@@ -134,7 +134,7 @@ def test_a_head_adds_its_gradient_to_what_is_there_only_when_it_is_told_to(chunk
 
 
 @pytest.mark.parametrize("cached", [1, 120, 10**6])
-def test_what_fits_a_cache_changes_nothing(cached, monkeypatch):
+def test_the_size_of_logit_blocks_changes_nothing(cached, monkeypatch):
     """Blocks of 1, of 2 and of all rows of 50 logits."""
     hidden, _, ids = _case()
     head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)

@@ -98,7 +98,7 @@ def test_a_forgotten_carry_is_a_misconception():
     assert labels(P, "7+5=12\n12-3=9\n9+8=7\n\\boxed{7}")[2] == ("9+8=7", "misconception", "7")
 
 
-def test_ten_less_where_nothing_carries_is_a_slip():
+def test_a_result_ten_too_small_without_a_carry_is_a_slip():
     # 12+5 = 17 without a carry, and 17-5 = 12 is no addition.
     assert kinds("12+5-5", "12+5=7\n7-5=2") == ["slip", "inherited"]
     assert kinds("12+5-5", "12+5=17\n17-5=2") == ["sound", "slip"]

@@ -293,7 +293,7 @@ def test_random_ids_keep_the_invariants(name, request):
         assert broken_invariants(align(ids, tokenizer), tokenizer, ids) == []
 
 
-def test_a_decoder_that_rewrites_text_behind_our_back_is_met_conservatively():
+def test_a_decoder_that_merges_characters_gets_conservative_ranges():
     class Shouting:
         """Decodes letters, but writes `sz` of neighbours as one `ß`, and a final `!`."""
 
