@@ -24,7 +24,7 @@ from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
-from grail_lightning.step.assign import forward_with_credit, token_weights
+from grail_lightning.step.assign import make_forward, token_weights
 from grail_lightning.step.collect import check_loader, refill, sample_and_grade
 from grail_lightning.step.optimizer import take_step
 from grail_lightning.step.optimizer_check import check_optimizer
@@ -180,7 +180,7 @@ class GrailModule(pl.LightningModule):
             self.execution.refill_rounds,
         )
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
-        forward = forward_with_credit(
+        forward = make_forward(
             self.credit,
             self.control,
             self._policy,
@@ -196,8 +196,8 @@ class GrailModule(pl.LightningModule):
             update = prepare(forward, self.objective, self.execution, self.reference, limit=limit, seed=seed)
             figures = self.take_steps(update)
         weights = update.forward.weights()
-        steps = None if weights.scores is None else step_masks(batch, self.tokenizer)
-        figures = report(batch, weights, steps, update.forward.entropies) | drawn | figures
+        labelled = None if weights.scores is None else step_masks(batch, self.tokenizer)
+        figures = report(batch, weights, labelled, update.forward.entropies) | drawn | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)
         self.log_dict({k: figures[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)

@@ -7,7 +7,7 @@ import torch
 from grail_lightning.credit import CreditContext
 from grail_lightning.credit.base import TokenWeights, uniform_weights
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.assign import forward_with_credit
+from grail_lightning.step.assign import make_forward
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.reference import Reference
@@ -60,7 +60,7 @@ def update_of(policy, batch, weights=None, reference=None, *, credit=None, limit
     context = context_for(policy, execution.token_budget, temperature=temperature)
     if credit is not None:
         clock = PhaseClock(policy.device)
-        forward = forward_with_credit(credit, None, policy, batch, context, objective, clock, share=share)
+        forward = make_forward(credit, None, policy, batch, context, objective, clock, share=share)
     else:
         given = weights if isinstance(weights, TokenWeights) else token_weights(batch, weights)
         entropy = objective.entropy_coefficient > 0

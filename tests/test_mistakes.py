@@ -207,6 +207,6 @@ def test_an_error_of_ours_inside_a_run_keeps_its_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("grail_lightning.module.forward_with_credit", broken)
+    monkeypatch.setattr("grail_lightning.module.make_forward", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         main(["fit", *SHORT])

@@ -13,7 +13,6 @@ from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import Loading, LoRA, choose_attention, read_config, resolve_policy
 from grail_lightning.policy.tokenizer import load_tokenizer
-from grail_lightning.policy.trees import TREE_ATTENTION
 
 HEAD_TOLERANCE = 1e-3
 
@@ -56,8 +55,6 @@ def load_policy(
         raise ValueError(
             f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}."
         )
-    if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(TREE_ATTENTION)  # Transformers' SDPA, extended by attention in prefix trees.
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
     if loading.packing:

@@ -21,7 +21,7 @@ from grail_lightning.policy import capabilities
 from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
-from grail_lightning.policy.trees import tree_layout
+from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
 from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.base import Messages
 
@@ -53,6 +53,9 @@ class Policy(nn.Module):
 
     def __init__(self, model: Any, tokenizer: Any, loading: Loading | None = None) -> None:
         super().__init__()
+        if model.config._attn_implementation == "sdpa":
+            # It is Transformers' own SDPA, which computes attention within prefix trees as well.
+            model.set_attn_implementation(TREE_ATTENTION)
         self.model = model
         self.tokenizer = tokenizer
         self.loading = loading or Loading()

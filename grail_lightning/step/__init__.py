@@ -1,16 +1,16 @@
-r"""One training step. The files are listed in the order in which the data passes through them.
+r"""One training step. The files are listed in the order in which a step calls them.
 
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
 `collect`           Prompts → sampled, graded rollouts. Groups without a learning signal may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
+`assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
-`forward`           Micro-batch → log-probabilities; the forward pass also holds the advantages of tokens.
-`assign`            The source of token weights: the credit method, or the first forward pass of each row.
-`old_logprobs`      Log-probabilities under the weights that sampled, by three named rules.
 `reference`         The frozen reference of the KL term.
-`loss`              Denominators of an optimiser step, and the summand of its loss for each micro-batch.
+`old_logprobs`      Log-probabilities under the weights that sampled, by one of three rules.
 `update`            The loop: one forward pass, one loss, one backward pass for each micro-batch.
+`forward`           Micro-batch → log-probabilities; the forward pass also holds the advantages of tokens.
+`loss`              Denominators of an optimiser step, and the summand of its loss for each micro-batch.
 `optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
 `schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks.
@@ -21,7 +21,7 @@ The calls of one step::
     GrailModule.training_step
     ├── collect.sample_and_grade, collect.refill      prompts → GradedBatch
     ├── advantages.with_advantages                    → RolloutBatch
-    ├── assign.forward_with_credit                    → Forward or SaliencyForward, with the token weights
+    ├── assign.make_forward                           → Forward or SaliencyForward, which holds the token weights
     ├── update.prepare                                → Update
     │   ├── plan.plan_steps
     │   ├── reference.logprobs                        with a KL term

@@ -17,7 +17,7 @@ from grail_lightning.step.options import Objective
 from grail_lightning.step.plan import live_rows, loss_mask
 
 
-def forward_with_credit(
+def make_forward(
     credit: TokenCredit,
     control: CreditControl | None,
     policy: Policy,
@@ -28,7 +28,7 @@ def forward_with_credit(
     *,
     share: bool = True,
 ) -> Forward:
-    """The forward pass of the update, with the token weights or with the credit method that computes them during it.
+    """Make the object that runs the update's forward passes, with the token weights or with what computes them there.
 
     Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own, without
     more computation. It is not fused with a control, which may need all weights at once; with an entropy bonus, whose

@@ -68,7 +68,7 @@ class Forward:
         return self._weights
 
     def reweighed(self, weights: TokenWeights) -> Forward:
-        """A forward pass of the same rows with other token weights."""
+        """A forward pass of the same rows with other token weights, for credit that is refreshed before each step."""
         made = copy.copy(self)
         made._weights, made.token_advantages = weights, token_advantages(self.batch.advantages, weights)
         return made
@@ -97,7 +97,10 @@ class Forward:
         return stats
 
     def frozen_logprobs(self, rows: Tensor) -> Tensor:
-        """``[B, T]`` log-probabilities of some rows, without gradient and dropout; zero on the others."""
+        """``[B, T]`` log-probabilities of some rows, without gradient and dropout; zero on the others.
+
+        In a `SaliencyForward` this is also the first pass of these rows, so it finds their token weights.
+        """
         dtype = torch.promote_types(self.policy.model.dtype, torch.float32)
         found = torch.zeros_like(self.token_advantages, dtype=dtype)
         with self.policy.evaluating(), torch.no_grad():

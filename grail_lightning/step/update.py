@@ -15,7 +15,7 @@ from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.step.forward import Forward
-from grail_lightning.step.loss import LossInputs, count_losses, micro_batch_loss
+from grail_lightning.step.loss import LossInputs, count_denominators, micro_batch_loss
 from grail_lightning.step.old_logprobs import OldLogprobs
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.plan import Plan, plan_steps
@@ -67,7 +67,7 @@ class Update:
         Returns:
             The loss, and means over its tokens, over all ranks.
         """
-        counts, live = count_losses(self.plan, step), self.plan.run_in(step)
+        counts, live = count_denominators(self.plan, step), self.plan.run_in(step)
         parts, begun = self.forward.cut(live), self.forward.tokens_run
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):

@@ -20,7 +20,7 @@ from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.options import LoRA
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.assign import forward_with_credit
+from grail_lightning.step.assign import make_forward
 from grail_lightning.step.forward import SaliencyForward
 from grail_lightning.step.options import Objective
 from tests.batches import rollouts
@@ -61,7 +61,7 @@ class Apart(TokenCredit):
 def _fuses(credit, policy, batch, control=None, **objective):
     """Whether saliency comes with the update's first forward pass."""
     clock = PhaseClock(policy.device)
-    found = forward_with_credit(credit, control, policy, batch, _context(), Objective(**objective), clock)
+    found = make_forward(credit, control, policy, batch, _context(), Objective(**objective), clock)
     return isinstance(found, SaliencyForward)
 
 
