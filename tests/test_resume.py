@@ -172,5 +172,5 @@ def test_a_run_that_stopped_inside_a_batch_ends_with_the_weights_of_one_that_did
 def test_a_checkpoint_from_inside_a_batch_says_that_a_resume_is_not_exact(tmp_path):
     run, _ = cut_fit(tmp_path, 3)
     run.save_checkpoint(tmp_path / "inside.ckpt")
-    with pytest.warns(UserWarning, match=r"saved inside a batch of rollouts, at step 3: the steps .* \(1\) are not"):
+    with pytest.warns(UserWarning, match=r"saved inside a batch of rollouts, at step 3: the steps .* \(1\) are lost"):
         cut_fit(tmp_path / "other", 4, tmp_path / "inside.ckpt")
