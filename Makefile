@@ -42,7 +42,7 @@ test: lint  ## Lint, types, the tests that take minutes, and some of them as on 
 # Other kernels round otherwise; these tests compare numbers that went through whole models.
 test-other: $(VENV)/installed  ## The tests that rounding could touch, with other kernels
 	ATEN_CPU_CAPABILITY=default $(PYTEST) tests/engines tests/functional \
-	    tests/credit/test_architectures.py tests/credit/test_shared.py tests/test_packing.py tests/test_trees.py
+	    tests/credit/test_architectures.py tests/credit/test_fused.py tests/test_update.py tests/test_packing.py tests/test_trees.py
 
 coverage: $(VENV)/installed  ## Which lines no test runs
 	$(PYTEST) --cov --cov-report=term:skip-covered
