@@ -10,18 +10,16 @@ import argparse
 import statistics
 import time
 
-import torch
-
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import SampledBatch
 from grail_lightning.engines.base import build_batch
-from grail_lightning.grading.grade import grade, grade_and_locate
+from grail_lightning.grading.grade import grade_and_locate, grade_answers
 from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.policy import load_policy
 from grail_lightning.tasks import MathTask
 
 
-def responses(policy, rows: int, tokens: int) -> RolloutBatch:
+def responses(policy, rows: int, tokens: int) -> SampledBatch:
     """Responses of which half are right and no two are equal."""
     task, prompts, texts = MathTask(), [], []
     filler = "7+5=12 12-3=9 "
@@ -46,23 +44,29 @@ def main() -> None:
     policy = load_policy("arithmetic")
     batch = responses(policy, options.rows, options.tokens)
 
+    def locate(verifier):
+        return answer_masks(batch, align_rows(batch, policy.tokenizer))
+
+    def grade(verifier):
+        return grade_answers(batch.texts, batch.prompts, verifier)
+
     def one_after_the_other(verifier):
-        masks = answer_masks(batch, align_rows(batch, policy.tokenizer))
-        return grade(batch.replace(answer=masks), verifier)
+        locate(verifier)
+        return grade(verifier)
 
     def together(verifier):
         return grade_and_locate(batch, verifier, policy.tokenizer)
 
     sides = {
-        "locate": lambda verifier: answer_masks(batch, align_rows(batch, policy.tokenizer)),
-        "grade": lambda verifier: grade(batch, verifier),
+        "locate": locate,
+        "grade": grade,
         "one after the other": one_after_the_other,
         "together": together,
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     with Verifier(num_workers=options.workers) as verifier:
-        graded, verdicts = together(verifier)
-        assert torch.equal(graded.correct, one_after_the_other(verifier)[0].correct)
+        verdicts = together(verifier).verdicts
+        assert [v.correct for v in verdicts] == [v.correct for v in one_after_the_other(verifier)]
         asked = sum(verdict.layer == "symbolic" or not verdict.correct for verdict in verdicts)
         for repeat in range(options.repeats):
             for name in sorted(sides, reverse=bool(repeat % 2)):
