@@ -43,7 +43,7 @@ PROGRAM = Path(grail_lightning.__main__.__file__)
 STEPS = 80
 OPTIONS = f"""--config=configs/quickstart.yaml --trainer.max_steps={STEPS} --trainer.val_check_interval=20
 --trainer.enable_progress_bar=false --trainer.enable_model_summary=false --last_checkpoint.every_n_batches=1
---model.sampling.max_response_length=6 --model.objective.group_size=2 --model.objective.entropy_coefficient=0.1
+--model.sampling.max_response_length=6 --model.execution.group_size=2 --model.objective.entropy_coefficient=0.1
 --model.objective.mask_truncated=false --model.scheduler=OneCycleLR --model.scheduler.max_lr=3e-4
 --model.scheduler.total_steps={STEPS + 1} --evaluation.sampling.max_response_length=6
 --data.num_train=24 --data.num_val=2 --data.num_test=2
