@@ -125,4 +125,4 @@ def test_a_lock_that_cannot_be_read_names_nobody(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).write_text("{")
     with held(tmp_path / "run"):
-        pass
+        assert str(os.getpid()) in (tmp_path / "run" / LOCK).read_text()

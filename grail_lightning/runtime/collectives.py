@@ -49,20 +49,6 @@ def sum_by_name(values: Mapping[str, float]) -> dict[str, float]:
     return {name: sum(rank.get(name, 0.0) for rank in gathered) for name in sorted(names)}
 
 
-def mean_by_name(values: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Means over all ranks by name, from the sum and the count of each, in one collective.
-
-    Ranks may differ in their names; names without a count on any rank are left out.
-    """
-    ranks = all_gather_objects(dict(values))
-    names = sorted({name for rank in ranks for name in rank})
-    pairs = {name: [rank.get(name, (0.0, 0.0)) for rank in ranks] for name in names}
-    totals = {
-        name: (sum(total for total, _ in found), sum(count for _, count in found)) for name, found in pairs.items()
-    }
-    return {name: total / count for name, (total, count) in totals.items() if count}
-
-
 def all_gather_rows(values: Tensor) -> Tensor:
     """The rows of all ranks, in the order of the ranks. Ranks may differ in their number of rows."""
     if world_size() == 1:
