@@ -117,9 +117,7 @@ def tree_layout(
     device, width = input_ids.device, input_ids.shape[1] - response_mask.shape[1]
     ids, valid, responses = input_ids.cpu(), attention_mask.cpu(), response_mask.cpu()
     rows, columns = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1])
-    shared = shared_columns(ids, valid)
-    if not share_responses:
-        shared = torch.where(shared < ids.shape[1], shared.clamp(max=width - 1), shared)
+    shared = shared_columns(ids, valid, None if share_responses else width - 1)
     shared[list(starts)] = 0
     new = columns >= shared[:, None]
     owner = torch.where(new, rows, 0).cummax(0).values
@@ -158,10 +156,17 @@ def tree_layout(
     )
 
 
-def shared_columns(ids: Tensor, valid: Tensor) -> Tensor:
-    """``[b]`` long: the number of columns that each row has in common with the row before, left padding included."""
+def shared_columns(ids: Tensor, valid: Tensor, most: int | None = None) -> Tensor:
+    """``[b]`` long: the number of columns that each row has in common with the row before, left padding included.
+
+    Args:
+        ids: ``[b, W]``.
+        valid: ``[b, W]`` bool.
+        most: The most columns that rows which differ may share; None sets no limit.
+    """
     same = (ids[1:] == ids[:-1]) & (valid[1:] == valid[:-1]) | ~valid[1:] & ~valid[:-1]
-    return torch.nn.functional.pad(same.int().cumprod(1).sum(1), (1, 0))
+    shared = torch.nn.functional.pad(same.int().cumprod(1).sum(1), (1, 0))
+    return shared if most is None else torch.where(shared < ids.shape[1], shared.clamp(max=most), shared)
 
 
 def _units(
@@ -244,9 +249,7 @@ def cut_into_trees(
     texts = [row.tobytes() for row in ids.int().numpy()]
     order = sorted(range(len(ids)), key=list(zip(group.tolist(), texts, strict=True)).__getitem__)
     ids, valid, group = ids[order], valid[order], group[order]
-    shared = shared_columns(ids, valid)
-    if not share_responses:
-        shared = torch.where(shared < ids.shape[1], shared.clamp(max=prompt_width - 1), shared)
+    shared = shared_columns(ids, valid, None if share_responses else prompt_width - 1)
     shared = (shared - (~valid[:, :prompt_width]).sum(1)).clamp(min=0)
     lengths = valid.sum(1) - 1
     shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
