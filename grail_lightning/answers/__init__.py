@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grail_lightning.answers.compare.conventions import Conventions
-    from grail_lightning.answers.find.boxes import Box, box_content, find_boxes, last_box
+    from grail_lightning.answers.find.boxes import Box, Boxed, box_content, find_boxes, last_box
+    from grail_lightning.answers.find.forms import AnswerForm, AnswerSpan, LastNumber, Marker, Pattern
     from grail_lightning.answers.find.spans import Alignment, align, token_span
     from grail_lightning.answers.service.verifier import Verdict, Verifier
 
 __all__ = [
     "Alignment",
+    "AnswerForm",
+    "AnswerSpan",
     "Box",
+    "Boxed",
     "Conventions",
+    "LastNumber",
+    "Marker",
+    "Pattern",
     "Verdict",
     "Verifier",
     "align",
@@ -29,8 +36,14 @@ __all__ = [
 # Lazy, so that a worker process and `python -m grail_lightning.answers` load only what they use (PEP 562).
 _MODULE_OF = {
     "Alignment": "find.spans",
+    "AnswerForm": "find.forms",
+    "AnswerSpan": "find.forms",
     "Box": "find.boxes",
+    "Boxed": "find.boxes",
     "Conventions": "compare.conventions",
+    "LastNumber": "find.forms",
+    "Marker": "find.forms",
+    "Pattern": "find.forms",
     "Verdict": "service.verifier",
     "Verifier": "service.verifier",
     "align": "find.spans",

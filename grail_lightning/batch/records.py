@@ -36,11 +36,11 @@ class AnswerMasks:
     r"""The positions of each row's answer among its response tokens; four bool tensors ``[B, T]``.
 
     Attributes:
-        whole: Tokens that overlap the complete box, marker and closing brace included.
-        content: Tokens of the box that overlap the text between its braces.
-        marker: Tokens of the box that overlap the ``\boxed{`` or the closing brace. A token that overlaps both a brace
-            and the content is in both `content` and `marker`.
-        after: Valid tokens after the box.
+        whole: Tokens that overlap the answer with what marks it, such as the complete box.
+        content: Tokens of `whole` that overlap the answer itself, such as the text between the box's braces.
+        marker: Tokens of `whole` that overlap what marks it, such as ``\boxed{`` and the closing brace, or ``####``. A
+            token that overlaps both a brace and the content is in both `content` and `marker`.
+        after: Valid tokens after the answer.
     """
 
     whole: Tensor

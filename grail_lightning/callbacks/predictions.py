@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from grail_lightning.answers import find_boxes
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
 from grail_lightning.grading.locate import align_rows
@@ -46,8 +45,8 @@ class PredictionWriter(Callback):
       `response` that a token carries; an emoji may be shared by several), ``weights``, ``scores`` (null if the credit
       has none): lists as long as the response;
     - ``fallback``: whether the credit method should have weighted the rollout but could not;
-    - ``box_start``, ``box_stop``: characters of the located answer, marker and brace included; ``box_first_token`` and
-      ``box_last_token``: its tokens, both included; null without a complete box.
+    - ``box_start``, ``box_stop``: characters of the located answer, with what marks it; ``box_first_token`` and
+      ``box_last_token``: its tokens, both included; null without an answer.
 
     Args:
         file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the
@@ -140,11 +139,10 @@ def _spans(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
     masks = (output.weights and output.weights.answer) or output.batch.answer
     for row, aligned in enumerate(align_rows(output.batch, tokenizer)):
         tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
-        # The box whose tokens the mask marks. The choice among several boxes was made when the mask was made.
-        boxes = (
-            [b for b in find_boxes(aligned.text) if aligned.overlapping(b.start, b.stop) == tokens] if tokens else []
-        )
-        box = (boxes[-1].start, boxes[-1].stop) if boxes else (None, None)
+        # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
+        answers = output.batch.prompts[row].task.answer_spans(aligned.text) if tokens else []
+        marked = [a for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
+        box = (marked[-1].start, marked[-1].stop) if marked else (None, None)
         ends = (tokens[0], tokens[-1]) if tokens else (None, None)
         found = (list(aligned.starts), list(aligned.stops), *box, *ends)
         for name, value in zip(names, found, strict=True):

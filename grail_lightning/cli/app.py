@@ -42,7 +42,7 @@ from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.runtime.quiet import leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.tasks.boxed import BoxedTask
+from grail_lightning.tasks.answered import AnswerTask
 
 ALWAYS_ON = {
     "evaluation": Evaluation,
@@ -158,7 +158,7 @@ class GrailCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Train a new run in an empty folder, or a resumed one with its current options."""
         check_dtype(self.model.policy_name, self.model.loading)
-        if isinstance(task := getattr(self.datamodule, "task", None), BoxedTask):
+        if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
             task.check_length(self.model.sampling.max_response_length)
         folder, checkpoint = RunFolder(self.trainer), kwargs["ckpt_path"]
         with nullcontext() if self._leaves_nothing() else folder.resumed(checkpoint) if checkpoint else folder.fresh():

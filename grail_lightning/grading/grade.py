@@ -19,16 +19,24 @@ from grail_lightning.tasks.base import Earned, Prompt, Task
 
 
 def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
-    """One verdict for each response. A response without an answer is `missing` and is not passed to the verifier.
+    """One verdict for each response. The verifier compares the answers of tasks whose `compare` is `math`.
 
     Raises:
         ValueError: If a task returns an answer that is no string.
     """
     answers = [_answer(prompt.task, text) for text, prompt in zip(texts, prompts, strict=True)]
-    pairs = [(p.reference, a) for p, a in zip(prompts, answers, strict=True) if a is not None]
+    pairs = [
+        (prompt.reference, answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer is not None and prompt.task.compare == "math"
+    ]
     graded = iter(verifier.grade(pairs))
     return [
-        Verdict.missing(prompt.reference) if answer is None else next(graded)
+        Verdict.missing(prompt.reference)
+        if answer is None
+        else next(graded)
+        if prompt.task.compare == "math"
+        else Verdict.of_text(prompt.reference, answer, ignore_case=prompt.task.compare == "text")
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from grail_lightning.answers import Alignment, align, find_boxes
+from grail_lightning.answers import Alignment, AnswerSpan, align
 from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 
@@ -24,30 +24,38 @@ def align_rows(batch: SampledBatch, tokenizer: Any) -> list[Alignment]:
 
 
 def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:
-    r"""The masks of the tokens of each row's ``\boxed{…}``; a row without a complete box has empty masks.
+    r"""The masks of the tokens of each row's answer, in its task's form; a row without an answer has empty masks.
+
+    For a box, the marker is ``\boxed{`` and the closing brace. White space between a marker and the answer's content
+    belongs to neither, so that a token such as `` 7`` behind ``####`` is content.
 
     Args:
         batch: The batch of ``B`` rows.
         alignments: One alignment for each row, from `align_rows`.
-        which: The box: "last" is the box that is graded, "first" the one that the published GRAIL code uses.
+        which: The answer: "last" is the one that is graded, "first" the one that the published GRAIL code uses.
 
     Returns:
         Four bool masks ``[B, T]``.
+
+    Raises:
+        ValueError: If a task does not return ranges within the text.
     """
     shape, device = batch.response_mask.shape, batch.response_mask.device
     whole, content, marker, after = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
     for row, aligned in enumerate(alignments):
-        boxes = find_boxes(aligned.text)
-        if not boxes:
+        text = aligned.text
+        answers = _answers(text, batch.prompts[row])
+        if not answers:
             continue
-        box = boxes[-1 if which == "last" else 0]
-        tokens = aligned.overlapping(box.start, box.stop)
+        found = answers[-1 if which == "last" else 0]
+        tokens = aligned.overlapping(found.start, found.stop)
         if not tokens:
             continue
         whole[row, tokens] = True
-        content[row, aligned.overlapping(box.content_start, box.content_stop, tokens)] = True
-        marker[row, aligned.overlapping(box.start, box.content_start, tokens)] = True
-        marker[row, aligned.overlapping(box.content_stop, box.stop, tokens)] = True
+        content[row, aligned.overlapping(found.content_start, found.content_stop, tokens)] = True
+        opening = text[found.start : found.content_start].rstrip()
+        marker[row, aligned.overlapping(found.start, found.start + len(opening), tokens)] = True
+        marker[row, aligned.overlapping(found.content_stop, found.stop, tokens)] = True
         after[row, tokens[-1] + 1 :] = True
     masks = (mask.to(device) for mask in (whole, content, marker, after))
     whole, content, marker, after = masks
@@ -75,6 +83,21 @@ def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
             start, stop = step.result or (step.start, step.stop)
             masks[step.kind][row, aligned.overlapping(start, stop)] = True
     return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
+
+
+def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
+    """The answers that a task finds in a response. They are checked, because the task may be the user's own class."""
+    answers: Any = prompt.task.answer_spans(text)
+    must = f"`{type(prompt.task).__name__}.answer_spans` must return"
+    if not isinstance(answers, list) or not all(isinstance(found, AnswerSpan) for found in answers):
+        raise ValueError(f"{must} a list of `AnswerSpan`, which may be empty, but got {str(answers)[:120]}.")
+    for found in answers:
+        if not 0 <= found.start <= found.content_start <= found.content_stop <= found.stop <= len(text):
+            raise ValueError(
+                f"{must} ranges within the text, 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but "
+                f"got {found}. Ranges are of characters, as in text[start:stop]."
+            )
+    return answers
 
 
 def _labelled(text: str, prompt: Prompt) -> list[Step] | None:

@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any
 
 from grail_lightning.answers import Box, find_boxes
+from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt, Step, StepKind
-from grail_lightning.tasks.boxed import BoxedTask
 from grail_lightning.tasks.problems import Problem, calculate, misconception
 from grail_lightning.tasks.rewards import RewardSpec
 
@@ -33,7 +33,7 @@ _ATTEMPT = re.compile(r"[0-9=]")
 _LINE = re.compile(r"[^\n]+")
 
 
-class ArithmeticTask(BoxedTask):
+class ArithmeticTask(AnswerTask):
     r"""The task of computing ``7+5-3+8`` line by line and boxing the result.
 
     The response to the prompt ``Compute 7+5-3+8.`` is a chain of lines ``7+5=12``, ``12-3=9``, … and ``\boxed{17}``.

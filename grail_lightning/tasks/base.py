@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
+from grail_lightning.answers import AnswerSpan, find_boxes
+
 StepKind = Literal["sound", "slip", "misconception", "inherited", "filler"]
+Comparison = Literal["math", "text", "exact"]
 Messages = list[dict[str, str]]
 
 
@@ -52,7 +55,14 @@ class Earned:
 
 
 class Task(ABC):
-    """The interface of tasks: the prompt of a problem, the answer in a response, and its reward."""
+    """The interface of tasks: the prompt of a problem, the answer in a response, and its reward.
+
+    Attributes:
+        compare: How an answer is compared with its reference. `math`: by the verifier. `exact`: as text, in which every
+            run of white space is one space. `text`: in addition without regard to upper and lower case.
+    """
+
+    compare: Comparison = "math"
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
@@ -60,7 +70,14 @@ class Task(ABC):
 
     @abstractmethod
     def answer(self, text: str) -> str | None:
-        """The answer of a response, without its box; None if there is none."""
+        """The answer of a response, without what marks it; None if there is none."""
+
+    def answer_spans(self, text: str) -> list[AnswerSpan]:
+        """The ranges of the answers in a response, in order of appearance: their tokens are the answer's for credit.
+
+        By default these are the complete boxes. A task whose `answer` reads something else says here where it stands.
+        """
+        return find_boxes(text)
 
     @abstractmethod
     def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:

@@ -5,6 +5,7 @@ entry for each response. ``None`` means that the reward does not apply; it adds 
 dataset's rows, and
 
 - ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (the graded answer, or None),
+- ``ends_with_answer`` (bool), whether the response ends with an answer in the task's form,
 - ``lengths``: generated tokens, the end token included.
 
 These replace columns of the same name. A function gets only the columns that its signature names, unless it takes
@@ -22,12 +23,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grail_lightning.answers import find_boxes
+from grail_lightning.answers import AnswerSpan, find_boxes
 
-__all__ = ["Reward", "RewardSpec", "boxed_format", "correctness", "overlong", "total_reward"]
+__all__ = [
+    "Reward",
+    "RewardSpec",
+    "answer_format",
+    "boxed_format",
+    "correctness",
+    "ends_with_answer",
+    "overlong",
+    "total_reward",
+]
 
 Values = list[float | None]
-_NOTHING = re.compile(r"(?:\s|[$.]|\\[\])])*")
+_NOTHING = re.compile(r"(?:\s|[$.*]|\\[\])])*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +45,8 @@ class RewardSpec:
     """The options of one reward.
 
     Attributes:
-        function: The function: `correctness`, `boxed_format`, `overlong`, or an import path such as `mypkg.brevity`.
+        function: The function: `correctness`, `boxed_format`, `answer_format`, `overlong`, or an import path such as
+            `mypkg.brevity`.
         weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
         name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
@@ -54,11 +65,19 @@ def correctness(responses: Sequence[str], references: Sequence[str], *, correct:
 
 def boxed_format(responses: Sequence[str], references: Sequence[str]) -> list[float]:
     r"""1 for a response that ends with a complete box, right or wrong, else 0; ``$ . \) \]`` may follow."""
-    boxes = [find_boxes(text) for text in responses]
-    return [
-        float(bool(found) and _NOTHING.fullmatch(text, found[-1].stop) is not None)
-        for text, found in zip(responses, boxes, strict=True)
-    ]
+    return [float(ends_with_answer(text, find_boxes(text))) for text in responses]
+
+
+def answer_format(
+    responses: Sequence[str], references: Sequence[str], *, ends_with_answer: Sequence[bool]
+) -> list[float]:
+    r"""1 for a response that ends with an answer in the task's form, right or wrong, else 0."""
+    return [float(ends) for ends in ends_with_answer]
+
+
+def ends_with_answer(text: str, answers: Sequence[AnswerSpan]) -> bool:
+    r"""Whether nothing but white space, asterisks and ``$ . \) \]`` follows the last answer of a text."""
+    return bool(answers) and _NOTHING.fullmatch(text, answers[-1].stop) is not None
 
 
 def overlong(
@@ -84,7 +103,7 @@ def overlong(
 
 
 _BUILT_IN: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (correctness, boxed_format, overlong)
+    function.__name__: function for function in (correctness, boxed_format, answer_format, overlong)
 }
 
 
@@ -113,7 +132,7 @@ class Reward:
                 "Correct their names, or add the parameters to the function."
             )
         if self._taken is not None and self.path in _BUILT_IN:
-            nothing: dict[str, Any] = {name: [] for name in self._taken & {"correct", "lengths"}}
+            nothing: dict[str, Any] = {name: [] for name in self._taken & {"correct", "lengths", "ends_with_answer"}}
             try:
                 self.function([], [], **(nothing | self.arguments))
             except (TypeError, ValueError) as error:

@@ -1,7 +1,8 @@
 import pytest
 
-from grail_lightning.answers import Verdict
+from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict
 from grail_lightning.tasks.math import MathTask
+from grail_lightning.tasks.rewards import RewardSpec
 
 ROW = {"problem": "What is $1+1$?", "answer": " 2 ", "level": 1}
 
@@ -59,3 +60,38 @@ def test_the_reward_is_one_for_a_right_answer_and_zero_otherwise():
     verdicts = [right, wrong, Verdict.missing("2")]
     assert task.reward(["", "", ""], [task.prompt(ROW)] * 3, verdicts) == [1.0, 0.0, 0.0]
     assert task.label_steps(r"\boxed{2}", task.prompt(ROW)) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "instruction"),
+    [
+        (Boxed(), "put your final answer within \\boxed{}."),
+        (LastNumber(), "end with the answer as a number."),
+        (Marker("Answer:"), "on a last line after Answer:"),
+    ],
+)
+def test_the_default_instruction_asks_for_the_form_of_the_answer(form, instruction):
+    assert MathTask(answer=form).prompt(ROW).messages[0]["content"].endswith(instruction)
+
+
+def test_a_pattern_needs_an_instruction():
+    with pytest.raises(ValueError, match="`instruction` must be given with `answer: Pattern`"):
+        MathTask(answer=Pattern(r"is (\d+)"))
+    assert MathTask(answer=Pattern(r"is (\d+)"), instruction=" Say 'is N'.").answer("it is 7") == "7"
+
+
+def test_references_that_are_worked_solutions_are_reduced_to_their_answer():
+    row = {"problem": "How many?", "answer": "48 / 2 = 24 clips.\n#### 72"}
+    assert MathTask(answer=Marker()).prompt(row).reference == "72"
+
+
+def test_an_unknown_comparison_is_an_error():
+    with pytest.raises(ValueError, match="`compare` must be one of math, text, exact, but got 'words'"):
+        MathTask(compare="words")
+
+
+def test_a_format_reward_follows_the_form_of_the_answer():
+    task = MathTask(rewards=[RewardSpec(function="answer_format")], answer=Marker())
+    prompt, wrong = task.prompt(ROW), Verdict(correct=False, status="wrong", layer="none", gold="2", prediction="")
+    texts = ["#### 3", "#### **3**\n", "#### 3\nor so", "3", r"\boxed{3}"]
+    assert task.reward(texts, [prompt] * 5, [wrong] * 5, lengths=[1] * 5) == [1, 1, 0, 0, 0]

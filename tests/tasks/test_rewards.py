@@ -169,7 +169,7 @@ def test_a_reward_that_fails_is_named(name, message):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"function": "brevity"}, r"one of \['boxed_format', 'correctness', 'overlong'\] or an import path.*'brevity'"),
+        ({"function": "brevity"}, r"one of \['answer_format', 'boxed_format', .*\] or an import path.*'brevity'"),
         ({"function": "userrewards.nothing"}, r"but got 'userrewards.nothing' .*PYTHONPATH"),
         ({"function": "nowhere.at_all"}, r"No module named 'nowhere'"),
         ({"function": "userrewards.constant"}, r"is 3, which cannot be called"),

@@ -7,28 +7,32 @@ Every function is linear in the length of the text, whatever the braces do.
 """
 
 import re
-from dataclasses import dataclass
 
-__all__ = ["Box", "box_content", "find_boxes", "last_box"]
+from grail_lightning.answers.find.forms import AnswerForm, AnswerSpan
+
+__all__ = ["Box", "Boxed", "box_content", "find_boxes", "last_box"]
 
 _TOKEN = re.compile(r"\\(?:(?P<box>boxed\s*\{)|[a-zA-Z]+|.)|[{}]", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Box:
-    r"""A complete `\boxed{...}`: `text[start:stop]`, and what its braces hold: `text[content_start:content_stop]`.
+Box = AnswerSpan
 
-    Args:
-        start: index of the backslash, in characters.
-        stop: index after the closing brace.
-        content_start: index after the opening brace.
-        content_stop: index of the closing brace.
-    """
 
-    start: int
-    stop: int
-    content_start: int
-    content_stop: int
+class Boxed(AnswerForm):
+    r"""The content of the last complete `\boxed{...}`. A reference with a box is replaced by the box's content."""
+
+    @property
+    def instruction(self) -> str:
+        """See `AnswerForm`. This is the prompt of the published runs."""
+        return r" Please reason step by step, and put your final answer within \boxed{}."
+
+    def find(self, text: str) -> list[AnswerSpan]:
+        """See `AnswerForm`."""
+        return find_boxes(text)
+
+    def bare(self, reference: str) -> str:
+        """See `AnswerForm`."""
+        return self.last(reference) or reference
 
 
 def find_boxes(text: str) -> list[Box]:
@@ -63,5 +67,4 @@ def last_box(text: str) -> Box | None:
 
 def box_content(text: str) -> str | None:
     """What stands in the last complete box, without outer white space, or None where there is no box."""
-    box = last_box(text)
-    return None if box is None else text[box.content_start : box.content_stop].strip()
+    return Boxed().last(text)

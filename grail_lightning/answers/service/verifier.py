@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import unicodedata
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +44,22 @@ class Verdict:
     def missing(cls, gold: str) -> Self:
         """The verdict on a response without an answer."""
         return cls(correct=False, status="missing", layer="none", gold=gold, prediction="")
+
+    @classmethod
+    def of_text(cls, gold: str, prediction: str, *, ignore_case: bool) -> Self:
+        """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal.
+
+        Args:
+            gold: the reference answer.
+            prediction: the model's answer.
+            ignore_case: whether upper and lower case are the same.
+        """
+        sides = [" ".join(unicodedata.normalize("NFKC", text).split()) for text in (gold, prediction)]
+        if not sides[1]:
+            return cls.missing(gold)
+        left, right = [text.casefold() for text in sides] if ignore_case else sides
+        status = "right" if left == right else "wrong"
+        return cls(correct=left == right, status=status, layer="string", gold=gold, prediction=prediction)
 
 
 class Verifier:

@@ -330,12 +330,12 @@ def test_long_responses_take_linear_time(name, request):
     ids = tokenizer("So $x=\\boxed{12}.$ 😀 Done " * 40, add_special_tokens=False)["input_ids"]
 
     def seconds(copies):
-        start = time.perf_counter()
+        start = time.thread_time()  # Other processes of the machine do not count.
         align(ids * copies, tokenizer)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
-    once = min(seconds(1) for _ in range(3))
-    assert seconds(8) < 8 * once * 4 + 0.5  # quadratic would be 64 times
+    once, eight = (min(seconds(copies) for _ in range(3)) for copies in (1, 8))
+    assert eight < 8 * once * 4 + 0.5  # quadratic would be 64 times
 
 
 def test_an_added_special_token_of_the_backend_is_left_out(byte_level):

@@ -1,26 +1,36 @@
-r"""The base class of tasks with a boxed answer: the last complete `\boxed{...}` is graded, functions give rewards."""
+"""The base class of tasks whose responses state an answer in some form. Reward functions turn it into rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
-from grail_lightning.answers import find_boxes
-from grail_lightning.tasks.base import Earned, GradedAnswer, Prompt, Task
-from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_reward
+from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed
+from grail_lightning.tasks.base import Comparison, Earned, GradedAnswer, Prompt, Task
+from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, ends_with_answer, total_reward
 
 
-class BoxedTask(Task):
-    """The base class of tasks with a boxed answer. A subclass implements `prompt`.
+class AnswerTask(Task):
+    r"""The base class of tasks whose responses state an answer. A subclass implements `prompt`.
 
     Args:
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
+        answer: The form in which a response states its answer; default the last complete `\boxed{...}`.
+        compare: How answer and reference are compared: math by the verifier; text and exact as text, see `Task`.
 
     Raises:
-        ValueError: If a reward cannot be found, or two have one name.
+        ValueError: If a reward cannot be found, two have one name, or `compare` is unknown.
     """
 
-    def __init__(self, rewards: list[RewardSpec] | None = None) -> None:
+    def __init__(
+        self,
+        rewards: list[RewardSpec] | None = None,
+        answer: AnswerForm | None = None,
+        compare: Comparison = "math",
+    ) -> None:
+        if compare not in get_args(Comparison):
+            raise ValueError(f"`compare` must be one of {', '.join(get_args(Comparison))}, but got {compare!r}.")
+        self.form, self.compare = answer or Boxed(), compare
         self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
@@ -41,9 +51,12 @@ class BoxedTask(Task):
                 )
 
     def answer(self, text: str) -> str | None:
-        """The content of the last complete box, without outer white space."""
-        boxes = find_boxes(text)
-        return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
+        """The content of the last answer, without outer white space."""
+        return self.form.last(text)
+
+    def answer_spans(self, text: str) -> list[AnswerSpan]:
+        """The answers of a response in order of appearance; the last one is graded."""
+        return self.form.find(text)
 
     def reward(
         self,
@@ -63,7 +76,7 @@ class BoxedTask(Task):
         lengths: Sequence[int],
     ) -> Earned:
         """The weighted sums and their parts, or the values of a subclass's own `reward`."""
-        if type(self).reward is not BoxedTask.reward:
+        if type(self).reward is not AnswerTask.reward:
             return super().earn(texts, prompts, verdicts, lengths)
         values = self.reward_values(texts, prompts, verdicts, lengths)
         return Earned(total=total_reward(self.rewards, values), values=values)
@@ -93,6 +106,7 @@ class BoxedTask(Task):
             "correct": [verdict.correct for verdict in verdicts],
             "status": [verdict.status for verdict in verdicts],
             "answers": [self.answer(text) for text in texts],
+            "ends_with_answer": [ends_with_answer(text, self.answer_spans(text)) for text in texts],
         }
         if lengths is not None:
             columns["lengths"] = lengths

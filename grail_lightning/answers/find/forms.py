@@ -1,0 +1,190 @@
+r"""Forms in which a response states its answer: a box, its last number, a marker, or a pattern of the user's.
+
+Each form finds the ranges of characters of all answers in a text. The last one is graded, and its tokens are the
+answer's tokens for credit. Every search takes time linear in the text, or a bounded time (`Pattern`).
+"""
+
+import logging
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import regex
+
+__all__ = ["AnswerForm", "AnswerSpan", "LastNumber", "Marker", "Pattern"]
+
+# Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
+_NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
+# A minus sign is an operator directly behind an operand (`5-3`), or with spaces on both sides (`5 - 3`).
+_SIGN = re.compile(r"(?<![\w)\]}])[-\u2212][$\u20ac\u00a3]?\Z|(?<![\w)\]}] )(?<![\w)\]}])[-\u2212] \Z")
+_PATTERN_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSpan:
+    r"""An answer in a text: `text[start:stop]` with what marks it, `text[content_start:content_stop]` without.
+
+    For `\boxed{7}` the content is `7`; for `#### 7` after the marker `####` it is `7`; for a last number both ranges
+    are the same.
+
+    Args:
+        start: The index of the first character, of the backslash of a box or of the marker.
+        stop: The index after the last character, such as the closing brace.
+        content_start: The index of the first character of the answer itself.
+        content_stop: The index after its last character.
+    """
+
+    start: int
+    stop: int
+    content_start: int
+    content_stop: int
+
+
+class AnswerForm(ABC):
+    """A form in which a response states its answer."""
+
+    @property
+    @abstractmethod
+    def instruction(self) -> str:
+        """The sentence, with a leading space, that asks for this form after a problem."""
+
+    @abstractmethod
+    def find(self, text: str) -> list[AnswerSpan]:
+        """The answers of a text in order of appearance; the last one is graded."""
+
+    def last(self, text: str) -> str | None:
+        """The content of the last answer, without outer white space; None if there is none."""
+        found = self.find(text)
+        return text[found[-1].content_start : found[-1].content_stop].strip() if found else None
+
+    def bare(self, reference: str) -> str:
+        """The reference answer without what marks it, if the reference is a worked solution in this form."""
+        return reference
+
+
+class LastNumber(AnswerForm):
+    """The last number of a response, such as `7`, `-3`, `1,250.5` or `3/4`.
+
+    A minus sign may be an operator: the last number of `5-3` and of `5 - 3` is 3, that of `x = -3` is -3.
+    """
+
+    @property
+    def instruction(self) -> str:
+        """See `AnswerForm`."""
+        return " Please reason step by step, and end with the answer as a number."
+
+    def find(self, text: str) -> list[AnswerSpan]:
+        """See `AnswerForm`."""
+        found = []
+        for match in _NUMBER.finditer(text):
+            start, stop = match.span()
+            sign = _SIGN.search(text[max(0, start - 4) : start])
+            start -= len(sign[0]) if sign else 0
+            found.append(AnswerSpan(start=start, stop=stop, content_start=start, content_stop=stop))
+        return found
+
+
+@dataclass(frozen=True)
+class Marker(AnswerForm):
+    """What follows a marker, to the end of its line: `7` in `#### 7` or in `Answer: 7`.
+
+    White space and asterisks around the answer (`**Answer:** 7`) are left out. A marker without anything behind it is
+    no answer. If a reference contains the marker, as in GSM8K, only what follows it is the reference answer.
+
+    Args:
+        marker: The marker, upper and lower case distinguished.
+    """
+
+    marker: str = "####"
+
+    def __post_init__(self) -> None:
+        if not self.marker.strip() or "\n" in self.marker:
+            raise ValueError(f"`marker` must be visible text of one line, such as '####', but got {self.marker!r}.")
+
+    @property
+    def instruction(self) -> str:
+        """See `AnswerForm`."""
+        return f" Please reason step by step, and put your final answer on a last line after {self.marker}"
+
+    def find(self, text: str) -> list[AnswerSpan]:
+        """See `AnswerForm`."""
+        found = []
+        start = text.find(self.marker)
+        while start >= 0:
+            begin = start + len(self.marker)
+            after = text.find(self.marker, begin)
+            rest = text[begin : after if after >= 0 else len(text)]
+            content = rest.partition("\n")[0]
+            inner = content.strip("* \t\r\f\v\u00a0")
+            if inner:
+                first = begin + content.index(inner)
+                last = first + len(inner)
+                found.append(AnswerSpan(start=start, stop=last, content_start=first, content_stop=last))
+            start = after
+        return found
+
+    def bare(self, reference: str) -> str:
+        """See `AnswerForm`."""
+        return self.last(reference) or reference
+
+
+@dataclass(frozen=True)
+class Pattern(AnswerForm):
+    r"""What a regular expression matches, such as `answer is (\d+)`.
+
+    The answer is the group named `answer`; without one the first group; without groups the whole match. The last match
+    counts. The expression has one second for a response. A response that takes longer has no answer, and the first one
+    is logged: such an expression backtracks without bound and has to be rewritten.
+
+    Args:
+        pattern: The expression, in the syntax of Python's `re` with the extensions of the package `regex`.
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        try:
+            self._compiled  # noqa: B018
+        except regex.error as error:
+            raise ValueError(f"`pattern` must be a regular expression, but got {self.pattern!r}: {error}.") from None
+        if not self.pattern:
+            raise ValueError("`pattern` must be a regular expression, but got an empty text.")
+
+    @property
+    def _compiled(self) -> tuple[Any, str | int]:
+        """The expression, from the cache of `regex`, and the group that is the answer."""
+        compiled = regex.compile(self.pattern)
+        return compiled, "answer" if "answer" in compiled.groupindex else min(1, compiled.groups)
+
+    @property
+    def instruction(self) -> str:
+        """See `AnswerForm`. A pattern cannot be put into words: the task needs an `instruction` that asks for it."""
+        return ""
+
+    def find(self, text: str) -> list[AnswerSpan]:
+        """See `AnswerForm`."""
+        expression, group = self._compiled
+        found = []
+        try:
+            for match in expression.finditer(text, timeout=_PATTERN_SECONDS):
+                first, last = match.span(group)
+                if first < last:
+                    start, stop = match.span()
+                    found.append(AnswerSpan(start=start, stop=stop, content_start=first, content_stop=last))
+        except TimeoutError:
+            _slow(self.pattern)
+            return []
+        return found
+
+
+@cache  # Once for each pattern.
+def _slow(pattern: str) -> None:
+    _log.warning(
+        "The answer pattern %r took more than %g s for a response, which therefore has no answer. Rewrite it so that "
+        "it cannot match a text in exponentially many ways.",
+        pattern,
+        _PATTERN_SECONDS,
+    )

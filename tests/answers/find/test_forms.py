@@ -1,0 +1,120 @@
+"""Forms of answers: which ranges of a text are answers."""
+
+import time
+
+import pytest
+
+from grail_lightning.answers import AnswerSpan, Boxed, LastNumber, Marker, Pattern
+
+
+def contents(form, text):
+    return [text[found.content_start : found.content_stop] for found in form.find(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("4 + 3 = 7", ["4", "3", "7"]),
+        ("5-3", ["5", "3"]),
+        ("5 - 3", ["5", "3"]),
+        ("x = -3", ["-3"]),
+        ("x=-3", ["-3"]),
+        ("(-4)", ["-4"]),
+        ("a) -3", ["-3"]),
+        ("the loss is \u22127.5 dollars", ["\u22127.5"]),
+        ("It costs $1,250.50.", ["1,250.50"]),
+        ("-$5", ["-$5"]),
+        ("3/4 of it", ["3/4"]),
+        ("1,234,567", ["1,234,567"]),
+        ("1,2,3", ["1", "2", "3"]),
+        ("x2, a_1, 10^6", ["10"]),
+        (".5", [".5"]),
+        ("7apples", ["7"]),
+        ("none", []),
+        ("", []),
+    ],
+)
+def test_numbers_are_found_with_their_signs(text, numbers):
+    assert contents(LastNumber(), text) == numbers
+    assert LastNumber().last(text) == (numbers[-1] if numbers else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("4 + 3 = 7\n#### 7", ["7"]),
+        ("#### 7 apples \nand more", ["7 apples"]),
+        ("**Answer** #### **7**", ["7"]),
+        ("#### 7 #### 8", ["7", "8"]),
+        ("#### 7\n####", ["7"]),
+        ("####\n7", []),
+        ("no marker", []),
+    ],
+)
+def test_what_follows_a_marker_on_its_line_is_an_answer(text, answers):
+    assert contents(Marker(), text) == answers
+
+
+def test_the_range_of_a_marked_answer_begins_with_the_marker():
+    text = "So:\n#### 12\nDone"
+    (found,) = Marker().find(text)
+    assert (text[found.start : found.stop], text[found.content_start : found.content_stop]) == ("#### 12", "12")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "answers"),
+    [
+        (r"answer is (\d+)", ["3", "4"]),
+        (r"(answer|result) is (?P<answer>\d+)", ["3", "4", "5"]),
+        (r"\d+", ["3", "4", "5"]),
+        (r"answer is(x*)", []),
+    ],
+)
+def test_a_pattern_gives_its_group(pattern, answers):
+    assert contents(Pattern(pattern), "The answer is 3, no, the answer is 4. The result is 5.") == answers
+
+
+def test_a_pattern_that_backtracks_without_bound_ends_after_a_second(caplog):
+    start = time.perf_counter()
+    form = Pattern(r"(?:a|a|aa)+$")
+    assert form.find("a" * 2000 + "b") == []
+    assert form.find("a" * 2001 + "b") == []
+    assert time.perf_counter() - start < 20
+    assert caplog.text.count("Rewrite it so that it cannot match a text in exponentially many ways") == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pattern("("), r"`pattern` must be a regular expression, but got '\('"),
+        (lambda: Pattern(""), "`pattern` must be a regular expression, but got an empty text"),
+        (lambda: Marker("  "), "`marker` must be visible text of one line"),
+        (lambda: Marker("a\nb"), "`marker` must be visible text of one line"),
+    ],
+)
+def test_a_form_that_cannot_be_found_is_an_error(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_references_lose_what_marks_them():
+    assert Marker().bare("Natalia sold 48/2 = 24.\n#### 72") == "72"
+    assert Boxed().bare(r"So it is \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert Marker().bare("72") == Boxed().bare("72") == LastNumber().bare("72") == "72"
+    assert LastNumber().bare("x = 72 or 73") == "x = 72 or 73"  # A formula is not cut down to a number.
+
+
+@pytest.mark.parametrize("form", [LastNumber(), Marker(), Boxed(), Pattern(r"#### (\S+)")])
+@pytest.mark.parametrize("piece", ["#### 7 ", "-", "1,", "1", "####", "*", " ", r"\boxed{", "$-", "1/"])
+def test_hostile_texts_take_linear_time_and_ranges_lie_inside(form, piece):
+    def seconds(copies):
+        start = time.thread_time()
+        found = form.find(piece * copies)
+        taken = time.thread_time() - start
+        for span in found:
+            assert isinstance(span, AnswerSpan)
+            assert 0 <= span.start <= span.content_start <= span.content_stop <= span.stop <= len(piece * copies)
+        return taken
+
+    once, eight = (min(seconds(copies) for _ in range(2)) for copies in (4000, 32000))
+    assert eight < 8 * once * 4 + 0.2
