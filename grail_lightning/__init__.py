@@ -8,16 +8,17 @@ from grail_lightning.runtime.quiet import leave_out_leaf_spec
 
 if TYPE_CHECKING:
     from grail_lightning.callbacks import default_callbacks
-    from grail_lightning.data import ArithmeticData, MathData
+    from grail_lightning.data import ArithmeticData, MathData, WordProblemData
     from grail_lightning.module import GrailModule
 
-__all__ = ["ArithmeticData", "GrailModule", "MathData", "__version__", "default_callbacks"]
+__all__ = ["ArithmeticData", "GrailModule", "MathData", "WordProblemData", "__version__", "default_callbacks"]
 
 # Importing the package imports no torch: the verifier's workers, `--version` and shells stay quick (PEP 562).
 _EXPORTS = {
     "GrailModule": "grail_lightning.module",
     "MathData": "grail_lightning.data",
     "ArithmeticData": "grail_lightning.data",
+    "WordProblemData": "grail_lightning.data",
     "default_callbacks": "grail_lightning.callbacks",
 }
 

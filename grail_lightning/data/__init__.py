@@ -1,17 +1,26 @@
 """The data modules, which turn datasets into `Prompt`s, and their loaders."""
 
+from grail_lightning.data.arithmetic import ArithmeticData
+from grail_lightning.data.curriculum import Curriculum
+from grail_lightning.data.few_shot import FewShot
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch, epoch_order
-from grail_lightning.data.modules import ArithmeticData, MathData, PromptData
+from grail_lightning.data.modules import PromptData
 from grail_lightning.data.sources import DatasetSpec
+from grail_lightning.data.tables import MathData, TableData
+from grail_lightning.data.word_problems import WordProblemData
 
 __all__ = [
     "ArithmeticData",
+    "Curriculum",
     "DatasetSpec",
     "EvaluationLoader",
+    "FewShot",
     "MathData",
     "PromptData",
     "PromptSet",
+    "TableData",
     "TrainingLoader",
+    "WordProblemData",
     "draws_per_epoch",
     "epoch_order",
 ]

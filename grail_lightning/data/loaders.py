@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
+from grail_lightning.data.curriculum import Curriculum, easy_first
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
@@ -27,11 +28,17 @@ class PromptSet:
         name: The name under which metrics are reported.
         prompts: The prompts; the sequence may be lazy.
         weight: The share of the training draws, relative to the weights of the other sets.
+        difficulty: The difficulty of each prompt, for a curriculum.
     """
 
     name: str
     prompts: Sequence[Prompt]
     weight: float = 1.0
+    difficulty: Sequence[float] = ()
+
+    def first(self, number: int) -> PromptSet:
+        """The first prompts of the set."""
+        return replace(self, prompts=self.prompts[:number], difficulty=self.difficulty[:number])
 
 
 class EvaluationLoader:
@@ -63,9 +70,10 @@ class EvaluationLoader:
 class TrainingLoader:
     """An endless stream of training prompts, shuffled anew in every epoch.
 
-    The order is a pure function of the sets, their weights, the seed and the epoch (`epoch_order`). The only
-    state is the position in this order, counted in prompts. A resumed run therefore continues with the next prompt,
-    even with another number of ranks or another batch size.
+    The order is a pure function of the sets, their weights, the seed and the epoch (`epoch_order`). With a curriculum,
+    its prompts (`easy_first`) come before the first epoch and count as epoch −1. The only state is the position in this
+    order, counted in prompts. A resumed run therefore continues with the next prompt, even with another number of ranks
+    or another batch size.
 
     Iterating yields ``len(self)`` batches from the position on, and continues in the next epoch if necessary. The
     loader has a length because Lightning would otherwise fetch one batch ahead, which a checkpoint would skip. The last
@@ -78,6 +86,7 @@ class TrainingLoader:
         seed: The seed of the order.
         rank: The rank of this process.
         world_size: The number of ranks.
+        curriculum: The curriculum; None without one.
 
     Raises:
         ValueError: If a batch or the data would leave a rank without a prompt, or a weight is too small for a
@@ -85,14 +94,20 @@ class TrainingLoader:
     """
 
     def __init__(
-        self, sets: Sequence[PromptSet], prompts_per_batch: int, seed: int = 0, rank: int = 0, world_size: int = 1
+        self,
+        sets: Sequence[PromptSet],
+        prompts_per_batch: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self.sets, self.prompts_per_batch, self.seed = sets, prompts_per_batch, seed
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.curriculum = rank, world_size, curriculum
         self.shares = draws_per_epoch(sets)
-        self.epoch = self.offset = 0
+        self.epoch, self.offset = -1 if curriculum else 0, 0
         self._order: tuple[int, list[tuple[int, int]]] = (-1, [])
-        for what, size in (("`prompts_per_batch`", prompts_per_batch), ("The training data", self.num_prompts)):
+        for what, size in (("`prompts_per_batch`", prompts_per_batch), ("The training data", sum(self.shares))):
             if size < world_size:
                 raise ValueError(
                     f"{what} must hold at least one prompt for each of the {world_size} ranks, but got {size}. "
@@ -101,11 +116,13 @@ class TrainingLoader:
 
     @property
     def num_prompts(self) -> int:
-        """The number of draws in an epoch, which equals the number of prompts."""
+        """The number of draws in the current epoch, which equals the number of prompts, or in the curriculum."""
+        if self.epoch < 0 and self.curriculum is not None:
+            return self.curriculum.batches * self.prompts_per_batch
         return sum(self.shares)
 
     def __len__(self) -> int:
-        batches, rest = divmod(self.num_prompts, self.prompts_per_batch)
+        batches, rest = divmod(sum(self.shares), self.prompts_per_batch)
         return batches + (rest >= self.world_size)
 
     def __iter__(self) -> Iterator[list[Prompt]]:
@@ -132,29 +149,42 @@ class TrainingLoader:
         if self.num_prompts - self.offset < self.world_size:
             self.epoch, self.offset = self.epoch + 1, 0
         if self._order[0] != self.epoch:
-            self._order = (self.epoch, epoch_order(self.sets, self.shares, self.seed, self.epoch))
+            self._order = (self.epoch, self._order_of(self.epoch))
         # The position moves before the batch is returned, so that a checkpoint after its step points to the next one.
         batch = self._order[1][self.offset : self.offset + number]
         self.offset += len(batch)
         return batch
+
+    def _order_of(self, epoch: int) -> list[tuple[int, int]]:
+        if epoch < 0 and self.curriculum is not None:
+            difficulties = [s.difficulty for s in self.sets]
+            return easy_first(difficulties, self.shares, self.num_prompts, self.curriculum.start, self.seed)
+        return epoch_order(self.sets, self.shares, self.seed, epoch)
 
     def _mine(self, batch: list[tuple[int, int]]) -> list[Prompt]:
         return [self.sets[which].prompts[index] for which, index in batch[self.rank :: self.world_size]]
 
     def state_dict(self) -> dict[str, Any]:
         """The position and the definition of the order; the same on all ranks."""
-        return {"epoch": self.epoch, "offset": self.offset, "shares": list(self.shares), "seed": self.seed}
+        state = {"epoch": self.epoch, "offset": self.offset, "shares": list(self.shares), "seed": self.seed}
+        if self.epoch < 0 and self.curriculum is not None:
+            state["curriculum"] = [self.curriculum.column, self.num_prompts, self.curriculum.start]
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the position. If the data have changed, the epoch starts from its beginning."""
-        now, then = self.state_dict(), dict(state_dict)
-        self.epoch, self.offset = then["epoch"], then["offset"]
-        changed = [name for name in ("shares", "seed") if now[name] != then[name]]
+        then = dict(state_dict)
+        if then["epoch"] >= 0 or self.curriculum is not None:
+            self.epoch, self.offset = then["epoch"], then["offset"]
+        else:  # The curriculum was switched off.
+            self.epoch, self.offset = 0, 0
+        now = self.state_dict()
+        changed = [name for name in ("shares", "seed", "curriculum") if now.get(name) != then.get(name)]
         if changed:
             rank_zero_warn(
                 "The training data are not those of the checkpoint: "
-                + ", ".join(f"{name} {then[name]} became {now[name]}" for name in changed)
-                + f". Epoch {self.epoch} starts anew, in the new order."
+                + ", ".join(f"{name} {then.get(name)} became {now.get(name)}" for name in changed)
+                + f". {'The curriculum' if self.epoch < 0 else f'Epoch {self.epoch}'} starts anew, in the new order."
             )
             self.offset = 0
 

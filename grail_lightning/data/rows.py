@@ -18,10 +18,18 @@ class RowPrompts(Sequence[Prompt]):
         indices: The indices of the selected rows.
         spec: The names of the columns and of the dataset.
         task: The task that makes a prompt of a row. It gets the columns under the names `problem` and `answer`.
+        change: A function that is applied to each prompt, such as one that adds worked examples; None for none.
     """
 
-    def __init__(self, table: Table, indices: Sequence[int], spec: DatasetSpec, task: Task) -> None:
-        self.table, self.indices, self.spec, self.task = table, indices, spec, task
+    def __init__(
+        self,
+        table: Table,
+        indices: Sequence[int],
+        spec: DatasetSpec,
+        task: Task,
+        change: Callable[[Prompt], Prompt] | None = None,
+    ) -> None:
+        self.table, self.indices, self.spec, self.task, self.change = table, indices, spec, task, change
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -37,11 +45,12 @@ class RowPrompts(Sequence[Prompt]):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
         row |= {"problem": str(row[self.spec.problem]), "answer": str(row[self.spec.answer])}
-        return dataclasses.replace(prompt_of(self.task, row), dataset=self.spec.label)
+        prompt = dataclasses.replace(prompt_of(self.task, row), dataset=self.spec.label)
+        return prompt if self.change is None else self.change(prompt)
 
     def take(self, indices: Sequence[int]) -> RowPrompts:
         """The prompts of the given rows of the same table."""
-        return RowPrompts(self.table, indices, self.spec, self.task)
+        return RowPrompts(self.table, indices, self.spec, self.task, self.change)
 
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:

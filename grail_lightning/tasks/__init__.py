@@ -3,6 +3,7 @@
 from grail_lightning.tasks.arithmetic import ArithmeticTask
 from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.problems import Problem, ProblemSpace, Split, demonstration, misconception, split_of
+from grail_lightning.tasks.word_problems import WordProblemSpace
 
 __all__ = [
     "ArithmeticTask",
@@ -10,6 +11,7 @@ __all__ = [
     "Problem",
     "ProblemSpace",
     "Split",
+    "WordProblemSpace",
     "demonstration",
     "misconception",
     "split_of",

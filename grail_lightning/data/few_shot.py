@@ -1,0 +1,148 @@
+"""Worked examples before each question (few-shot prompts), taken from rows of a dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from grail_lightning.answers import Conventions, Verdict
+from grail_lightning.answers.compare.judge import judge
+from grail_lightning.data.rows import RowPrompts
+from grail_lightning.data.sources import DatasetSpec, Table
+from grail_lightning.tasks.base import Messages, Prompt, Task
+
+
+@dataclass(frozen=True)
+class FewShot:
+    r"""Worked examples that stand before each question: the same for all, so that their tokens can be run once.
+
+    They are the first rows of a dataset that fit its filter. Rows that serve as examples are left out of training and
+    evaluation, because their prompt would contain their answer.
+
+    Args:
+        number: The number of examples.
+        dataset: The dataset with the examples; default the first training dataset.
+        solution: The column of the worked solution, which must end with the reference answer in the task's form.
+        style: turns: each example is a user turn and an assistant turn of the conversation, for chat models. text: the
+            prompt is plain text without a chat template, for base models.
+        template: One example as plain text, for `text`. The question itself ends where `{solution}` stands.
+    """
+
+    number: int = 2
+    dataset: DatasetSpec | str | None = None
+    solution: str = "solution"
+    style: Literal["turns", "text"] = "turns"
+    template: str = "{problem}\n{solution}"
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ValueError(
+                f"`few_shot.number` must be at least 1, but got {self.number}. Leave `few_shot` out for no examples."
+            )
+        if self.style not in ("turns", "text"):
+            raise ValueError(f"`few_shot.style` must be turns or text, but got {self.style!r}.")
+        if [self.template.count(name) for name in ("{problem}", "{solution}")] != [1, 1] or self.template.index(
+            "{problem}"
+        ) > self.template.index("{solution}"):
+            raise ValueError(
+                "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "
+                f"{self.template!r}."
+            )
+
+
+@dataclass(frozen=True)
+class Example:
+    """A problem with its worked solution.
+
+    Attributes:
+        messages: The prompt that the task makes of the row.
+        solution: The worked solution.
+    """
+
+    messages: Messages | str
+    solution: str
+
+
+def read_examples(
+    few_shot: FewShot, spec: DatasetSpec, table: Table, indices: Sequence[int], task: Task
+) -> list[Example]:
+    """The examples of a table, checked.
+
+    Args:
+        few_shot: The options.
+        spec: The names of the columns.
+        table: The rows.
+        indices: The rows that fit the filter; the first ones are used.
+        task: The task, which makes prompts of the rows and reads the answers of their solutions.
+
+    Raises:
+        ValueError: If there are too few rows, a row has no solution, or a solution does not end with the reference
+            answer in the task's form. The message names file and line.
+    """
+    if len(indices) < few_shot.number:
+        raise ValueError(
+            f"`few_shot.number` must not exceed the {len(indices)} rows of {table.source}, but got {few_shot.number}."
+        )
+    examples = []
+    for number, index in enumerate(indices[: few_shot.number]):
+        prompt = RowPrompts(table, indices, spec, task)[number]
+        solution = table.rows[index].get(few_shot.solution)
+        place = f"{table.place(index)}: the column `{few_shot.solution}`"
+        if not isinstance(solution, str) or not solution.strip():
+            raise ValueError(
+                f"{place} must hold the worked solution of the example as text, but got {solution!r}. Name the right "
+                "column with `few_shot.solution`."
+            )
+        answer = task.answer(solution)
+        if answer is None or not _agrees(task, prompt.reference, answer):
+            found = "no answer was found" if answer is None else f"the answer there is {answer!r}"
+            raise ValueError(
+                f"{place} must end with the answer {prompt.reference!r} in the form that `task.answer` reads, but "
+                f"{found} in {solution[-80:]!r}."
+            )
+        examples.append(Example(prompt.messages, solution.strip()))
+    return examples
+
+
+def _agrees(task: Task, reference: str, answer: str) -> bool:
+    if task.compare != "math":
+        return Verdict.of_text(reference, answer, ignore_case=task.compare == "text").correct
+    outcome = judge(reference, answer, Conventions())
+    return outcome is None or outcome.status == "right"  # None: only a worker could tell.
+
+
+def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot) -> Prompt:
+    """The prompt with worked examples before its question.
+
+    Raises:
+        ValueError: If the style is `turns` and the task's prompts are no conversations.
+    """
+    if few_shot.style == "text":
+        opening, _, rest = few_shot.template.partition("{solution}")
+        parts = [opening.replace("{problem}", _text(e.messages)) + e.solution + rest for e in examples]
+        # A trailing space would be a token of its own, which no model expects.
+        text = opening.replace("{problem}", _text(prompt.messages)).rstrip(" ")
+        return dataclasses.replace(prompt, messages="\n\n".join([*parts, text]))
+    conversations = [_turns(prompt.task, messages) for messages in (*(e.messages for e in examples), prompt.messages)]
+    system = [message for message in conversations[-1] if message["role"] == "system"]
+    worked: Messages = []
+    for conversation, example in zip(conversations[:-1], examples, strict=True):
+        worked += [message for message in conversation if message["role"] != "system"]
+        worked.append({"role": "assistant", "content": example.solution})
+    question = [message for message in conversations[-1] if message["role"] != "system"]
+    return dataclasses.replace(prompt, messages=[*system, *worked, *question])
+
+
+def _turns(task: Task, messages: Messages | str) -> Messages:
+    if isinstance(messages, str):
+        raise ValueError(
+            f"`few_shot.style: turns` needs prompts that are conversations, but those of `{type(task).__name__}` are "
+            "plain text. Use `style: text`."
+        )
+    return messages
+
+
+def _text(messages: Messages | str) -> str:
+    return messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)

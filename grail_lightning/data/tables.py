@@ -1,0 +1,235 @@
+"""Data modules over tables of problems with reference answers: files, the hub, or generated rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from grail_lightning.data.curriculum import Curriculum, read_difficulty
+from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
+from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.modules import STAGES, PromptData, Split
+from grail_lightning.data.names import metric_names
+from grail_lightning.data.rows import RowPrompts, within_length
+from grail_lightning.data.sources import DatasetSpec, Table, check_path, read_table, select_rows
+from grail_lightning.tasks.base import Messages, Task
+from grail_lightning.tasks.math import MathTask
+
+# jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as
+# the option, unless the type includes paths.
+Datasets: TypeAlias = str | Path | DatasetSpec | list[str | Path | DatasetSpec] | None
+
+
+class TableData(PromptData):
+    """The base class of data modules over tables. A subclass returns the tables of a split from `tables`.
+
+    Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer. The attribute
+    `num_overlong` holds the number of prompts that were left out, by split and name.
+
+    Args:
+        task: The task, which makes prompts of rows and rewards answers.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        max_prompt_length: The largest number of tokens of a prompt, chat template and examples included; None is no
+            limit. No prompt is ever cut.
+        overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
+        few_shot: Worked examples before each question; None for none.
+        curriculum: Easy problems first, by a column; None for all problems from the beginning.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        prompts_per_batch: int,
+        eval_prompts_per_batch: int,
+        max_prompt_length: int | None = None,
+        overlong: Literal["drop", "error"] = "drop",
+        few_shot: FewShot | None = None,
+        curriculum: Curriculum | None = None,
+    ) -> None:
+        super().__init__(prompts_per_batch, eval_prompts_per_batch)
+        if max_prompt_length is not None and max_prompt_length < 1:
+            raise ValueError(f"`max_prompt_length` must be at least 1 token, but got {max_prompt_length}.")
+        if overlong not in ("drop", "error"):
+            raise ValueError(f"`overlong` must be drop or error, but got {overlong!r}.")
+        self.task, self.few_shot, self.curriculum = task, few_shot, curriculum
+        self.max_prompt_length, self.overlong = max_prompt_length, overlong
+        self.encode: Callable[[Messages | str], Sequence[int]] | None = None
+        self.num_overlong: dict[str, int] = {}
+
+    @abstractmethod
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The tables of a split, each with its name, its columns and the filter of its rows."""
+
+    def load(self, split: Split) -> list[PromptSet]:
+        """Read, filter and check the datasets of a split."""
+        examples = self._examples()
+        return [self._load_one(split, spec, table, examples) for spec, table in self.tables(split)]
+
+    def _examples(self) -> _Examples | None:
+        if self.few_shot is None:
+            return None
+        if self.few_shot.dataset is not None:
+            (spec,) = as_specs(self.few_shot.dataset)
+            table = read_table(spec)
+        else:
+            found = self.tables("train")
+            if not found:
+                raise ValueError(
+                    "`few_shot.dataset` must name the dataset with the worked examples, because there is no `train`."
+                )
+            spec, table = found[0]
+        rows = select_rows(table, spec)
+        return _Examples(
+            _identity(spec), rows[: self.few_shot.number], read_examples(self.few_shot, spec, table, rows, self.task)
+        )
+
+    def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: _Examples | None) -> PromptSet:
+        rows = select_rows(table, spec)
+        change = None
+        if examples is not None and self.few_shot is not None:
+            change = partial(with_examples, examples=examples.worked, few_shot=self.few_shot)
+            if _identity(spec) == examples.source:
+                rows = [row for row in rows if row not in examples.rows]
+            if not rows:
+                raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
+        prompts = self._within_length(split, RowPrompts(table, rows, spec, self.task, change))
+        if split != "train" or self.curriculum is None:
+            return PromptSet(spec.label, prompts, spec.weight)
+        difficulty = read_difficulty(self.curriculum.column, table, prompts.indices)
+        return PromptSet(spec.label, prompts, spec.weight, difficulty)
+
+    def _within_length(self, split: Split, prompts: RowPrompts) -> RowPrompts:
+        if self.max_prompt_length is None:
+            return prompts
+        path, label = prompts.spec.path, prompts.spec.label
+        encode = self.encode or getattr(getattr(self.trainer, "lightning_module", None), "encode", None)
+        if encode is None:
+            rank_zero_warn(
+                f"`max_prompt_length` was not applied to {path}: without a trainer there is no tokenizer to "
+                "measure with. Set the attribute `encode` of the data module."
+            )
+            return prompts
+        kept = within_length(prompts, encode, self.max_prompt_length, self.overlong)
+        self.num_overlong[f"{split}/{label}"] = dropped = len(prompts) - len(kept)
+        if dropped:
+            rank_zero_info(
+                f"{path}: left out {dropped} of {len(prompts)} prompts, "
+                f"longer than `max_prompt_length` {self.max_prompt_length}."
+            )
+        return kept
+
+
+class _Examples(NamedTuple):
+    """Worked examples, and the rows that they are."""
+
+    source: tuple[str, str | None, str]
+    rows: list[int]
+    worked: list[Example]
+
+
+def _identity(spec: DatasetSpec) -> tuple[str, str | None, str]:
+    return spec.path, spec.subset, spec.split
+
+
+class MathData(TableData):
+    r"""Problems with reference answers, from files or the hub.
+
+    Each dataset is a `DatasetSpec` or a path. The four arguments for datasets take one or a list::
+
+        train: [{path: train.jsonl}, {path: zwhe99/DeepMath-103K, problem: question, answer: final_answer, weight: 3}]
+        val: {path: math500.jsonl, limit: 100}
+
+    Several training datasets are mixed in proportion to their weights; an epoch has as many draws as there are
+    problems. Evaluation datasets are reported separately, under their names. Prompts are made together with each
+    batch, so that a large table stays on disk.
+
+    Args:
+        train: Training datasets.
+        val: Validation datasets.
+        test: Test datasets.
+        predict: Datasets for `predict`. The responses of a column `response` are used instead of sampled ones.
+        task: The task, which makes prompts of rows and rewards answers; default `MathTask`.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        max_prompt_length: The largest number of tokens of a prompt, chat template and examples included; None is no
+            limit. No prompt is ever cut.
+        overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
+        few_shot: Worked examples before each question; none by default.
+        curriculum: Easy problems first, by a column; by default all problems from the beginning.
+
+    Raises:
+        ValueError: If a file is missing, two datasets of a split have one name, or a number is out of range; in `setup`
+            if a row is malformed, lacks a named column, or has an empty problem or answer, with file and line.
+    """
+
+    def __init__(
+        self,
+        train: Datasets = None,
+        val: Datasets = None,
+        test: Datasets = None,
+        predict: Datasets = None,
+        task: Task | None = None,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 64,
+        max_prompt_length: int | None = None,
+        overlong: Literal["drop", "error"] = "drop",
+        few_shot: FewShot | None = None,
+        curriculum: Curriculum | None = None,
+    ) -> None:
+        super().__init__(
+            task or MathTask(),
+            prompts_per_batch,
+            eval_prompts_per_batch,
+            max_prompt_length,
+            overlong,
+            few_shot,
+            curriculum,
+        )
+        self.specs: dict[Split, list[DatasetSpec]] = {
+            "train": as_specs(train),
+            "val": as_specs(val),
+            "test": as_specs(test),
+            "predict": as_specs(predict),
+        }
+        for split, specs in self.specs.items():
+            _check_names(split, specs)
+            for spec in specs:
+                check_path(spec)
+        if not self.specs["val"]:
+            # Lightning checks whether the method is overridden. For an empty list it would warn and validate nothing.
+            self.val_dataloader = super(PromptData, self).val_dataloader  # type: ignore[method-assign]
+
+    def prepare_data(self) -> None:
+        """Download the datasets of the stage, once per machine."""
+        stage = str(self.trainer.state.fn.value) if self.trainer and self.trainer.state.fn else "fit"
+        for split in STAGES[stage]:
+            for spec in self.specs[split]:
+                if not spec.is_file:
+                    read_table(spec)
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The datasets of a split."""
+        return [(spec, read_table(spec)) for spec in self.specs[split]]
+
+
+def as_specs(datasets: Datasets) -> list[DatasetSpec]:
+    """The datasets as a list of options; a path alone has the default ones."""
+    given = datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
+    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(str(spec)) for spec in given]
+
+
+def _check_names(split: Split, specs: list[DatasetSpec]) -> None:
+    names = [spec.label for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"The datasets of `{split}` must have different names, but got {', '.join(twice)} more than once. "
+            "Set `name` of one of them."
+        )
+    metric_names(names)

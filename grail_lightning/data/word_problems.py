@@ -1,0 +1,67 @@
+"""The data module of generated word problems."""
+
+from __future__ import annotations
+
+from grail_lightning.answers import Marker
+from grail_lightning.data.curriculum import Curriculum
+from grail_lightning.data.few_shot import FewShot
+from grail_lightning.data.modules import Split
+from grail_lightning.data.sources import DatasetSpec, Table
+from grail_lightning.data.tables import TableData
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.math import MathTask
+from grail_lightning.tasks.problems import Split as ProblemSplit
+from grail_lightning.tasks.word_problems import WordProblemSpace
+
+_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
+
+
+class WordProblemData(TableData):
+    """Generated word problems with worked solutions: a first task for a small pretrained model.
+
+    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
+    The columns are `problem`, `solution`, `answer` and `steps`, so `few_shot` and `curriculum: {column: steps, …}` work
+    without a file.
+
+    Args:
+        num_train: The number of training problems.
+        num_val: The number of validation problems.
+        num_test: The number of test problems.
+        problems: The space of problems: numbers of steps, operands and operators.
+        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
+            on the same problems.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        task: The task; default `MathTask` whose answer follows the marker `####`.
+        few_shot: Worked examples before each question; none by default.
+        curriculum: Easy problems first, by a column; by default all problems from the beginning.
+
+    Raises:
+        ValueError: If a number is out of range; in `setup` if there are fewer such problems than asked for.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 20_000,
+        num_val: int = 256,
+        num_test: int = 256,
+        problems: WordProblemSpace = WordProblemSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        task: Task | None = None,
+        few_shot: FewShot | None = None,
+        curriculum: Curriculum | None = None,
+    ) -> None:
+        task = task or MathTask(answer=Marker())
+        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, few_shot=few_shot, curriculum=curriculum)
+        for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
+            if number < 1:
+                raise ValueError(f"`{name}` must be at least 1, but got {number}.")
+        self.problems, self.seed = problems, seed
+        self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The generated problems of a split, as one table."""
+        rows = self.problems.sample(self.sizes[split], _SPLITS[split], self.seed)
+        return [(DatasetSpec("word_problems", split=_SPLITS[split]), Table(f"word problems ({split})", rows))]
