@@ -106,7 +106,7 @@ class TrainingLoader:
         self.rank, self.world_size, self.curriculum = rank, world_size, curriculum
         self.shares = draws_per_epoch(sets)
         self.epoch, self.offset = -1 if curriculum else 0, 0
-        self._order: tuple[int, list[tuple[int, int]]] = (-1, [])
+        self._order: tuple[int | None, list[tuple[int, int]]] = (None, [])
         for what, size in (("`prompts_per_batch`", prompts_per_batch), ("The training data", sum(self.shares))):
             if size < world_size:
                 raise ValueError(
