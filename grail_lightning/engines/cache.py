@@ -132,11 +132,15 @@ def keep_rows(cache: DynamicCache, kept: Tensor) -> Tensor:
     return order
 
 
+def grows(cache: DynamicCache) -> bool:
+    """Whether no layer has a sliding window, so that padding may stand anywhere and columns can be removed."""
+    return all(isinstance(layer, GrowingLayer) for layer in cache.layers)
+
+
 def drop_columns(cache: DynamicCache, number: int) -> bool:
     """Remove the first `number` tokens if every layer can; one with a sliding window counts its tokens and cannot."""
-    layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
-    if len(layers) < len(cache.layers):
+    if not grows(cache):
         return False
-    for layer in layers:
+    for layer in cache.layers:
         layer.drop_columns(number)
     return True

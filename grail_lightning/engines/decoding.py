@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
+from grail_lightning.engines.draw import draw, warpers, widest_float
 from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
@@ -22,7 +24,8 @@ from grail_lightning.runtime.collectives import all_reduce
 MIN_FINISHED_SHARE = 0.05
 """Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
 
-SUM_BLOCK = 512
+MIN_COMMON_TOKENS = 16
+"""The length from which a common beginning of all prompts (a system prompt, worked examples) is run once."""
 
 
 def supports(model: Any) -> bool:
@@ -50,7 +53,8 @@ def supports(model: Any) -> bool:
 class Decoding:
     """One call of the loop: rows are decoded together, and finished rows are removed.
 
-    Rows of one prompt use one row of the cache as long as they draw the same tokens. A row's token at a step is a
+    Rows of one prompt use one row of the cache as long as they draw the same tokens, and a long common beginning of all
+    prompts is run once. A row's token at a step is a
     function of its logits and of one uniform number, which is keyed by row and step. It does not depend on the other
     rows of the batch.
 
@@ -76,10 +80,11 @@ class Decoding:
         device = policy.device
         self.policy, self.sampling, self.synchronised, self.leave = policy, sampling, synchronised, leave
         self.prompts = rows
-        self.noise = noise.to(device, _wide(device)).T
+        self.noise = noise.to(device, widest_float(device)).T
         self.warpers = warpers(sampling)
         self.ending = Ending(policy, sampling)
         self.cache: Any = None
+        self.common, self.padded = 0, False
         shape = (len(rows), sampling.max_response_length)
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -114,31 +119,57 @@ class Decoding:
 
     def _read_prompts(self) -> Tensor:
         """Fill the cache with the prompts; returns the logits ``[m, V]`` of the first response token."""
-        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import, and `--help` is not.
+        # Transformers is slow to import, and `--help` is not.
+        from grail_lightning.engines.cache import growing_cache, keep_rows
 
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
-        ids, mask = pad_left([self.prompts[k] for k in first], self.policy.tokenizer.pad_token_id)
-        ids, mask = ids.to(self.rows.device), mask.to(self.rows.device)
-        limit = ids.shape[1] + self.sampling.max_response_length
+        prompts, device = [self.prompts[k] for k in first], self.rows.device
+        limit = max(map(len, prompts)) + self.sampling.max_response_length
         cache = growing_cache(self.policy.model.config.get_text_config(decoder=True), limit, len(self.prompts))
         assert cache is not None, "`supports` was not asked"
         self.cache = cache
+        last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
+        if common := self._common_beginning(prompts):
+            begin = torch.arange(common, device=device)[None]
+            self._model(torch.tensor([prompts[0][:common]], device=device), begin >= 0, begin, **last)
+            keep_rows(cache, torch.zeros(len(prompts), dtype=torch.long, device=device))
+            self.common = common
+        ids, mask = pad_left([prompt[common:] for prompt in prompts], self.policy.tokenizer.pad_token_id)
+        ids, mask = ids.to(device), mask.to(device)
         self.pads = (~mask).sum(1)
         self.padded = not bool(mask.all())
-        self.column = ids.shape[1]
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
+        self.column = common + ids.shape[1]
+        positions = (common + mask.long().cumsum(1) - 1).clamp(min=0)
         copies = torch.tensor([*first[1:], len(self.prompts)]) - torch.tensor(first)
         if len(first) < len(self.prompts):
-            self.place = torch.arange(len(first)).repeat_interleave(copies).to(self.rows.device)
-        return self._model(ids, mask, positions, **last)
+            self.place = torch.arange(len(first)).repeat_interleave(copies).to(device)
+        return self._model(ids, self._valid(self.column), positions, **last)
+
+    def _common_beginning(self, prompts: Sequence[Sequence[int]]) -> int:
+        """The number of tokens with which all different prompts begin, if running them once is worthwhile.
+
+        The last token of a prompt is never among them. Ranks that are synchronised make equally many passes, and so
+        agree on the number.
+        """
+        from grail_lightning.engines.cache import grows
+
+        # All rows agree as far as the first and the last in lexical order do.
+        least, most = min(prompts, key=list), max(prompts, key=list)
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(least[:-1], most[:-1], strict=False))))
+        if len(prompts) == 1 or shared < MIN_COMMON_TOKENS or not grows(self.cache):
+            shared = 0
+        return int(all_reduce(self.lengths.new_tensor(shared), "min")) if self.synchronised else shared
+
+    def _valid(self, columns: int) -> Tensor:
+        """``[m, columns]`` bool: the columns of the cache that are not padding, which follows the common beginning."""
+        column = torch.arange(columns, device=self.pads.device)
+        return (column < self.common) | (column >= self.common + self.pads[:, None])
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Logits ``[m, V]`` after one further token ``[m]`` in each row of the cache."""
-        columns = torch.arange(self.column + 1, device=tokens.device)
-        mask, positions = columns >= self.pads[:, None], self.column - self.pads
+        positions = self.column - self.pads
         self.column += 1
-        return self._model(tokens[:, None], mask, positions[:, None])
+        return self._model(tokens[:, None], self._valid(self.column), positions[:, None])
 
     def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
         out = self.policy.model(
@@ -217,81 +248,8 @@ class Decoding:
         from grail_lightning.engines.cache import drop_columns
 
         least, most = (int(pads) for pads in self.pads.aminmax())
-        if least and drop_columns(self.cache, least):
+        if least and not self.common and drop_columns(self.cache, least):
             self.pads = self.pads - least
             self.column -= least
             most -= least
         self.padded = most > 0
-
-
-def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A token of each row, and its log-probability before top-k and top-p, ``[n]`` each.
-
-    ``token = min {v : Σ_{w ≤ v} p_w > u Σ_w p_w}`` with ``p = exp(logits / temperature)``: one exponential over the
-    vocabulary gives both the token and the normaliser.
-
-    Args:
-        logits: ``[n, V]``, float32 or float64.
-        sampling: The sampling options; temperature 0 takes the most likely token.
-        warpers: The processors that set the scores of excluded tokens to -inf; see `warpers`.
-        noise: ``[n]`` uniform in ``[0, 1)``: `u`.
-    """
-    scores = logits / sampling.logprob_temperature
-    top = scores.amax(-1, keepdim=True)
-    weights = (scores - top).exp()
-    if sampling.temperature == 0:
-        tokens = scores.argmax(-1)
-    else:
-        allowed = scores
-        for warper in warpers:
-            allowed = warper(None, allowed)
-        tokens = pick(weights if allowed is scores else (allowed - top).exp(), noise)
-    chosen = scores.gather(1, tokens[:, None]) - top
-    return tokens, chosen.squeeze(1) - weights.sum(-1).log()
-
-
-def pick(weights: Tensor, noise: Tensor) -> Tensor:
-    """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum.
-
-    Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
-    150,000 takes several times as long as a sum.
-    """
-    if weights.shape[1] <= 4 * SUM_BLOCK:
-        return _invert(weights, noise)[0]
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % SUM_BLOCK)).reshape(len(weights), -1, SUM_BLOCK)
-    block, rest = _invert(blocks.sum(-1), noise)
-    row = torch.arange(len(block), device=block.device)
-    return block * SUM_BLOCK + _invert(blocks[row, block], rest)[0]
-
-
-def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The index selected by `noise`, and the position within its weight in [0, 1), which is uniform again."""
-    sums = _running_sum(weights, noise.dtype)
-    point = (noise * sums[:, -1])[:, None]
-    index = torch.searchsorted(sums, point, right=True).clamp(max=weights.shape[1] - 1)
-    above = sums.gather(1, index)
-    width = weights.gather(1, index).to(noise.dtype)
-    rest = 1 - (above - point) / width
-    return index.squeeze(1), rest.squeeze(1).clamp(0, 1 - torch.finfo(rest.dtype).eps / 2)
-
-
-def _running_sum(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The cumulative sum ``[n, V]``. In torch's deterministic mode on CUDA a matrix product replaces `cumsum`."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return weights.cumsum(-1, dtype=dtype)
-    return weights.to(dtype) @ weights.new_ones(weights.shape[1], weights.shape[1], dtype=dtype).triu()
-
-
-def warpers(sampling: Sampling) -> list[Any]:
-    """Top-k and top-p, as Transformers defines them."""
-    from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-    if sampling.temperature == 0:
-        return []
-    top_k = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
-    return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    """The widest floating-point dtype of the device: Apple's GPUs have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
 from grail_lightning.engines.base import RolloutEngine, build_batch
-from grail_lightning.engines.decoding import Decoding, supports, warpers
+from grail_lightning.engines.decoding import Decoding, supports
+from grail_lightning.engines.draw import warpers
 from grail_lightning.engines.ending import Ending, EndRecorder, Sampled
 from grail_lightning.policy import Policy
 from grail_lightning.policy.model import requiring_grad

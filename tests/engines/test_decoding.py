@@ -15,7 +15,8 @@ from transformers import (
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.cache import GrowingLayer, growing_cache, keep_rows
-from grail_lightning.engines.decoding import Decoding, pick, supports
+from grail_lightning.engines.decoding import Decoding, supports
+from grail_lightning.engines.draw import pick
 from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.tasks import ArithmeticTask
@@ -132,6 +133,39 @@ def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
         waiting = (batch.response_lengths > step).nonzero().flatten().tolist()
         begun = {(k // 8, *batch.response_ids[k, :step].tolist()) for k in waiting}
         assert 0 <= rows - len(begun) <= 1
+
+
+EXAMPLES = "Compute 1+2.\n1+2=3\nCompute 5-2+3.\n5-2=3\n3+3=6\n"
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("leave", [2.0, 1e-9])
+def test_a_common_beginning_that_is_run_once_changes_no_token(family, leave):
+    policy = policy_of(MODELS[family](), end_bias=4.0)
+    rows = [policy.encode(EXAMPLES + text) for text in TEXTS for _ in range(2)]
+    with without_ties():
+        ours, logprobs, decoding = decode(policy, rows, Sampling(max_response_length=30, temperature=0.0), leave=leave)
+    windows = family in ("mistral", "gemma2")
+    assert (decoding.common == 0) == windows  # A window counts padding between beginning and rest as tokens.
+    alone = [decode(policy, [row], Sampling(max_response_length=30, temperature=0.0)) for row in rows]
+    assert torch.equal(ours, torch.cat([ids for ids, _, _ in alone]))
+    assert_near(logprobs, torch.cat([found for _, found, _ in alone]), 64, torch.float32)
+
+
+def test_a_common_beginning_of_all_prompts_is_run_once():
+    policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
+    sizes = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    prompts = [Prompt(messages=EXAMPLES + text, reference="", task=TASK) for text in TEXTS]
+    batch = engine_of(policy).generate(prompts, 8, Sampling(max_response_length=10), seed=0)
+    hook.remove()
+    common = len(policy.encode(EXAMPLES + "Compute "))
+    assert sizes[:2] == [(1, common), (4, batch.prompt_width - common)]
+    with without_ties():
+        alone = engine_of(policy).generate(prompts[:1], 8, Sampling(max_response_length=10), seed=0).response_ids
+    assert torch.equal(alone, batch.response_ids[:8, : alone.shape[1]])
 
 
 @pytest.mark.parametrize("method", ["compact", "generate"])

@@ -1,0 +1,89 @@
+"""Drawing of one token a row from logits.
+
+Shapes: ``n`` rows, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import Sampling
+
+SUM_BLOCK = 512
+
+
+def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tensor) -> tuple[Tensor, Tensor]:
+    r"""A token of each row, and its log-probability before top-k and top-p, ``[n]`` each.
+
+    ``token = min {v : Σ_{w ≤ v} p_w > u Σ_w p_w}`` with ``p = exp(logits / temperature)``: one exponential over the
+    vocabulary gives both the token and the normaliser.
+
+    Args:
+        logits: ``[n, V]``, float32 or float64.
+        sampling: The sampling options; temperature 0 takes the most likely token.
+        warpers: The processors that set the scores of excluded tokens to -inf; see `warpers`.
+        noise: ``[n]`` uniform in ``[0, 1)``: `u`.
+    """
+    scores = logits / sampling.logprob_temperature
+    top = scores.amax(-1, keepdim=True)
+    weights = (scores - top).exp()
+    if sampling.temperature == 0:
+        tokens = scores.argmax(-1)
+    else:
+        allowed = scores
+        for warper in warpers:
+            allowed = warper(None, allowed)
+        tokens = pick(weights if allowed is scores else (allowed - top).exp(), noise)
+    chosen = scores.gather(1, tokens[:, None]) - top
+    return tokens, chosen.squeeze(1) - weights.sum(-1).log()
+
+
+def pick(weights: Tensor, noise: Tensor) -> Tensor:
+    """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum.
+
+    Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
+    150,000 takes several times as long as a sum.
+    """
+    if weights.shape[1] <= 4 * SUM_BLOCK:
+        return _invert(weights, noise)[0]
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % SUM_BLOCK)).reshape(len(weights), -1, SUM_BLOCK)
+    block, rest = _invert(blocks.sum(-1), noise)
+    row = torch.arange(len(block), device=block.device)
+    return block * SUM_BLOCK + _invert(blocks[row, block], rest)[0]
+
+
+def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The index selected by `noise`, and the position within its weight in [0, 1), which is uniform again."""
+    sums = _running_sum(weights, noise.dtype)
+    point = (noise * sums[:, -1])[:, None]
+    index = torch.searchsorted(sums, point, right=True).clamp(max=weights.shape[1] - 1)
+    above = sums.gather(1, index)
+    width = weights.gather(1, index).to(noise.dtype)
+    rest = 1 - (above - point) / width
+    return index.squeeze(1), rest.squeeze(1).clamp(0, 1 - torch.finfo(rest.dtype).eps / 2)
+
+
+def _running_sum(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The cumulative sum ``[n, V]``. In torch's deterministic mode on CUDA a matrix product replaces `cumsum`."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return weights.cumsum(-1, dtype=dtype)
+    return weights.to(dtype) @ weights.new_ones(weights.shape[1], weights.shape[1], dtype=dtype).triu()
+
+
+def warpers(sampling: Sampling) -> list[Any]:
+    """Top-k and top-p, as Transformers defines them."""
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    if sampling.temperature == 0:
+        return []
+    top_k = [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The widest floating-point dtype of the device: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
