@@ -14,7 +14,7 @@ from torch import Tensor
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.functional.bnpo import ROUNDING
+from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name

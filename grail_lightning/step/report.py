@@ -15,8 +15,8 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import Mean, TokenWeights
+from grail_lightning.functional.advantages import EQUAL_REWARDS
 from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
-from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
 from grail_lightning.metrics import STATUSES
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.step.advantages import token_advantages
