@@ -153,7 +153,7 @@ def forward_with_saliency(
         target: The target, with objective ``[b, T]``. Its `rows` are ignored: every row gets scores.
         temperature: The number by which the logits are divided.
         frozen: Whether the log-probabilities are computed without gradient, in evaluation mode.
-        in_place: See `Policy.head_gradient`.
+        in_place: See `grail_lightning.policy.head.head_gradient`.
 
     Returns:
         Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
