@@ -41,7 +41,7 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"`every_n_batches` must be 0 (off) or positive, but got {every_n_batches}.")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
-        self._file: Path | None = None
+        self._file = Path()
         self._termination = Termination()
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -64,7 +64,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Watch for SIGTERM. The state from which a run was resumed is not saved a second time."""
         self._termination.watch(trainer, noting=True)
-        resumed = trainer.ckpt_path and self._file and Path(trainer.ckpt_path).resolve() == self._file.resolve()
+        resumed = trainer.ckpt_path and Path(trainer.ckpt_path).resolve() == self._file.resolve()
         self._saved_at = trainer.global_step if resumed else None
         if _may_be_cut(trainer, pl_module):
             self._save(trainer, pl_module)
@@ -112,7 +112,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.state.fn != "fit":
             rank_zero_info(f"{what}.")
             return
-        there = self._saved_at is not None and self._file is not None and self._file.exists()
+        there = self._saved_at is not None and self._file.exists()
         rank_zero_info(
             f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Resume with the "
             f"same command and `--ckpt_path={self._file if self.folder else 'last'}`."
@@ -139,7 +139,6 @@ class LastCheckpoint(Checkpoint):
         """Save if the run is between two batches and this step is not saved yet; `again` saves it in any case."""
         if trainer.fast_dev_run or pl_module.steps_left or (trainer.global_step == self._saved_at and not again):
             return
-        assert self._file is not None
         save_whole(trainer, self._file)
         self._saved_at = trainer.global_step
 

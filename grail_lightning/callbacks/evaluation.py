@@ -64,7 +64,6 @@ class Evaluation(Callback):
         self._finished = False
         self._loaded: int | None = None
         self._step = 0
-        self._plan: EvaluationPlan | None = None
         self._figures: dict[str, Figures] = {}
         self._correct: dict[str, list[Tensor]] = defaultdict(list)
         self._digests = 0
@@ -73,8 +72,8 @@ class Evaluation(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Give the module the number of samples and the sampling options."""
-        self._plan = EvaluationPlan(num_samples=self.num_samples, sampling=self.sampling or pl_module.sampling)
-        pl_module.evaluation = self._plan
+        sampling = self.sampling or pl_module.sampling
+        pl_module.evaluation = EvaluationPlan(num_samples=self.num_samples, sampling=sampling)
         self._loaded = None
         if stage == "fit":
             self.first, self.last = {}, {}
@@ -163,7 +162,7 @@ class Evaluation(Callback):
             self.last = {
                 "step": trainer.global_step,
                 "accuracy": figures["accuracy"],
-                **self._what(figures["problems"]),
+                **self._what(pl_module.evaluation, figures["problems"]),
             }
             if trainer.global_step == 0:
                 self.first = self.last
@@ -175,21 +174,19 @@ class Evaluation(Callback):
         if trainer.is_global_zero and all(len(right) for right in correct.values()):
             print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
 
-    def _what(self, problems: float) -> dict[str, Any]:
+    def _what(self, plan: EvaluationPlan, problems: float) -> dict[str, Any]:
         """The conditions of an accuracy: a text, and values that differ if the problems or the sampling differ."""
-        assert self._plan is not None
-        temperature = self._plan.sampling.temperature
+        temperature = plan.sampling.temperature
         drawn = f"temperature {temperature}" if temperature else "greedy"
         samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
         return {
             "conditions": f"{problems:.0f} problems{samples}, {drawn}",
             "digest": int(sum_by_name({"digest": self._digests})["digest"]) % 2**64,
-            "sampling": repr(self._plan),
+            "sampling": repr(plan),
         }
 
     def _take(self, output: StepOutput, device: torch.device) -> None:
         batch = output.batch
-        assert batch.correct is not None
         self._digests += sum(map(_digest, batch.prompts[:: self.num_samples]))  # rows of one group are neighbours
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row, prompt in enumerate(batch.prompts):

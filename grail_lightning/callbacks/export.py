@@ -59,7 +59,7 @@ class ExportPolicy(Callback):
         """Gather sharded weights. This needs all ranks, and the strategy before its teardown."""
         self._trained = True
         if not trainer.fast_dev_run:
-            self._gathered = _gathered(trainer.model) if _is_sharded(trainer.model) else None
+            self._gathered = _gathered(pl_module) if _is_sharded(pl_module) else None
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too.
@@ -67,7 +67,7 @@ class ExportPolicy(Callback):
         Raises:
             ValueError: If the policy cannot be written.
         """
-        ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(pl_module.policy))
+        ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(pl_module))
         if not ended or trainer.fast_dev_run or not trainer.is_global_zero:
             return
         path, (weights, source) = self._path, self._weights(trainer)
@@ -102,18 +102,16 @@ class ExportPolicy(Callback):
         return gathered, f"step {trainer.global_step}"
 
 
-def _is_sharded(model: nn.Module | None) -> bool:
+def _is_sharded(model: nn.Module) -> bool:
     from torch.distributed.tensor import DTensor
 
-    assert model is not None
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def _gathered(model: nn.Module | None) -> dict[str, Tensor]:
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
     """The unsharded weights, on the CPU of the first rank. A collective."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    assert model is not None
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state: Any = get_model_state_dict(model, options=options)
     return dict(state)

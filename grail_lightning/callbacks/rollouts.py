@@ -88,7 +88,7 @@ class KeepRollouts(Callback):
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
-        self._path: Path | None = None
+        self._path = Path()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Determine the folder. This is a collective, so all ranks take part."""
@@ -98,7 +98,6 @@ class KeepRollouts(Callback):
         """Write the batch."""
         if trainer.fast_dev_run:
             return
-        assert self._path is not None
         output: StepOutput = outputs["output"]
         columns = rollout_columns(output)
         columns["step"] = [trainer.global_step] * len(output.batch)

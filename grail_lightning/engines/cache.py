@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 GROWTH_TOKENS = 64
@@ -60,18 +60,20 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         """Tensors with free columns for at least `number` further tokens, shaped like the given keys and values."""
         start = self.get_seq_length()
         stop = start + number
-        if self._space is None or stop > self._space[0].shape[-2]:
-            self._grow(keys, values, len(keys), max(stop, min(self.limit, stop + max(GROWTH_TOKENS, stop // 4))))
-        assert self._space is not None
-        return Room(self._space[0][: len(keys)], self._space[1][: len(keys)], start)
+        space = self._space
+        if space is None or stop > space[0].shape[-2]:
+            columns = max(stop, min(self.limit, stop + max(GROWTH_TOKENS, stop // 4)))
+            space = self._grow(keys, values, len(keys), columns)
+        return Room(space[0][: len(keys)], space[1][: len(keys)], start)
 
-    def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> None:
+    def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Allocate tensors of the given number of rows and columns, and copy the cached tokens into them."""
-        space = tuple(new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
+        of_keys, of_values = (new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
         if length := self.get_seq_length():
-            space[0][: len(self.keys), :, :length] = self.keys
-            space[1][: len(self.keys), :, :length] = self.values
-        self._space = (space[0], space[1])
+            of_keys[: len(self.keys), :, :length] = self.keys
+            of_values[: len(self.keys), :, :length] = self.values
+        self._space = of_keys, of_values
+        return self._space
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices` ``[m]``; an index may occur several times."""
@@ -84,13 +86,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         The number of rows may grow.
         """
         length = self.get_seq_length()
-        if self._space is None or len(self._space[0]) < number:
+        space = self._space
+        if space is None or len(space[0]) < number:
             columns = max(length, min(self.limit, length + GROWTH_TOKENS))
-            self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
-        assert self._space is not None
-        for space in self._space:
-            space[target, :, :length] = space[source, :, :length]
-        self.keys, self.values = (space[:number, :, :length] for space in self._space)
+            space = self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
+        for table in space:
+            table[target, :, :length] = table[source, :, :length]
+        self.keys, self.values = (table[:number, :, :length] for table in space)
 
     def drop_columns(self, number: int) -> None:
         """Remove the first `number` tokens of every row."""
@@ -98,14 +100,14 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._space = None
 
 
-def growing_cache(config: Any, limit: int, rows: int) -> DynamicCache | None:
-    """An empty cache for a model's text configuration and at most `rows` rows of at most `limit` tokens.
+def can_drop_rows(config: PreTrainedConfig) -> bool:
+    """Whether rows can be removed from every layer of the cache of a model with this text configuration."""
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
 
-    None if the model has layers whose rows cannot be removed.
-    """
+
+def growing_cache(config: PreTrainedConfig, limit: int, rows: int) -> DynamicCache:
+    """An empty cache for at most `rows` rows of at most `limit` tokens, if the text configuration `can_drop_rows`."""
     cache = DynamicCache(config=config)
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
-        return None
     cache.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 

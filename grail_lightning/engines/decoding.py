@@ -33,7 +33,7 @@ def supports(model: Any) -> bool:
     """
     from transformers import GenerationMixin
 
-    from grail_lightning.engines.cache import growing_cache
+    from grail_lightning.engines.cache import can_drop_rows
 
     # These attributes are not public. If a later release renames them, `generate` itself still works.
     used = ("_supports_default_dynamic_cache", "_supports_logits_to_keep", "_optimize_model_for_decode")
@@ -43,7 +43,7 @@ def supports(model: Any) -> bool:
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and bool(type(model)._supports_default_dynamic_cache())
         and {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
-        and growing_cache(model.config.get_text_config(decoder=True), limit=0, rows=0) is not None
+        and can_drop_rows(model.config.get_text_config(decoder=True))
     )
 
 
@@ -73,13 +73,16 @@ class Decoding:
         synchronised: bool = False,
         leave: float = MIN_FINISHED_SHARE,
     ) -> None:
+        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import, and `--help` is not.
+
         device = policy.device
         self.policy, self.sampling, self.synchronised, self.leave = policy, sampling, synchronised, leave
         self.prompts = rows
         self.noise = noise.to(device, _wide(device)).T
         self.warpers = warpers(sampling)
         self.ending = Ending(policy, sampling)
-        self.cache: Any = None
+        limit = max(map(len, rows)) + sampling.max_response_length
+        self.cache = growing_cache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
         shape = (len(rows), sampling.max_response_length)
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -103,7 +106,8 @@ class Decoding:
                 tokens = self._record(logits, step)
                 if step + 1 == self.sampling.max_response_length or self._all_finished():
                     break
-                kept = self._drop_finished(tokens) if self.place is None else self._fork(tokens, logits.shape[-1])
+                place, vocabulary = self.place, logits.shape[-1]
+                kept = self._drop_finished(tokens) if place is None else self._fork(place, tokens, vocabulary)
                 logits = self._forward(kept)
         if not self.logprobs.isfinite().all():
             raise ValueError(
@@ -114,15 +118,9 @@ class Decoding:
 
     def _read_prompts(self) -> Tensor:
         """Fill the cache with the prompts; returns the logits ``[m, V]`` of the first response token."""
-        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import, and `--help` is not.
-
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
         ids, mask = pad_left([self.prompts[k] for k in first], self.policy.tokenizer.pad_token_id)
         ids, mask = ids.to(self.rows.device), mask.to(self.rows.device)
-        limit = ids.shape[1] + self.sampling.max_response_length
-        cache = growing_cache(self.policy.model.config.get_text_config(decoder=True), limit, len(self.prompts))
-        assert cache is not None, "`supports` was not asked"
-        self.cache = cache
         self.pads = (~mask).sum(1)
         self.padded = not bool(mask.all())
         self.column = ids.shape[1]
@@ -185,16 +183,15 @@ class Decoding:
         """Indices of the unfinished rows; one row at least."""
         return self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
 
-    def _fork(self, tokens: Tensor, vocabulary: int) -> Tensor:
+    def _fork(self, shared: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
         """Remove finished rows, and give rows that drew different tokens their own rows of the cache.
 
-        Returns the tokens ``[m]`` to continue with.
+        `shared` is the row of the cache that each row has used. Returns the tokens ``[m]`` to continue with.
         """
         from grail_lightning.engines.cache import keep_rows
 
-        assert self.place is not None
         kept = self._unfinished() if self.leave <= 1 else torch.arange(len(self.rows), device=tokens.device)
-        branches, place = torch.unique(self.place[kept] * vocabulary + tokens[kept], return_inverse=True)
+        branches, place = torch.unique(shared[kept] * vocabulary + tokens[kept], return_inverse=True)
         parents = branches // vocabulary
         order = torch.arange(len(branches), device=parents.device)
         if len(parents) != len(self.pads) or not torch.equal(parents, order):
