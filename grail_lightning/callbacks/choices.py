@@ -52,7 +52,7 @@ def unusable(name: str) -> str:
     return reasons.get(name.rpartition(".")[2], "")
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> None:
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Check that every callback works with this module.
 
     Raises:
@@ -70,7 +70,7 @@ def imported(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _is_choice(name: str, value: Any, base: type) -> bool:
+def _is_choice(name: str, value: object, base: type) -> bool:
     refused = name in UNUSABLE_CALLBACKS or unusable(name)
     if name.startswith("_") or refused or not inspect.isclass(value) or value is base:
         return False

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from lightning.pytorch import Trainer
 
 from grail_lightning.callbacks.choices import check_callbacks
+from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.data.modules import PromptData
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.runtime.writable import check_writable
 
 
-def check_run(trainer: Any) -> None:
+def check_run(trainer: Trainer) -> None:
     """Raise now for settings with which a fit would fail later.
 
     Raises:
         ValueError: If a callback does not work with this module, validation would never be due, or the folder of the
             run cannot be written.
     """
-    check_callbacks(trainer.callbacks)
+    check_callbacks(getattr(trainer, "callbacks", []))  # Lightning does not declare the attribute.
     check_validation(trainer)
     folder = RunFolder(trainer).path  # A broadcast: every rank must take part.
-    if trainer.is_global_zero and not trainer.fast_dev_run:
+    if trainer.is_global_zero and not fast_dev_run(trainer):
         check_writable(folder, "trainer.logger.save_dir" if trainer.loggers else "trainer.default_root_dir")
         for callback in trainer.checkpoint_callbacks:
             for option, name in (("checkpoint.dirpath", "dirpath"), ("last_checkpoint.folder", "folder")):
@@ -29,13 +31,14 @@ def check_run(trainer: Any) -> None:
                     check_writable(Path(own), option)
 
 
-def check_validation(trainer: Any) -> None:
+def check_validation(trainer: Trainer) -> None:
     """Check that validation will be due.
 
     Raises:
         ValueError: If its interval is not positive, or is counted within an epoch and longer than it.
     """
-    interval, epochs, data = trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.datamodule
+    interval, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    data = getattr(trainer, "datamodule", None)
     never = "For no validation set `trainer.limit_val_batches: 0`."
     if interval <= 0:
         raise ValueError(f"`trainer.val_check_interval` must be positive, but got {interval}. {never}")

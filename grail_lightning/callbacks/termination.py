@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import threading
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 import torch
 from lightning.pytorch import Trainer
@@ -40,7 +41,7 @@ class Termination:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._receive)
 
-    def _receive(self, signum: int, frame: Any) -> None:
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
         if not self._noting:
             self.end()
         if self._first and not self._noted:
