@@ -172,7 +172,7 @@ WHOLE_ROWS = ("input_ids", "attention_mask")
 """The fields whose columns are prompt and response."""
 
 
-def map_tensors(name: str, value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
+def map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tensor]) -> Any:
     """A field of a batch with `change` applied to each of its tensors; other values are unchanged."""
     match value:
         case Tensor():

@@ -122,7 +122,7 @@ class RLSD(TokenCredit):
         # Weights from a checkpoint are on the CPU.
         weights = self._weights = {name: w.to(trainable[name].device) for name, w in self._weights.items()}
 
-        def run(*inputs: Tensor, **options: Any) -> Tensor:
+        def run(*inputs: Tensor, **options: object) -> Tensor:
             # The copies replace the parameters during the call; the parameters themselves are not written to.
             found: Tensor = functional_call(policy, weights, inputs, options).logprobs
             return found

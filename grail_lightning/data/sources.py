@@ -197,7 +197,7 @@ def _check_unicode(row: Mapping[str, Any], place: str) -> None:
             ) from None
 
 
-def _load(builder: str, source: str, /, **options: Any) -> Any:
+def _load(builder: str, source: str, /, **options: object) -> Any:
     import datasets
 
     try:
@@ -220,7 +220,7 @@ def _cell(table: Table, index: int, row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _check_text(value: Any, place: str) -> None:
+def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise ValueError(f"{place} must be text or a number, but got {_short(value)}.")
     if value is None or not str(value).strip():
@@ -232,7 +232,7 @@ def _check_text(value: Any, place: str) -> None:
         )
 
 
-def _fits(value: Any, wanted: Any, place: str) -> bool:
+def _fits(value: Any, wanted: object, place: str) -> bool:
     if isinstance(wanted, list | tuple):
         return value in wanted
     if not isinstance(wanted, Mapping):
@@ -246,6 +246,6 @@ def _fits(value: Any, wanted: Any, place: str) -> bool:
         ) from None
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

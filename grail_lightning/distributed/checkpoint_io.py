@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Trainer
 
 PART = ".part"  # The suffix of a checkpoint that is being written.
 
@@ -27,7 +28,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     (`torch._utils._rebuild_wrapper_subclass`), such as torchao's 8-bit state. For other tensors the result is equal.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: object | None = None) -> None:
         """Write to a temporary name beside `path`, and rename the file when all of it is on the disk.
 
         Raises:
@@ -55,7 +56,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         _to_disk(target.parent)
 
     def load_checkpoint(
-        self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
+        self, path: _PATH, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The checkpoint, with its tensors on the CPU, whatever device they were saved from.
 
@@ -72,7 +73,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         return found
 
 
-def save_whole(trainer: Any, target: Path) -> None:
+def save_whole(trainer: Trainer, target: Path) -> None:
     """Save a run's checkpoint; a folder of shards, too, is first written under a temporary name. A collective.
 
     One folder cannot replace another atomically. Between the two renames the earlier one is ``old-last.ckpt``.

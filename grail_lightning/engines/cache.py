@@ -5,8 +5,6 @@ Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
@@ -27,7 +25,9 @@ class Room:
     def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
         self.keys, self.values, self.length = keys, values, length
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append ``[n, H, t, d]``; returns all keys and all values ``[n, H, L+t, d]``, as views."""
         stop = self.length + key_states.shape[-2]
         self.keys[..., self.length : stop, :] = key_states
@@ -48,7 +48,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.limit, self.rows = limit, rows
         self._space: tuple[Tensor, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append ``[n, H, t, d]``; returns all keys and values ``[n, H, L+t, d]``, as views of the larger tensors."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -6,7 +6,6 @@ Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ def sample_rollouts(
 
 def check_rollouts(
     engine: RolloutEngine,
-    batch: Any,
+    batch: object,
     policy: Policy,
     prompts: Sequence[Prompt],
     group_size: int,
@@ -99,7 +98,7 @@ def _check_forms(must: str, batch: SampledBatch, rows: int, device: torch.device
         )
 
 
-def _width(ids: Any) -> int:
+def _width(ids: object) -> int:
     return int(ids.shape[-1]) if isinstance(ids, Tensor) and ids.ndim else 0
 
 

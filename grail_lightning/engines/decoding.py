@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,16 @@ from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 MIN_FINISHED_SHARE = 0.05
 """Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
 
 SUM_BLOCK = 512
 
 
-def supports(model: Any) -> bool:
+def supports(model: PreTrainedModel) -> bool:
     """Whether `Decoding` can run a model, which must be a plain decoder with a cache whose rows can be removed.
 
     Models with their own rules for a decoding step (state-space layers, long-context switches) use Transformers'

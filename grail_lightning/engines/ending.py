@@ -5,7 +5,7 @@ Shapes: ``n`` rows, ``T`` response tokens, ``t`` of them so far.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Ending:
         from transformers import StopStringCriteria  # Transformers is slow to import, and `--help` is not.
 
         self.end_tokens = torch.tensor(policy.end_token_ids, dtype=torch.long, device=policy.device)
-        self.stops: Any = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
+        self.stops = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
         self.reach: int = 1 if self.stops is None else self.stops.maximum_token_len
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class EndRecorder:
         self.lengths = torch.zeros(shape[0], dtype=torch.long, device=ending.end_tokens.device)
         self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """``[n]`` bool: the rows that have finished."""
         self.lengths = self.lengths + ~self.finished
         self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])

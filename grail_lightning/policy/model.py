@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
 from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.base import Messages
 
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
 
 class Policy(nn.Module):
     """A causal language model that gives the log-probabilities of responses.
@@ -37,7 +40,9 @@ class Policy(nn.Module):
         loading: The options with which it was loaded. The chat template's arguments and the chunk size are used here.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, loading: Loading | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, loading: Loading | None = None
+    ) -> None:
         super().__init__()
         if model.config._attn_implementation == "sdpa":
             # It is Transformers' own SDPA, which computes attention within prefix trees as well.
@@ -148,7 +153,7 @@ class Policy(nn.Module):
         *,
         input_ids: Tensor | None = None,
         embeds: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Cache | None = None,
     ) -> Tensor:
         """The decoder's output ``[B, W, D]`` at every column of padded rows, for ids or for embeddings.
 

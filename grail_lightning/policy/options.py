@@ -153,7 +153,7 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
     check_attention(loading.attention)
 
 
-def check_precision(precision: Any) -> None:
+def check_precision(precision: object) -> None:
     """Check that gradients can be used without scaling the loss.
 
     Raises:
@@ -170,7 +170,7 @@ def check_dtype(name: str, loading: Loading) -> None:
         ValueError: For float16, in which small gradients are zero unless losses are scaled.
     """
     auto = loading.dtype == "auto"
-    dtype: Any = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
+    dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
     if str(dtype).removeprefix("torch.") == "float16":
         raise ValueError(
             f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "

@@ -50,7 +50,7 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     units: AttentionUnits | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Transformers' SDPA or, if `units` are given, attention in prefix trees.
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -42,7 +42,7 @@ class RunFolder:
         trainer: A Lightning `Trainer`.
     """
 
-    trainer: Any
+    trainer: Trainer
 
     @property
     def path(self) -> Path:
@@ -131,7 +131,7 @@ def unused(path: Path) -> Path:
     return next(file for file in numbered if not file.exists())
 
 
-def _folder(trainer: Any) -> Path:
+def _folder(trainer: Trainer) -> Path:
     loggers = [logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)]
     root = Path(trainer.default_root_dir)
     for logger in loggers:

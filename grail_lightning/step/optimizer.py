@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import HALF
 
 
 def take_step(
-    gradients: Gradients, optimizer: Any, max_norm: float | None, *, watched: bool = False
+    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, watched: bool = False
 ) -> dict[str, float]:
     """Clip the gradients and take a step of the optimiser.
 
@@ -72,7 +72,7 @@ def explain_stuck_weights(weights: list[Tensor]) -> str:
     return "it is too small even for float32. Raise the learning rate, or `execution.max_grad_norm` for plain SGD."
 
 
-def _first_entries(parameter: Any) -> Tensor:
+def _first_entries(parameter: Tensor) -> Tensor:
     """A copy of the first few entries; of this rank's shard if the parameter is sharded."""
     local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return local.detach().flatten()[:4096].clone()
