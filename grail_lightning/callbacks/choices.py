@@ -17,7 +17,7 @@ from grail_lightning.step.optimizer_check import UNUSABLE
 from grail_lightning.tasks.base import Task
 
 # For each option that takes a class: its base class and the modules that export the subclasses to users.
-BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+_BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "model.control": (CreditControl, ("grail_lightning.credit",)),
     "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
@@ -38,10 +38,10 @@ UNUSABLE_CALLBACKS = {
 
 
 def choices(option: str) -> list[str]:
-    """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
-    if option not in BASES:
+    """The sorted names of the classes that an option accepts; empty for an option that is not in `_BASES`."""
+    if option not in _BASES:
         return []
-    base, modules = BASES[option]
+    base, modules = _BASES[option]
     shown = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items()}
     return sorted(name for name, value in shown.items() if _is_choice(name, value, base))
 

@@ -19,7 +19,7 @@ from grail_lightning.runtime.writable import check_writable
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-PREFIX = "policy."
+_PREFIX = "policy."
 
 
 class ExportPolicy(Callback):
@@ -126,5 +126,5 @@ def _unsharded(module: GrailModule, weights: dict[str, Tensor]) -> Policy:
     """A second policy on the CPU with the given weights. It is only saved; every model supports eager attention."""
     plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False}
     policy = load_policy(module.policy_name, dataclasses.replace(module.loading, **plain))
-    policy.load_state_dict({k.removeprefix(PREFIX): v for k, v in weights.items() if k.startswith(PREFIX)})
+    policy.load_state_dict({k.removeprefix(_PREFIX): v for k, v in weights.items() if k.startswith(_PREFIX)})
     return policy

@@ -22,7 +22,7 @@ from grail_lightning.step.outputs import StepOutput
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-PREDICTION_COLUMNS = {
+_PREDICTION_COLUMNS = {
     **ROLLOUT_COLUMNS,
     "token_ids": "list<int32>",
     "tokens": "list<string>",
@@ -80,7 +80,7 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        empty = arrow_table({name: [] for name in PREDICTION_COLUMNS}, PREDICTION_COLUMNS)
+        empty = arrow_table({name: [] for name in _PREDICTION_COLUMNS}, _PREDICTION_COLUMNS)
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), empty.schema)
         self._rows = 0
 
@@ -97,7 +97,7 @@ class PredictionWriter(Callback):
         output = output_of(outputs)
         if len(output.batch):
             columns = _prediction_columns(output, module_of(pl_module))
-            self._writer.write_table(arrow_table(columns, PREDICTION_COLUMNS))
+            self._writer.write_table(arrow_table(columns, _PREDICTION_COLUMNS))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
@@ -124,7 +124,7 @@ class PredictionWriter(Callback):
 
 
 def _prediction_columns(output: StepOutput, module: GrailModule) -> dict[str, list[Any]]:
-    """The `PREDICTION_COLUMNS` of a batch, ``B`` values each."""
+    """The `_PREDICTION_COLUMNS` of a batch, ``B`` values each."""
     batch, weights = output.batch, output.weights
     lengths = batch.response_lengths.tolist()
     ids = [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)]

@@ -21,7 +21,7 @@ def check_run(trainer: Trainer) -> None:
             run cannot be written.
     """
     check_callbacks(getattr(trainer, "callbacks", []))  # Lightning does not declare the attribute.
-    check_validation(trainer)
+    _check_validation(trainer)
     folder = RunFolder(trainer).path  # A broadcast: every rank must take part.
     if trainer.is_global_zero and not fast_dev_run(trainer):
         check_writable(folder, "trainer.logger.save_dir" if trainer.loggers else "trainer.default_root_dir")
@@ -31,7 +31,7 @@ def check_run(trainer: Trainer) -> None:
                     check_writable(Path(own), option)
 
 
-def check_validation(trainer: Trainer) -> None:
+def _check_validation(trainer: Trainer) -> None:
     """Check that validation will be due.
 
     Raises:

@@ -22,7 +22,7 @@ from grail_lightning.callbacks.records import (
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 
-TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
+_TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
 
 
 class RolloutTable(Callback):
@@ -107,4 +107,4 @@ class KeepRollouts(Callback):
         columns["step"] = [trainer.global_step] * len(output.batch)
         columns["rank"] = [trainer.global_rank] * len(output.batch)
         name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"
-        write_parquet(arrow_table(columns, TRAINING_COLUMNS), self._path / name)
+        write_parquet(arrow_table(columns, _TRAINING_COLUMNS), self._path / name)

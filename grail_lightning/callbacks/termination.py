@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.runtime.collectives import all_reduce
 
-NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
+_NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
 class Termination:
@@ -46,7 +46,7 @@ class Termination:
             self.end()
         if self._first and not self._noted:
             with contextlib.suppress(OSError):
-                os.write(2, NOTED)  # A logger might be in the middle of a line.
+                os.write(2, _NOTED)  # A logger might be in the middle of a line.
         self._noted = True
 
     def noted(self, device: torch.device) -> bool:

@@ -29,7 +29,7 @@ Split = Literal["train", "val", "test", "predict"]
 # the option, unless the type includes paths.
 Datasets: TypeAlias = str | Path | DatasetSpec | list[str | Path | DatasetSpec] | None
 
-STAGES: dict[str, tuple[Split, ...]] = {
+_STAGES: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
     "validate": ("val",),
     "test": ("test",),
@@ -69,7 +69,7 @@ class PromptData(pl.LightningDataModule, ABC):
             ValueError: If the stage has no data.
         """
         rank, ranks = _placement(self.trainer)
-        for split in STAGES[stage]:
+        for split in _STAGES[stage]:
             sets = self.load(split)
             if not sets and not (stage == "fit" and split == "val"):
                 raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
@@ -178,7 +178,7 @@ class MathData(PromptData):
     def prepare_data(self) -> None:
         """Download the datasets of the stage, once per machine."""
         stage = str(self.trainer.state.fn.value) if self.trainer and self.trainer.state.fn else "fit"
-        for split in STAGES[stage]:
+        for split in _STAGES[stage]:
             for spec in self.specs[split]:
                 if not spec.is_file:
                     read_table(spec)

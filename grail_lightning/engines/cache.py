@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-GROWTH_TOKENS = 64
+_GROWTH_TOKENS = 64
 
 
-class Room:
+class _Room:
     """Keys and values of one layer, in tensors with free columns at the end.
 
     Args:
@@ -58,15 +58,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = room.update(key_states, value_states)
         return self.keys, self.values
 
-    def _make_room(self, keys: Tensor, values: Tensor, number: int) -> Room:
+    def _make_room(self, keys: Tensor, values: Tensor, number: int) -> _Room:
         """Tensors with free columns for at least `number` further tokens, shaped like the given keys and values."""
         start = self.get_seq_length()
         stop = start + number
         space = self._space
         if space is None or stop > space[0].shape[-2]:
-            columns = max(stop, min(self.limit, stop + max(GROWTH_TOKENS, stop // 4)))
+            columns = max(stop, min(self.limit, stop + max(_GROWTH_TOKENS, stop // 4)))
             space = self._grow(keys, values, len(keys), columns)
-        return Room(space[0][: len(keys)], space[1][: len(keys)], start)
+        return _Room(space[0][: len(keys)], space[1][: len(keys)], start)
 
     def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Allocate tensors of the given number of rows and columns, and copy the cached tokens into them."""
@@ -90,7 +90,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         length = self.get_seq_length()
         space = self._space
         if space is None or len(space[0]) < number:
-            columns = max(length, min(self.limit, length + GROWTH_TOKENS))
+            columns = max(length, min(self.limit, length + _GROWTH_TOKENS))
             space = self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
         for table in space:
             table[target, :, :length] = table[source, :, :length]

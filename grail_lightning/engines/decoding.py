@@ -22,10 +22,10 @@ from grail_lightning.runtime.collectives import all_reduce
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MIN_FINISHED_SHARE = 0.05
+_MIN_FINISHED_SHARE = 0.05
 """Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
 
-SUM_BLOCK = 512
+_SUM_BLOCK = 512
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -74,7 +74,7 @@ class Decoding:
         noise: Tensor,
         *,
         synchronised: bool = False,
-        leave: float = MIN_FINISHED_SHARE,
+        leave: float = _MIN_FINISHED_SHARE,
     ) -> None:
         from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import, and `--help` is not.
 
@@ -256,12 +256,12 @@ def pick(weights: Tensor, noise: Tensor) -> Tensor:
     Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
     150,000 takes several times as long as a sum.
     """
-    if weights.shape[1] <= 4 * SUM_BLOCK:
+    if weights.shape[1] <= 4 * _SUM_BLOCK:
         return _invert(weights, noise)[0]
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % SUM_BLOCK)).reshape(len(weights), -1, SUM_BLOCK)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _SUM_BLOCK)).reshape(len(weights), -1, _SUM_BLOCK)
     block, rest = _invert(blocks.sum(-1), noise)
     row = torch.arange(len(block), device=block.device)
-    return block * SUM_BLOCK + _invert(blocks[row, block], rest)[0]
+    return block * _SUM_BLOCK + _invert(blocks[row, block], rest)[0]
 
 
 def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,7 @@ class HFEngine(RolloutEngine):
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
-        recorder = LogprobRecorder(sampling.logprob_temperature)
+        recorder = _LogprobRecorder(sampling.logprob_temperature)
         ends = EndRecorder(Ending(policy, sampling), ids.shape)
         out = policy.model.generate(
             input_ids=ids.to(policy.device),
@@ -169,7 +169,7 @@ def _weights_cast_once(policy: Policy) -> Iterator[None]:
             torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
 
 
-class LogprobRecorder:
+class _LogprobRecorder:
     """A logits processor that divides by the temperature and records the log-probability of each sampled token.
 
     It precedes top-k and top-p, so that its values can be compared with those of the training forward pass. It stores

@@ -13,12 +13,12 @@ from torch import Tensor
 
 Scaling = Literal["none", "group", "batch", "bnpo"]
 
-SCALE_EPS = 1e-4
+_SCALE_EPS = 1e-4
 # Rewards of one group that differ by less than this count as equal: a rounding error must not become an advantage.
 EQUAL_REWARDS = 1e-6
-LARGEST_SCALE = 1e6
+_LARGEST_SCALE = 1e6
 # Means with a smaller variance are equal except for rounding.
-EQUAL_MEANS = 1e-12
+_EQUAL_MEANS = 1e-12
 # Means of float32 rewards may lie outside [0, 1] by rounding.
 ROUNDING = 1e-5
 
@@ -65,11 +65,11 @@ def group_advantages(
         case "none":
             advantages = centred
         case "group":
-            advantages = centred / (groups.std(1, keepdim=True) + SCALE_EPS)
+            advantages = centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
         case "batch":
             if batch_std is None:
                 raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
-            advantages = centred / (batch_std + SCALE_EPS)
+            advantages = centred / (batch_std + _SCALE_EPS)
         case "bnpo":
             if batch_means is None:
                 raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
@@ -113,7 +113,7 @@ def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
             "`scale_rewards: bnpo` needs groups whose mean reward lies in [0, 1], but got "
             f"{everyone[outside][0].item():.4g}. Scale the rewards to [0, 1], or use `scale_rewards: group`."
         )
-    if len(everyone) < 2 or everyone.var() <= EQUAL_MEANS:
+    if len(everyone) < 2 or everyone.var() <= _EQUAL_MEANS:
         return torch.ones_like(means)
     mean = everyone.mean().clamp(0, 1)
     size = mean * (1 - mean) / everyone.var() - 1
@@ -122,5 +122,5 @@ def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     log_norm = torch.lgamma(above_one + 1).sum() - torch.lgamma(above_one.sum() + 2)
     # `xlogy` is 0 where α or β is 1, also at p = 0 or 1.
     log_density = torch.special.xlogy(above_one[0], p) + torch.special.xlog1py(above_one[1], -p) - log_norm
-    scale: Tensor = (-log_density).clamp(max=math.log(LARGEST_SCALE)).exp()
+    scale: Tensor = (-log_density).clamp(max=math.log(_LARGEST_SCALE)).exp()
     return scale

@@ -15,7 +15,7 @@ from grail_lightning.functional.tokens import HeadGradient
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RULES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+_RULES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 """Options of a text config that change the logits after the product with the head's weight."""
 
 
@@ -23,7 +23,7 @@ def apply_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """``[..., D] -> [..., V]``: the model's logits from its decoder's output."""
     logits: Tensor = model.get_output_embeddings()(hidden)
     config = model.config.get_text_config()
-    scale, divisor, cap = (getattr(config, name, None) for name in RULES)
+    scale, divisor, cap = (getattr(config, name, None) for name in _RULES)
     if scale:  # Cohere
         logits = logits * scale
     if divisor:  # Granite
@@ -46,6 +46,6 @@ def head_gradient(model: PreTrainedModel, *, in_place: bool = False) -> HeadGrad
     if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in head.modules()):
         return None
     trained = [p for p in head.parameters() if p.requires_grad]
-    changed = any(getattr(model.config.get_text_config(), name, None) for name in RULES)
+    changed = any(getattr(model.config.get_text_config(), name, None) for name in _RULES)
     product = head.weight if type(head) is nn.Linear and getattr(head, "bias", None) is None else None
     return HeadGradient(trained, None if changed else product, in_place)

@@ -12,7 +12,7 @@ from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import Loading, choose_attention, read_config, resolve_policy
 from grail_lightning.policy.tokenizer import load_tokenizer
 
-HEAD_TOLERANCE = 1e-3
+_HEAD_TOLERANCE = 1e-3
 
 
 def load_policy(
@@ -75,7 +75,7 @@ def check_head(policy: Policy) -> None:
     with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
         own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
         ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
-    if (own - ours).abs().max() > HEAD_TOLERANCE * own.abs().max().clamp(min=1):
+    if (own - ours).abs().max() > _HEAD_TOLERANCE * own.abs().max().clamp(min=1):
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
             f"(largest difference {(own - ours).abs().max():.3g}). Please report the architecture."

@@ -27,7 +27,7 @@ TREE_ATTENTION = "prefix_tree_sdpa"
 """The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
 
 
-class AttentionUnits(NamedTuple):
+class _AttentionUnits(NamedTuple):
     """Queries, keys and masks of the attention in prefix trees.
 
     Attributes:
@@ -43,13 +43,13 @@ class AttentionUnits(NamedTuple):
     output_of: Tensor
 
 
-def tree_attention(
+def _tree_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    units: AttentionUnits | None = None,
+    units: _AttentionUnits | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
     """Transformers' SDPA or, if `units` are given, attention in prefix trees.
@@ -85,7 +85,7 @@ def _gather(states: Tensor, index: Tensor) -> Tensor:
     return gather_rows(table, index).view(*index.shape, heads, size).transpose(1, 2)
 
 
-AttentionInterface.register(TREE_ATTENTION, tree_attention)
+AttentionInterface.register(TREE_ATTENTION, _tree_attention)
 AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
@@ -235,5 +235,5 @@ def _attention(units: tuple[Tensor, ...], dtype: torch.dtype, device: torch.devi
     # Transformers makes no mask of its own if it is given one of four dimensions.
     return {
         "attention_mask": added.new_zeros(1, 1, 1, 1),
-        "units": AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
+        "units": _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
     }

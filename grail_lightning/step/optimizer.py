@@ -43,13 +43,13 @@ def take_step(
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
-    with warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
+    with _warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
         optimizer.step()
     return figures
 
 
 @contextmanager
-def warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
+def _warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
     """Warn if the optimiser step inside changes no parameter although it should: the logged figures can hide that."""
     before = [_first_entries(p) for p in watched]
     yield

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
+_SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
 
 
 def steps_beyond(trainer: Trainer, planned: int) -> int:
@@ -72,7 +72,7 @@ def keep_options(
         now, then = record["options"][k], None if before is None else before["options"][k]
         changed = {name for name, value in now.items() if then is None or name not in then or then[name] != value}
         if another:
-            changed |= SCHEDULED & group.keys() | rehearsed[k].keys() - now.keys()
+            changed |= _SCHEDULED & group.keys() | rehearsed[k].keys() - now.keys()
         group.update({name: rehearsed[k][name] for name in changed})
     if another and scheduler is not None:
         scheduler.load_state_dict(state)

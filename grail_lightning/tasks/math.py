@@ -9,7 +9,7 @@ from grail_lightning.tasks.base import Messages, Prompt
 from grail_lightning.tasks.boxed import BoxedTask
 from grail_lightning.tasks.rewards import RewardSpec
 
-INSTRUCTION = r" Please reason step by step, and put your final answer within \boxed{}."
+_INSTRUCTION = r" Please reason step by step, and put your final answer within \boxed{}."
 
 
 class MathTask(BoxedTask):
@@ -27,7 +27,7 @@ class MathTask(BoxedTask):
 
     def __init__(
         self,
-        instruction: str = INSTRUCTION,
+        instruction: str = _INSTRUCTION,
         system_prompt: str | None = None,
         rewards: list[RewardSpec] | None = None,
     ) -> None:
