@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,18 +49,6 @@ def unusable(name: str) -> str:
     """The reason why no run can use a class of that name; empty if it can be used."""
     reasons = {cls.__name__: reason for cls, reason in UNUSABLE.items()}
     return reasons.get(name.rpartition(".")[2], "")
-
-
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Check that every callback works with this module.
-
-    Raises:
-        ValueError: If one does not.
-    """
-    for callback in callbacks:
-        for name in (cls.__name__ for cls in type(callback).__mro__):
-            if name in UNUSABLE_CALLBACKS:
-                raise ValueError(f"`trainer.callbacks` must leave out {name}: {UNUSABLE_CALLBACKS[name]}")
 
 
 def imported(path: str) -> Any:

@@ -16,7 +16,7 @@ from grail_lightning.callbacks.figures import Figures, test_table
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.data.names import metric_names
-from grail_lightning.runtime.collectives import all_gather_rows, sum_by_name, world_size
+from grail_lightning.runtime.collectives import all_gather_objects, all_gather_rows, sum_by_name, world_size
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput
 from grail_lightning.tasks.base import Prompt
 
@@ -245,11 +245,7 @@ def _digest(prompt: Prompt) -> int:
 
 def _union(names: set[str]) -> set[str]:
     """The union of a set of names over all ranks."""
-    if world_size() == 1:
-        return names
-    gathered: list[set[str]] = [set()] * world_size()
-    torch.distributed.all_gather_object(gathered, names)
-    return set().union(*gathered)
+    return set().union(*all_gather_objects(names))
 
 
 def _is_over(trainer: Trainer) -> bool:

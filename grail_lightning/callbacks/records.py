@@ -5,9 +5,7 @@ Text from a model is untrusted. It is escaped here so that it breaks neither a M
 
 from __future__ import annotations
 
-import os
 import unicodedata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning.step.outputs import StepOutput
@@ -93,13 +91,3 @@ def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> pa.Tabl
 
     schema = pa.schema([(column, typed(name)) for column, name in types.items()])
     return pa.table({column: columns[column] for column in types}, schema=schema)
-
-
-def write_parquet(table: pa.Table, file: Path) -> None:
-    """Write a `pyarrow.Table`; the file appears under its name only when it is complete."""
-    import pyarrow.parquet as pq
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    pq.write_table(table, unfinished)
-    os.replace(unfinished, file)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
-from grail_lightning.callbacks.choices import check_callbacks
+from grail_lightning.callbacks.choices import UNUSABLE_CALLBACKS
 from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.data.modules import PromptData
 from grail_lightning.runtime.run_folder import RunFolder
@@ -20,7 +21,7 @@ def check_run(trainer: Trainer) -> None:
         ValueError: If a callback does not work with this module, validation would never be due, or the folder of the
             run cannot be written.
     """
-    check_callbacks(getattr(trainer, "callbacks", []))  # Lightning does not declare the attribute.
+    _check_callbacks(getattr(trainer, "callbacks", []))  # Lightning does not declare the attribute.
     _check_validation(trainer)
     folder = RunFolder(trainer).path  # A broadcast: every rank must take part.
     if trainer.is_global_zero and not fast_dev_run(trainer):
@@ -29,6 +30,18 @@ def check_run(trainer: Trainer) -> None:
             for option, name in (("checkpoint.dirpath", "dirpath"), ("last_checkpoint.folder", "folder")):
                 if own := getattr(callback, name, None):
                     check_writable(Path(own), option)
+
+
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Check that every callback works with this module.
+
+    Raises:
+        ValueError: If one does not.
+    """
+    for callback in callbacks:
+        for name in (cls.__name__ for cls in type(callback).__mro__):
+            if name in UNUSABLE_CALLBACKS:
+                raise ValueError(f"`trainer.callbacks` must leave out {name}: {UNUSABLE_CALLBACKS[name]}")
 
 
 def _check_validation(trainer: Trainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from grail_lightning.callbacks.records import (
     encodable,
     prompt_text,
     rollout_columns,
-    write_parquet,
 )
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
@@ -107,4 +107,14 @@ class KeepRollouts(Callback):
         columns["step"] = [trainer.global_step] * len(output.batch)
         columns["rank"] = [trainer.global_rank] * len(output.batch)
         name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"
-        write_parquet(arrow_table(columns, _TRAINING_COLUMNS), self._path / name)
+        _write_parquet(arrow_table(columns, _TRAINING_COLUMNS), self._path / name)
+
+
+def _write_parquet(table: object, file: Path) -> None:
+    """Write a `pyarrow.Table`; the file appears under its name only when it is complete."""
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    pq.write_table(table, unfinished)
+    os.replace(unfinished, file)

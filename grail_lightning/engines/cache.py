@@ -35,7 +35,7 @@ class _Room:
         return self.keys[..., :stop, :], self.values[..., :stop, :]
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
     """A `DynamicLayer` with free columns at the end: a step writes one column instead of copying the whole cache.
 
     Args:
@@ -102,45 +102,52 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._space = None
 
 
+class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no types.
+    """An empty cache, whose rows and first columns can be removed, for a text configuration that `can_drop_rows`.
+
+    Args:
+        config: The text configuration of the model.
+        limit: Most tokens of a row.
+        rows: Most rows.
+    """
+
+    layers: list[DynamicLayer]
+
+    def __init__(self, config: PreTrainedConfig, limit: int, rows: int) -> None:
+        super().__init__(config=config)
+        self.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in self.layers]
+
+    def keep_rows(self, kept: Tensor) -> Tensor:
+        """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs twice is duplicated.
+
+        Rows with an index below `m` keep their index; the others take the free indices.
+
+        Returns:
+            The new order ``[m]`` of the entries of `kept`.
+        """
+        number, places = len(kept), torch.arange(len(kept), device=kept.device)
+        stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))
+        order = torch.full_like(places, -1)
+        order[kept[stays]] = places[stays]
+        moved, target = places[~stays], (order < 0).nonzero().squeeze(1)
+        order[target] = moved
+        for layer in self.layers:
+            if isinstance(layer, GrowingLayer):
+                layer.move_rows(kept[moved], target, number)
+            else:
+                layer.batch_select_indices(kept[order])
+        return order
+
+    def drop_columns(self, number: int) -> bool:
+        """Remove the first `number` tokens if every layer can; a sliding window counts its tokens and cannot."""
+        layers = [layer for layer in self.layers if isinstance(layer, GrowingLayer)]
+        if len(layers) < len(self.layers):
+            return False
+        for layer in layers:
+            layer.drop_columns(number)
+        return True
+
+
 def can_drop_rows(config: PreTrainedConfig) -> bool:
     """Whether rows can be removed from every layer of the cache of a model with this text configuration."""
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
-
-
-def growing_cache(config: PreTrainedConfig, limit: int, rows: int) -> DynamicCache:
-    """An empty cache for at most `rows` rows of at most `limit` tokens, if the text configuration `can_drop_rows`."""
-    cache = DynamicCache(config=config)
-    cache.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
-
-
-def keep_rows(cache: DynamicCache, kept: Tensor) -> Tensor:
-    """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs several times is duplicated.
-
-    Rows with an index below `m` keep their index; the others take the free indices.
-
-    Returns:
-        The new order ``[m]`` of the entries of `kept`.
-    """
-    number, places = len(kept), torch.arange(len(kept), device=kept.device)
-    stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))
-    order = torch.full_like(places, -1)
-    order[kept[stays]] = places[stays]
-    moved, target = places[~stays], (order < 0).nonzero().squeeze(1)
-    order[target] = moved
-    for layer in cache.layers:
-        if isinstance(layer, GrowingLayer):
-            layer.move_rows(kept[moved], target, number)
-        else:
-            layer.batch_select_indices(kept[order])
-    return order
-
-
-def drop_columns(cache: DynamicCache, number: int) -> bool:
-    """Remove the first `number` tokens if every layer can; one with a sliding window counts its tokens and cannot."""
-    layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer)]
-    if len(layers) < len(cache.layers):
-        return False
-    for layer in layers:
-        layer.drop_columns(number)
-    return True

@@ -76,7 +76,7 @@ class Decoding:
         synchronised: bool = False,
         leave: float = _MIN_FINISHED_SHARE,
     ) -> None:
-        from grail_lightning.engines.cache import growing_cache  # Transformers is slow to import, and `--help` is not.
+        from grail_lightning.engines.cache import GrowingCache  # Transformers is slow to import, and `--help` is not.
 
         device = policy.device
         self.policy, self.sampling, self.synchronised, self.leave = policy, sampling, synchronised, leave
@@ -85,7 +85,7 @@ class Decoding:
         self.warpers = warpers(sampling)
         self.ending = Ending(policy, sampling)
         limit = max(map(len, rows)) + sampling.max_response_length
-        self.cache = growing_cache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
+        self.cache = GrowingCache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
         shape = (len(rows), sampling.max_response_length)
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -172,12 +172,10 @@ class Decoding:
 
     def _drop_finished(self, tokens: Tensor) -> Tensor:
         """Remove finished rows if that saves time. One row remains while other ranks are still decoding."""
-        from grail_lightning.engines.cache import keep_rows
-
         if len(self.rows) - self.left < self.leave * len(self.rows) or len(self.rows) == 1:
             return tokens
         kept = self._unfinished()
-        kept = kept[keep_rows(self.cache, kept)]
+        kept = kept[self.cache.keep_rows(kept)]
         self.rows, self.alive, self.pads = self.rows[kept], self.alive[kept], self.pads[kept]
         self._trim()
         return tokens[kept]
@@ -191,14 +189,12 @@ class Decoding:
 
         `shared` is the row of the cache that each row has used. Returns the tokens ``[m]`` to continue with.
         """
-        from grail_lightning.engines.cache import keep_rows
-
         kept = self._unfinished() if self.leave <= 1 else torch.arange(len(self.rows), device=tokens.device)
         branches, place = torch.unique(shared[kept] * vocabulary + tokens[kept], return_inverse=True)
         parents = branches // vocabulary
         order = torch.arange(len(branches), device=parents.device)
         if len(parents) != len(self.pads) or not torch.equal(parents, order):
-            order = keep_rows(self.cache, parents)
+            order = self.cache.keep_rows(parents)
         self.pads = self.pads[parents[order]]
         place = order.argsort()[place]
         left = len(kept) < len(self.rows)
@@ -214,10 +210,8 @@ class Decoding:
 
     def _trim(self) -> None:
         """Remove columns that are padding in every remaining row."""
-        from grail_lightning.engines.cache import drop_columns
-
         least, most = (int(pads) for pads in self.pads.aminmax())
-        if least and drop_columns(self.cache, least):
+        if least and self.cache.drop_columns(least):
             self.pads = self.pads - least
             self.column -= least
             most -= least

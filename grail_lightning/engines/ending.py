@@ -55,29 +55,3 @@ class Ending:
         """``[n]`` bool: the rows of ``ids [n, t]`` (response tokens only) that end with their last token."""
         ended: Tensor = (ids[:, -1:] == self.end_tokens).any(1)
         return ended if self.stops is None else ended | self.stops(ids[:, -self.reach :], None)
-
-
-class EndRecorder:
-    """A stopping criterion for Transformers' `generate` that records where each row ends.
-
-    The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
-
-    Args:
-        ending: The rule that ends a response.
-        shape: The number of rows and of prompt columns of the call.
-
-    Attributes:
-        lengths: ``[n]`` long, the response tokens of each row so far.
-        finished: ``[n]`` bool, the rows that have ended.
-    """
-
-    def __init__(self, ending: Ending, shape: torch.Size) -> None:
-        self.ending, self.prompt_width = ending, shape[1]
-        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=ending.end_tokens.device)
-        self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
-
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """``[n]`` bool: the rows that have finished."""
-        self.lengths = self.lengths + ~self.finished
-        self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
-        return self.finished

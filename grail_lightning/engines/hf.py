@@ -13,7 +13,7 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.decoding import Decoding, supports, warpers
-from grail_lightning.engines.ending import Ending, EndRecorder, Sampled
+from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.policy import Policy
 from grail_lightning.policy.model import requiring_grad
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
@@ -130,7 +130,7 @@ class HFEngine(RolloutEngine):
 
         ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
         recorder = _LogprobRecorder(sampling.logprob_temperature)
-        ends = EndRecorder(Ending(policy, sampling), ids.shape)
+        ends = _EndRecorder(Ending(policy, sampling), ids.shape)
         out = policy.model.generate(
             input_ids=ids.to(policy.device),
             attention_mask=mask.long().to(policy.device),
@@ -196,6 +196,32 @@ class _LogprobRecorder:
     def _gather(self, last_ids: Tensor) -> None:
         if self._pending is not None:
             self._chosen.append(self._pending.gather(1, last_ids[:, None]).squeeze(1))
+
+
+class _EndRecorder:
+    """A stopping criterion for Transformers' `generate` that records where each row ends.
+
+    The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
+
+    Args:
+        ending: The rule that ends a response.
+        shape: The number of rows and of prompt columns of the call.
+
+    Attributes:
+        lengths: ``[n]`` long, the response tokens of each row so far.
+        finished: ``[n]`` bool, the rows that have ended.
+    """
+
+    def __init__(self, ending: Ending, shape: torch.Size) -> None:
+        self.ending, self.prompt_width = ending, shape[1]
+        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=ending.end_tokens.device)
+        self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
+
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        """``[n]`` bool: the rows that have finished."""
+        self.lengths = self.lengths + ~self.finished
+        self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
+        return self.finished
 
 
 def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:

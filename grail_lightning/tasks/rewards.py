@@ -24,7 +24,7 @@ from typing import Any
 
 from grail_lightning.answers import find_boxes
 
-__all__ = ["Reward", "RewardSpec", "boxed_format", "correctness", "overlong", "total_reward"]
+__all__ = ["Reward", "RewardSpec", "boxed_format", "correctness", "overlong"]
 
 Values = list[float | None]
 _NOTHING = re.compile(r"(?:\s|[$.]|\\[\])])*")
@@ -154,17 +154,6 @@ class Reward:
                     f"{wanted} but got {value} for the response {response[-200:]!r}. Return None for no opinion."
                 )
         return values
-
-
-def total_reward(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:
-    """``Σ_k weight_k · value_ki`` of each response; None adds nothing.
-
-    Args:
-        rewards: The rewards.
-        values: The values of each reward, by its name.
-    """
-    rows = zip(*(values[reward.name] for reward in rewards), strict=True)
-    return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]
 
 
 def _find(path: str) -> Callable[..., Any]:
