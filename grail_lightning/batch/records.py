@@ -124,13 +124,13 @@ class SampledBatch:
             found = value[taken, columns if name in WHOLE_ROWS else slice(0, response)]
             return found.long() if name in ("input_ids", "response_ids") else found
 
-        changed = {name: map_tensors(name, value, cut) for name, value in self.fields().items()}
+        changed = {name: _map_tensors(name, value, cut) for name, value in self.fields().items()}
         lists = {name: [value[k] for k in kept] for name, value in changed.items() if isinstance(value, list)}
         return dataclasses.replace(self, **changed | lists)
 
     def to(self, device: torch.device | str) -> Self:
         """A copy with every tensor on `device`."""
-        moved = {name: map_tensors(name, value, lambda _, t: t.to(device)) for name, value in self.fields().items()}
+        moved = {name: _map_tensors(name, value, lambda _, t: t.to(device)) for name, value in self.fields().items()}
         return dataclasses.replace(self, **moved)
 
 
@@ -172,7 +172,7 @@ WHOLE_ROWS = ("input_ids", "attention_mask")
 """The fields whose columns are prompt and response."""
 
 
-def map_tensors(name: str, value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
+def _map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tensor]) -> Any:
     """A field of a batch with `change` applied to each of its tensors; other values are unchanged."""
     match value:
         case Tensor():

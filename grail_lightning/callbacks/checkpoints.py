@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.callbacks.termination import Termination
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.run_folder import RunFolder
@@ -41,17 +42,17 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"`every_n_batches` must be 0 (off) or positive, but got {every_n_batches}.")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
-        self._file: Path | None = None
+        self._file = Path()
         self._termination = Termination()
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make Lightning write checkpoints completely or not at all. A plugin that the user has set is kept."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to save. This is a broadcast over all ranks, which would not be safe during an interruption.
 
         The partial files of runs that were killed while they saved are removed.
@@ -61,27 +62,29 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             remove_parts(folder)
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch for SIGTERM. The state from which a run was resumed is not saved a second time."""
         self._termination.watch(trainer, noting=True)
-        resumed = trainer.ckpt_path and self._file and Path(trainer.ckpt_path).resolve() == self._file.resolve()
+        resumed = trainer.ckpt_path and Path(trainer.ckpt_path).resolve() == self._file.resolve()
         self._saved_at = trainer.global_step if resumed else None
         if _may_be_cut(trainer, pl_module):
             self._save(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM."""
         due = self.every_n_batches and (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0
         if due or _may_be_cut(trainer, pl_module):
             self._save(trainer, pl_module)
         self._end_if_asked(trainer, pl_module)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation before the first step, or outside of a fit, has nothing to save: a SIGTERM ends it at once."""
         if trainer.global_step == 0 or trainer.state.fn != "fit":
             self._termination.watch(trainer, noting=False)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save with the figures of this validation."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
             return
@@ -89,22 +92,22 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, pl_module, again=True)
         self._end_if_asked(trainer, pl_module)
 
-    def on_test_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A SIGTERM ends a test or a prediction at once."""
         self._termination.watch(trainer, noting=False)
 
     on_predict_start = on_test_start
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end of training, unless `max_steps` has interrupted a batch."""
         self._save(trainer, pl_module)
-        if pl_module.steps_left and not trainer.fast_dev_run:
+        if module_of(pl_module).steps_left and not fast_dev_run(trainer):
             rank_zero_info(
                 f"`max_steps` {trainer.max_steps} fell inside a batch of rollouts: {self._file} is of step "
                 f"{self._saved_at}, where that batch began, so that a resumed run equals an uninterrupted one."
             )
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Report after an interruption from which checkpoint the run can be resumed."""
         if not isinstance(exception, KeyboardInterrupt | SIGTERMException):
             return
@@ -112,7 +115,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.state.fn != "fit":
             rank_zero_info(f"{what}.")
             return
-        there = self._saved_at is not None and self._file is not None and self._file.exists()
+        there = self._saved_at is not None and self._file.exists()
         rank_zero_info(
             f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Resume with the "
             f"same command and `--ckpt_path={self._file if self.folder else 'last'}`."
@@ -122,11 +125,11 @@ class LastCheckpoint(Checkpoint):
 
     # --- what -------------------------------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Mark the checkpoints that other callbacks save inside a batch."""
-        checkpoint["steps_left"] = pl_module.steps_left
+        checkpoint["steps_left"] = module_of(pl_module).steps_left
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Warn if the resumed run cannot equal an uninterrupted one."""
         if checkpoint.get("steps_left") and trainer.state.fn == "fit":
             rank_zero_warn(
@@ -135,22 +138,21 @@ class LastCheckpoint(Checkpoint):
                 "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
             )
 
-    def _save(self, trainer: Any, pl_module: Any, *, again: bool = False) -> None:
+    def _save(self, trainer: Trainer, pl_module: LightningModule, *, again: bool = False) -> None:
         """Save if the run is between two batches and this step is not saved yet; `again` saves it in any case."""
-        if trainer.fast_dev_run or pl_module.steps_left or (trainer.global_step == self._saved_at and not again):
+        saved = trainer.global_step == self._saved_at and not again
+        if fast_dev_run(trainer) or module_of(pl_module).steps_left or saved:
             return
-        assert self._file is not None
         save_whole(trainer, self._file)
         self._saved_at = trainer.global_step
 
-    def _end_if_asked(self, trainer: Any, pl_module: Any) -> None:
+    def _end_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._termination.noted(pl_module.device):
             self._save(trainer, pl_module)
             if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
                 self._termination.end()
 
 
-def _may_be_cut(trainer: Any, pl_module: Any) -> bool:
+def _may_be_cut(trainer: Trainer, pl_module: LightningModule) -> bool:
     """Whether `max_steps` may fall inside the next batch."""
-    most: int = pl_module.execution.steps_per_batch
-    return 0 < int(trainer.max_steps - trainer.global_step) < most
+    return 0 < trainer.max_steps - trainer.global_step < module_of(pl_module).execution.steps_per_batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from grail_lightning.step.optimizer_check import UNUSABLE
 from grail_lightning.tasks.base import Task
 
 # For each option that takes a class: its base class and the modules that export the subclasses to users.
-BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+_BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "model.control": (CreditControl, ("grail_lightning.credit",)),
     "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
@@ -38,10 +37,10 @@ UNUSABLE_CALLBACKS = {
 
 
 def choices(option: str) -> list[str]:
-    """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
-    if option not in BASES:
+    """The sorted names of the classes that an option accepts; empty for an option that is not in `_BASES`."""
+    if option not in _BASES:
         return []
-    base, modules = BASES[option]
+    base, modules = _BASES[option]
     shown = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items()}
     return sorted(name for name, value in shown.items() if _is_choice(name, value, base))
 
@@ -52,25 +51,13 @@ def unusable(name: str) -> str:
     return reasons.get(name.rpartition(".")[2], "")
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Check that every callback works with this module.
-
-    Raises:
-        ValueError: If one does not.
-    """
-    for callback in callbacks:
-        for name in (cls.__name__ for cls in type(callback).__mro__):
-            if name in UNUSABLE_CALLBACKS:
-                raise ValueError(f"`trainer.callbacks` must leave out {name}: {UNUSABLE_CALLBACKS[name]}")
-
-
 def imported(path: str) -> Any:
     """The class that an import path names."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-def _is_choice(name: str, value: Any, base: type) -> bool:
+def _is_choice(name: str, value: object, base: type) -> bool:
     refused = name in UNUSABLE_CALLBACKS or unusable(name)
     if name.startswith("_") or refused or not inspect.isclass(value) or value is base:
         return False

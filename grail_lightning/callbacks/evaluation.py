@@ -7,15 +7,16 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.figures import Figures, test_table
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.data.names import metric_names
-from grail_lightning.runtime.collectives import all_gather_rows, sum_by_name, world_size
+from grail_lightning.runtime.collectives import all_gather_objects, all_gather_rows, sum_by_name, world_size
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput
 from grail_lightning.tasks.base import Prompt
 
@@ -64,36 +65,36 @@ class Evaluation(Callback):
         self._finished = False
         self._loaded: int | None = None
         self._step = 0
-        self._plan: EvaluationPlan | None = None
         self._figures: dict[str, Figures] = {}
         self._correct: dict[str, list[Tensor]] = defaultdict(list)
         self._digests = 0
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the module the number of samples and the sampling options."""
-        self._plan = EvaluationPlan(num_samples=self.num_samples, sampling=self.sampling or pl_module.sampling)
-        pl_module.evaluation = self._plan
+        module = module_of(pl_module)
+        sampling = self.sampling or module.sampling
+        module.evaluation = EvaluationPlan(num_samples=self.num_samples, sampling=sampling)
         self._loaded = None
         if stage == "fit":
             self.first, self.last = {}, {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate before training. A resumed run did so when it was started."""
         if self.at_start and trainer.global_step == 0:
             _validate(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate after training, before the callbacks that monitor a metric read it."""
         if self.at_end and _is_over(trainer) and self.last.get("step") != trainer.global_step:
             _validate(trainer)
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Only a fit that has finished prints its outcome."""
-        self._finished = bool(self.last) and trainer.is_global_zero and not trainer.fast_dev_run
+        self._finished = bool(self.last) and trainer.is_global_zero and not fast_dev_run(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the outcome of training, below the messages of other callbacks."""
         if self._finished:
             print(self.outcome())
@@ -121,7 +122,7 @@ class Evaluation(Callback):
             f"resumed with other {' and '.join(differ)}"
         )
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the step of the checkpoint, at which validation and test log."""
         self._loaded = checkpoint["global_step"]
 
@@ -135,7 +136,7 @@ class Evaluation(Callback):
 
     # --- what -------------------------------------------------------------------------------------------------------
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the metrics."""
         fitting = trainer.state.fn == "fit"
         self._step = trainer.global_step if fitting else tell_policy(trainer, pl_module, self._loaded)
@@ -146,15 +147,21 @@ class Evaluation(Callback):
     on_test_start = on_validation_start
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Add the graded responses of a batch to the metrics."""
         if not trainer.sanity_checking:
-            self._take(outputs, pl_module.device)
+            self._take(output_of(outputs), pl_module.device)
 
     on_test_batch_end = on_validation_batch_end
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics."""
         if trainer.sanity_checking:
             return
@@ -163,33 +170,31 @@ class Evaluation(Callback):
             self.last = {
                 "step": trainer.global_step,
                 "accuracy": figures["accuracy"],
-                **self._what(figures["problems"]),
+                **self._what(module_of(pl_module).evaluation, figures["problems"]),
             }
             if trainer.global_step == 0:
                 self.first = self.last
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics and print them as a table."""
         self._log(pl_module, "test")
         correct = {name: all_gather_rows(self._matrix(name)).cpu() for name in self._datasets() or [""]}
         if trainer.is_global_zero and all(len(right) for right in correct.values()):
             print(test_table({name or "all": right for name, right in correct.items()}, self.pass_at))
 
-    def _what(self, problems: float) -> dict[str, Any]:
+    def _what(self, plan: EvaluationPlan, problems: float) -> dict[str, Any]:
         """The conditions of an accuracy: a text, and values that differ if the problems or the sampling differ."""
-        assert self._plan is not None
-        temperature = self._plan.sampling.temperature
+        temperature = plan.sampling.temperature
         drawn = f"temperature {temperature}" if temperature else "greedy"
         samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
         return {
             "conditions": f"{problems:.0f} problems{samples}, {drawn}",
             "digest": int(sum_by_name({"digest": self._digests})["digest"]) % 2**64,
-            "sampling": repr(self._plan),
+            "sampling": repr(plan),
         }
 
     def _take(self, output: StepOutput, device: torch.device) -> None:
         batch = output.batch
-        assert batch.correct is not None
         self._digests += sum(map(_digest, batch.prompts[:: self.num_samples]))  # rows of one group are neighbours
         rows_of: dict[str, list[int]] = defaultdict(list)
         for row, prompt in enumerate(batch.prompts):
@@ -216,7 +221,7 @@ class Evaluation(Callback):
         """The sorted names of the datasets that any rank has evaluated; the same list on every rank."""
         return sorted(_union({name for name in self._figures if name}))
 
-    def _log(self, pl_module: Any, stage: str) -> dict[str, float]:
+    def _log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
         """Log all metrics and return the overall ones. Every rank computes the same metrics in the same order."""
         overall = self._figures[""].compute()
         logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
@@ -240,11 +245,7 @@ def _digest(prompt: Prompt) -> int:
 
 def _union(names: set[str]) -> set[str]:
     """The union of a set of names over all ranks."""
-    if world_size() == 1:
-        return names
-    gathered: list[set[str]] = [set()] * world_size()
-    torch.distributed.all_gather_object(gathered, names)
-    return set().union(*gathered)
+    return set().union(*all_gather_objects(names))
 
 
 def _is_over(trainer: Trainer) -> bool:

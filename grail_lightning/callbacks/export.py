@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.runtime.writable import check_writable
 
-PREFIX = "policy."
+if TYPE_CHECKING:
+    from grail_lightning.module import GrailModule
+
+_PREFIX = "policy."
 
 
 class ExportPolicy(Callback):
@@ -39,7 +43,7 @@ class ExportPolicy(Callback):
         self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the folder before the run rather than after it.
 
         Raises:
@@ -50,28 +54,29 @@ class ExportPolicy(Callback):
         if self.folder and stage == "fit" and trainer.is_global_zero:
             check_writable(Path(self.folder), "export.folder")
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""
         self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
         self._trained = False
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather sharded weights. This needs all ranks, and the strategy before its teardown."""
         self._trained = True
-        if not trainer.fast_dev_run:
-            self._gathered = _gathered(trainer.model) if _is_sharded(trainer.model) else None
+        if not fast_dev_run(trainer):
+            self._gathered = _gathered(pl_module) if _is_sharded(pl_module) else None
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too.
 
         Raises:
             ValueError: If the policy cannot be written.
         """
-        ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(pl_module.policy))
-        if not ended or trainer.fast_dev_run or not trainer.is_global_zero:
+        module = module_of(pl_module)
+        ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(module))
+        if module.policy is None or not ended or fast_dev_run(trainer) or not trainer.is_global_zero:
             return
         path, (weights, source) = self._path, self._weights(trainer)
-        policy = pl_module.policy if weights is None else _unsharded(pl_module, weights)
+        policy = module.policy if weights is None else _unsharded(module, weights)
         try:
             policy.save(path)
         # Python, safetensors and tokenizers raise different errors for a full disk; the last two quote the system's.
@@ -102,27 +107,24 @@ class ExportPolicy(Callback):
         return gathered, f"step {trainer.global_step}"
 
 
-def _is_sharded(model: nn.Module | None) -> bool:
+def _is_sharded(model: nn.Module) -> bool:
     from torch.distributed.tensor import DTensor
 
-    assert model is not None
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def _gathered(model: nn.Module | None) -> dict[str, Tensor]:
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
     """The unsharded weights, on the CPU of the first rank. A collective."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    assert model is not None
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: Any = get_model_state_dict(model, options=options)
-    return dict(state)
+    state = get_model_state_dict(model, options=options)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _unsharded(pl_module: Any, weights: dict[str, Tensor]) -> Policy:
+def _unsharded(module: GrailModule, weights: dict[str, Tensor]) -> Policy:
     """A second policy on the CPU with the given weights. It is only saved; every model supports eager attention."""
     plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False}
-    loading = dataclasses.replace(pl_module.loading, **plain)
-    policy = load_policy(pl_module.policy_name, loading)
-    policy.load_state_dict({k.removeprefix(PREFIX): v for k, v in weights.items() if k.startswith(PREFIX)})
+    policy = load_policy(module.policy_name, dataclasses.replace(module.loading, **plain))
+    policy.load_state_dict({k.removeprefix(_PREFIX): v for k, v in weights.items() if k.startswith(_PREFIX)})
     return policy

@@ -15,7 +15,7 @@ from torchmetrics import SumMetric
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 from grail_lightning.metrics import AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 Interval = tuple[float, float]
 
 
@@ -87,10 +87,10 @@ def mean_interval(shares: Tensor, noise: Tensor) -> Interval:
     if not len(shares):
         return math.nan, math.nan
     number, mean = len(shares), float(shares.mean())
-    quantile = float(norm.ppf((1 + CONFIDENCE) / 2))
+    quantile = float(norm.ppf((1 + _CONFIDENCE) / 2))
     effective = float(number)
     if number > 1 and (variance := max(float(shares.var()), float(noise.mean()))):
-        allowance = quantile / float(t.ppf((1 + CONFIDENCE) / 2, number - 1))
+        allowance = quantile / float(t.ppf((1 + _CONFIDENCE) / 2, number - 1))
         effective = max(effective, number * mean * (1 - mean) / variance * allowance**2)
     squared = quantile**2
     centre = (mean + squared / (2 * effective)) / (1 + squared / effective)

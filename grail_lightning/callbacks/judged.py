@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from grail_lightning.callbacks.hooks import module_of
 from grail_lightning.runtime.run_folder import RunFolder
 
 
-def tell_policy(trainer: Trainer, pl_module: Any, loaded: int | None) -> int:
+def tell_policy(trainer: Trainer, pl_module: LightningModule, loaded: int | None) -> int:
     """Log which policy is used, and return its number of optimiser steps. Every rank must call this function.
 
     Args:
@@ -25,7 +24,7 @@ def tell_policy(trainer: Trainer, pl_module: Any, loaded: int | None) -> int:
     elif step:
         policy = f"in memory, at step {step}."
     else:
-        policy = f"as it was loaded from {pl_module.policy_name}, without a checkpoint."
+        policy = f"as it was loaded from {module_of(pl_module).policy_name}, without a checkpoint."
         policy += f" Give `--ckpt_path last` for that of {last}." if last.exists() else ""
     assert trainer.state.fn is not None
     rank_zero_info(f"`{trainer.state.fn.value}` uses the policy {policy}")

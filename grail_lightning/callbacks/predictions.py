@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from grail_lightning.callbacks.hooks import module_of, output_of
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
 from grail_lightning.grading.locate import align_rows
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.outputs import StepOutput
 
-PREDICTION_COLUMNS = {
+if TYPE_CHECKING:
+    from grail_lightning.module import GrailModule
+
+_PREDICTION_COLUMNS = {
     **ROLLOUT_COLUMNS,
     "token_ids": "list<int32>",
     "tokens": "list<string>",
@@ -60,34 +64,41 @@ class PredictionWriter(Callback):
         self._rows = 0
         self._loaded: int | None = None
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the checkpoint of an earlier stage."""
         self._loaded = None
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the step of the loaded policy."""
         self._loaded = checkpoint["global_step"]
 
-    def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this rank's partial file."""
         import pyarrow.parquet as pq
 
         tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        empty = arrow_table({name: [] for name in PREDICTION_COLUMNS}, PREDICTION_COLUMNS)
+        empty = arrow_table({name: [] for name in _PREDICTION_COLUMNS}, _PREDICTION_COLUMNS)
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), empty.schema)
         self._rows = 0
 
     def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Add the rollouts of a batch."""
-        if len(outputs.batch):
-            columns = prediction_columns(outputs, pl_module.tokenizer)
-            self._writer.write_table(arrow_table(columns, PREDICTION_COLUMNS))
+        output = output_of(outputs)
+        if len(output.batch):
+            columns = _prediction_columns(output, module_of(pl_module))
+            self._writer.write_table(arrow_table(columns, _PREDICTION_COLUMNS))
 
-    def on_predict_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
         self._close()
         trainer.strategy.barrier("predictions")
@@ -98,7 +109,7 @@ class PredictionWriter(Callback):
             self._rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
         rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the partial file."""
         self._close()
 
@@ -111,18 +122,18 @@ class PredictionWriter(Callback):
         return self._path.with_name(f".{self._path.name}.rank{rank}")
 
 
-def prediction_columns(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
-    """The `PREDICTION_COLUMNS` of a batch, ``B`` values each."""
+def _prediction_columns(output: StepOutput, module: GrailModule) -> dict[str, list[Any]]:
+    """The `_PREDICTION_COLUMNS` of a batch, ``B`` values each."""
     batch, weights = output.batch, output.weights
     lengths = batch.response_lengths.tolist()
     ids = [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
     columns = rollout_columns(output)
     columns["token_ids"] = ids
-    columns["tokens"] = [[encodable(tokenizer.decode([token])) for token in row] for row in ids]
+    columns["tokens"] = [[encodable(module.tokenizer.decode([token])) for token in row] for row in ids]
     columns["weights"] = _rows(None if weights is None else weights.values, lengths)
     columns["scores"] = _rows(None if weights is None else weights.scores, lengths)
     columns["fallback"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
-    return columns | _spans(output, tokenizer)
+    return columns | _spans(output, module)
 
 
 def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]:
@@ -132,12 +143,12 @@ def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]
     return [row[:n] for row, n in zip(values.detach().float().tolist(), lengths, strict=True)]
 
 
-def _spans(output: StepOutput, tokenizer: Any) -> dict[str, list[Any]]:
+def _spans(output: StepOutput, module: GrailModule) -> dict[str, list[Any]]:
     """The character ranges of each token and of the answer, and the token range of the answer."""
     names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     masks = (output.weights and output.weights.answer) or output.batch.answer
-    for row, aligned in enumerate(align_rows(output.batch, tokenizer)):
+    for row, aligned in enumerate(align_rows(output.batch, module.tokenizer)):
         tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
         # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
         answers = output.batch.prompts[row].task.answer_spans(aligned.text) if tokens else []

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import Sampling
+from grail_lightning.callbacks.hooks import module_of, output_of
 from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.functional.bnpo import ROUNDING
-from grail_lightning.policy import Policy
+from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
 from grail_lightning.step.options import Execution, Objective
+from grail_lightning.tasks.base import Prompt
 
 
 class Preflight(Callback):
@@ -66,7 +66,7 @@ class Preflight(Callback):
         self._said: set[str] = set()
         self._looked = False
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the settings of the trainer before the model is loaded, rather than let a fit fail later.
 
         Raises:
@@ -76,22 +76,27 @@ class Preflight(Callback):
         if stage == "fit":
             check_run(trainer)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the sampler and dropout."""
         self._start()
+        module = module_of(pl_module)
+        dropout = module.policy is not None and has_dropout(module.policy)
         for problem in (
-            sampler_problem(pl_module.sampling),
-            dropout_problem(pl_module.policy, pl_module.objective, pl_module.execution),
+            sampler_problem(module.sampling),
+            _dropout_problem(module.objective, module.execution) if dropout else None,
         ):
             if problem:
                 rank_zero_warn(problem)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
+    ) -> None:
         """Check the mini-batches and the precision of the weights once, after a resumed optimiser has been restored."""
-        if self._looked:
+        module = module_of(pl_module)
+        if self._looked or module.gradients is None:
             return
         self._looked = True
-        parts, groups = pl_module.execution.mini_batches, len(batch)
+        parts, groups = module.execution.mini_batches, len(batch)
         if parts > groups:
             self._warn(
                 "mini_batches",
@@ -99,7 +104,7 @@ class Preflight(Callback):
                 f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
                 f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
             )
-        optimizer, weights = pl_module.optimizers(), pl_module.gradients.weights
+        optimizer, weights = trainer.optimizers[0], module.gradients.weights
         if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
             weights = [w for w in weights if w.dtype != torch.bfloat16]
         # A warm-up starts at 0, so the rate at its end is compared.
@@ -111,10 +116,12 @@ class Preflight(Callback):
                 f"{explain_stuck_weights(weights)}",
             )
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Check the metrics of the batch and its verdicts over all ranks."""
-        output = outputs["output"]
-        figures: dict[str, float] = output.metrics
+        module, output = module_of(pl_module), output_of(outputs)
+        figures = output.metrics
         verdicts = sum_by_name({kind: float(n) for kind, n in Counter(v.status for v in output.batch.verdicts).items()})
         self._dead = self._dead + 1 if figures["frac_reward_zero_std"] >= 1 else 0
         before = self._statuses if self._dead > 1 else Counter[str]()
@@ -122,13 +129,13 @@ class Preflight(Callback):
         self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
         self._any_end |= not self._endless
         if self._dead >= self.patience:
-            self._warn("dead", self._dead_groups(figures["reward"], what_moves(pl_module.objective, output.weights)))
+            self._warn("dead", self._dead_groups(figures["reward"], what_moves(module.objective, output.weights)))
         if self._endless >= self.patience:
-            limit = pl_module.sampling.max_response_length
-            self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, pl_module.tokenizer))
+            limit = module.sampling.max_response_length
+            self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, module.tokenizer.eos_token))
         self._check_verdicts(verdicts)
-        self._check_rate(figures, pl_module)
-        if pl_module.objective.scale_rewards == "bnpo":
+        self._check_rate(figures, trainer)
+        if module.objective.scale_rewards == "bnpo":
             self._check_range(output.batch.rewards)
         gap = figures.get(SAMPLER_GAP, 0.0)
         if gap > self.most_sampler_gap:
@@ -139,13 +146,13 @@ class Preflight(Callback):
                 "precision of training"
                 + (
                     "."
-                    if pl_module.execution.sampler_cap
+                    if module.execution.sampler_cap
                     else ", or correct for the difference with `execution.sampler_cap: 2`."
                 ),
             )
 
-    def _check_rate(self, figures: dict[str, float], pl_module: Any) -> None:
-        if figures.get("learning_rate", 1.0) > 0 or any(g["lr"] > 0 for g in pl_module.optimizers().param_groups):
+    def _check_rate(self, figures: dict[str, float], trainer: Trainer) -> None:
+        if figures.get("learning_rate", 1.0) > 0 or any(g["lr"] > 0 for g in trainer.optimizers[0].param_groups):
             self._resting = 0  # A warm-up from 0 has a positive rate after its first step.
         elif figures["grad_norm"] > 0:
             self._resting += 1
@@ -188,7 +195,7 @@ class Preflight(Callback):
             f"now {reward:.3g}; verdicts of these batches: {shares}), so every advantage is 0 and {moves}. {remedy}"
         )
 
-    def _no_ends(self, limit: int, tokenizer: Any) -> str:
+    def _no_ends(self, limit: int, end_token: str | None) -> str:
         if self._any_end:
             return (
                 f"In each of the last {self._endless} batches, every response hit the limit of {limit} tokens. Raise "
@@ -198,7 +205,7 @@ class Preflight(Callback):
         return (
             f"No response has ended by itself in {self._endless} batches: all were cut at {limit} tokens. Raise "
             "`sampling.max_response_length`; or else the policy never generates its end token "
-            f"{tokenizer.eos_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
+            f"{end_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
         )
 
     def _check_verdicts(self, verdicts: dict[str, float]) -> None:
@@ -259,12 +266,12 @@ def sampler_problem(sampling: Sampling) -> str | None:
     )
 
 
-def dropout_problem(policy: Policy, objective: Objective, execution: Execution) -> str | None:
-    """The problem of dropout where a step compares the policy with another one; None if there is none."""
+def _dropout_problem(objective: Objective, execution: Execution) -> str | None:
+    """The problem of dropout where a step compares the policy with another one; None if it compares none."""
     steps = execution.steps_per_batch
     compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
     compared += ["the reference of the KL term"] if objective.kl_coefficient else []
-    if not compared or not has_dropout(policy):
+    if not compared:
         return None
     return (
         f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are clipped and "

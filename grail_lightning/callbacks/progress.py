@@ -8,9 +8,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TextIO
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -28,7 +28,7 @@ class ProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=leave)
         self._beside = ExitStack()
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the bar, and print log messages and warnings above it from now on."""
         super().setup(trainer, pl_module, stage)
         self._beside.close()
@@ -38,17 +38,17 @@ class ProgressBar(TQDMProgressBar):
             )
             self._beside.enter_context(_warnings_above_bars())
 
-    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore logging and warnings."""
         self._beside.close()
         super().teardown(trainer, pl_module, stage)
 
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore logging and warnings, because Lightning does not call `teardown` after an exception."""
         self._beside.close()
         super().on_exception(trainer, pl_module, exception)
 
-    def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The metrics that the bar shows."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
@@ -75,9 +75,16 @@ def _warnings_above_bars() -> Iterator[None]:
     """Clear the bars of tqdm before a warning is printed, and redraw them below it."""
     show = warnings.showwarning
 
-    def above(*args: Any, **kwargs: Any) -> None:
+    def above(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         with tqdm.external_write_mode(file=sys.stderr):
-            show(*args, **kwargs)
+            show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = above
     try:

@@ -5,13 +5,14 @@ Text from a model is untrusted. It is escaped here so that it breaks neither a M
 
 from __future__ import annotations
 
-import os
 import unicodedata
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # The types are pyarrow's names; the schema is fixed so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
@@ -48,7 +49,7 @@ def code_block(text: str, max_characters: int) -> str:
     Control characters, which TensorBoard's Markdown renderer uses as internal marks, are replaced by U+FFFD.
 
     Args:
-        text: Any text.
+        text: The text.
         max_characters: The length above which the middle is replaced by a note of how much was left out.
     """
     if len(text) > max_characters:
@@ -79,24 +80,14 @@ def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
     }
 
 
-def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:
+def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> pa.Table:
     """Columns as a `pyarrow.Table` of the given types; ``list<…>`` for lists."""
     import pyarrow as pa
 
-    def typed(name: str) -> Any:
+    def typed(name: str) -> pa.DataType:
         inner = name.removeprefix("list<").removesuffix(">")
         found = pa.bool_() if inner == "bool" else getattr(pa, inner)()
         return pa.list_(found) if name.startswith("list<") else found
 
     schema = pa.schema([(column, typed(name)) for column, name in types.items()])
     return pa.table({column: columns[column] for column in types}, schema=schema)
-
-
-def write_parquet(table: Any, file: Path) -> None:
-    """Write a `pyarrow.Table`; the file appears under its name only when it is complete."""
-    import pyarrow.parquet as pq
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    pq.write_table(table, unfinished)
-    os.replace(unfinished, file)

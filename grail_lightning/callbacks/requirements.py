@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from grail_lightning.callbacks.choices import check_callbacks
+from lightning.pytorch import Callback, Trainer
+
+from grail_lightning.callbacks.choices import UNUSABLE_CALLBACKS
+from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.data.modules import PromptData
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.runtime.writable import check_writable
 
 
-def check_run(trainer: Any) -> None:
+def check_run(trainer: Trainer) -> None:
     """Raise now for settings with which a fit would fail later.
 
     Raises:
         ValueError: If a callback does not work with this module, validation would never be due, or the folder of the
             run cannot be written.
     """
-    check_callbacks(trainer.callbacks)
-    check_validation(trainer)
+    _check_callbacks(getattr(trainer, "callbacks", []))  # Lightning does not declare the attribute.
+    _check_validation(trainer)
     folder = RunFolder(trainer).path  # A broadcast: every rank must take part.
-    if trainer.is_global_zero and not trainer.fast_dev_run:
+    if trainer.is_global_zero and not fast_dev_run(trainer):
         check_writable(folder, "trainer.logger.save_dir" if trainer.loggers else "trainer.default_root_dir")
         for callback in trainer.checkpoint_callbacks:
             for option, name in (("checkpoint.dirpath", "dirpath"), ("last_checkpoint.folder", "folder")):
@@ -29,13 +32,26 @@ def check_run(trainer: Any) -> None:
                     check_writable(Path(own), option)
 
 
-def check_validation(trainer: Any) -> None:
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Check that every callback works with this module.
+
+    Raises:
+        ValueError: If one does not.
+    """
+    for callback in callbacks:
+        for name in (cls.__name__ for cls in type(callback).__mro__):
+            if name in UNUSABLE_CALLBACKS:
+                raise ValueError(f"`trainer.callbacks` must leave out {name}: {UNUSABLE_CALLBACKS[name]}")
+
+
+def _check_validation(trainer: Trainer) -> None:
     """Check that validation will be due.
 
     Raises:
         ValueError: If its interval is not positive, or is counted within an epoch and longer than it.
     """
-    interval, epochs, data = trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.datamodule
+    interval, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    data = getattr(trainer, "datamodule", None)
     never = "For no validation set `trainer.limit_val_batches: 0`."
     if interval <= 0:
         raise ValueError(f"`trainer.val_check_interval` must be positive, but got {interval}. {never}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from grail_lightning.callbacks.hooks import fast_dev_run, output_of
 from grail_lightning.callbacks.records import (
     ROLLOUT_COLUMNS,
     arrow_table,
@@ -17,12 +18,11 @@ from grail_lightning.callbacks.records import (
     encodable,
     prompt_text,
     rollout_columns,
-    write_parquet,
 )
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 
-TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
+_TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
 
 
 class RolloutTable(Callback):
@@ -47,13 +47,15 @@ class RolloutTable(Callback):
                 raise ValueError(f"`{name}` must be at least 1, but got {value}. Leave the callback out to see none.")
         self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Write the panel."""
         if not trainer.is_global_zero or trainer.fit_loop.total_batch_idx % self.every_n_batches:
             return
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if boards:
-            page = self.page(outputs["output"], trainer.global_step)
+            page = self.page(output_of(outputs), trainer.global_step)
             for board in boards:
                 board.experiment.add_text("rollouts", page, trainer.global_step)
 
@@ -88,20 +90,31 @@ class KeepRollouts(Callback):
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
-        self._path: Path | None = None
+        self._path = Path()
 
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine the folder. This is a collective, so all ranks take part."""
         self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "rollouts"
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Write the batch."""
-        if trainer.fast_dev_run:
+        if fast_dev_run(trainer):
             return
-        assert self._path is not None
-        output: StepOutput = outputs["output"]
+        output = output_of(outputs)
         columns = rollout_columns(output)
         columns["step"] = [trainer.global_step] * len(output.batch)
         columns["rank"] = [trainer.global_rank] * len(output.batch)
         name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"
-        write_parquet(arrow_table(columns, TRAINING_COLUMNS), self._path / name)
+        _write_parquet(arrow_table(columns, _TRAINING_COLUMNS), self._path / name)
+
+
+def _write_parquet(table: object, file: Path) -> None:
+    """Write a `pyarrow.Table`; the file appears under its name only when it is complete."""
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    pq.write_table(table, unfinished)
+    os.replace(unfinished, file)

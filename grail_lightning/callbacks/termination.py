@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import threading
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 import torch
 from lightning.pytorch import Trainer
@@ -14,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.runtime.collectives import all_reduce
 
-NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
+_NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
 class Termination:
@@ -40,12 +41,12 @@ class Termination:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._receive)
 
-    def _receive(self, signum: int, frame: Any) -> None:
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
         if not self._noting:
             self.end()
         if self._first and not self._noted:
             with contextlib.suppress(OSError):
-                os.write(2, NOTED)  # A logger might be in the middle of a line.
+                os.write(2, _NOTED)  # A logger might be in the middle of a line.
         self._noted = True
 
     def noted(self, device: torch.device) -> bool:

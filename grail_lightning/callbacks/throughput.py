@@ -8,8 +8,9 @@ import time
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
+from grail_lightning.callbacks.hooks import output_of
 from grail_lightning.runtime.collectives import all_reduce
 
 GIB = 2**30
@@ -28,21 +29,23 @@ class Throughput(Callback):
         self.num_tokens = 0
         self._started = 0.0
 
-    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset the count. A resumed fit gets its count afterwards, by `load_state_dict`."""
         if stage == "fit":
             self.num_tokens = 0
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         """Start the clock."""
         self._started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Log the metrics of the batch."""
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._started
-        rollouts = outputs["output"].batch
+        rollouts = output_of(outputs).batch
         tokens = all_reduce(rollouts.prompt_lengths.sum() + rollouts.response_lengths.sum(), "sum")
         # Ranks measure different times, and the collectives within a step make all wait for the slowest.
         slowest = torch.tensor([seconds, _peak_memory(pl_module.device)], device=pl_module.device)

@@ -77,7 +77,6 @@ class AnswerOnly(CreditControl):
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]`` bool: valid tokens before the answer that the method located."""
     answer = weights.answer or batch.answer
-    assert answer is not None
     return batch.response_mask & ~answer.whole & ~answer.after
 
 

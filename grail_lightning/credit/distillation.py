@@ -18,7 +18,7 @@ from grail_lightning.credit.forward import logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.tasks.base import Messages
 
-PLACE = "{answer}"
+_PLACE = "{answer}"
 
 
 class RLSD(TokenCredit):
@@ -63,8 +63,8 @@ class RLSD(TokenCredit):
             raise ValueError(
                 f"`decay_steps` and `refresh_steps` must be at least 1, but got {decay_steps} and {refresh_steps}."
             )
-        if PLACE not in sentence:
-            raise ValueError(f"`sentence` must contain {PLACE}, where the gold answer goes, but got {sentence!r}.")
+        if _PLACE not in sentence:
+            raise ValueError(f"`sentence` must contain {_PLACE}, where the gold answer goes, but got {sentence!r}.")
         self.strength, self.decay_steps, self.clip = strength, decay_steps, clip
         self.refresh_steps, self.sentence = refresh_steps, sentence
         self._copied_at = 0
@@ -95,7 +95,7 @@ class RLSD(TokenCredit):
 
     def shown(self, policy: Policy, batch: RolloutBatch) -> RolloutBatch:
         """The same responses after prompts that contain the gold answer."""
-        sentences = [self.sentence.replace(PLACE, prompt.reference) for prompt in batch.prompts]
+        sentences = [self.sentence.replace(_PLACE, prompt.reference) for prompt in batch.prompts]
         messages = [with_sentence(p.messages, s) for p, s in zip(batch.prompts, sentences, strict=True)]
         ids, mask = pad_left([policy.encode(m) for m in messages], policy.tokenizer.pad_token_id)
         device = batch.input_ids.device
@@ -122,7 +122,7 @@ class RLSD(TokenCredit):
         # Weights from a checkpoint are on the CPU.
         weights = self._weights = {name: w.to(trainable[name].device) for name, w in self._weights.items()}
 
-        def run(*inputs: Tensor, **options: Any) -> Tensor:
+        def run(*inputs: Tensor, **options: object) -> Tensor:
             # The copies replace the parameters during the call; the parameters themselves are not written to.
             found: Tensor = functional_call(policy, weights, inputs, options).logprobs
             return found

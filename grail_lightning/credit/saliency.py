@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class SaliencyCredit(TokenCredit):
     fuse_saliency: bool = True
     """Whether the scores may be taken from the update's first forward pass."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "__call__" in vars(cls):
             raise TypeError(
@@ -153,7 +153,7 @@ def forward_with_saliency(
         target: The target, with objective ``[b, T]``. Its `rows` are ignored: every row gets scores.
         temperature: The number by which the logits are divided.
         frozen: Whether the log-probabilities are computed without gradient, in evaluation mode.
-        in_place: See `Policy.head_gradient`.
+        in_place: See `grail_lightning.policy.head.head_gradient`.
 
     Returns:
         Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
@@ -232,7 +232,7 @@ def _forward_from_leaf(
         # With frozen weights below (adapters, for example) the tensor may need no gradient. The graph then starts here.
         return caught[0] if caught[0].requires_grad else caught[0].requires_grad_(True)
 
-    def catch_output(module: nn.Module, args: Any, output: Any) -> Any:
+    def catch_output(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> object:
         return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
 
     embeds = policy.embed(layout.ids)

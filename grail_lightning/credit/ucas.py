@@ -17,7 +17,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 from grail_lightning.runtime.collectives import all_reduce
 
-LARGEST_EXPONENT = 20.0
+_LARGEST_EXPONENT = 20.0
 
 
 class UCAS(TokenCredit):
@@ -66,7 +66,7 @@ class UCAS(TokenCredit):
         certainty, logit = self._measure(policy, batch, context)
         surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
         exponent = torch.where(advantages > 0, -self.reward_scale * surety, self.penalty_scale * surety)
-        factor = exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
+        factor = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
         values = (factor[:, None] * mask).to(certainty.dtype)
         shaped = advantages[:, None] * values
         lowered = shaped - self.token_penalty * _min_max(logit, mask)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from numbers import Real
-from typing import Any
 
 from torch import Tensor
 
@@ -53,7 +52,7 @@ def controlled(
     return replace(changed, parts=weights.parts)
 
 
-def check_weights(giver: TokenCredit | CreditControl, weights: Any, batch: RolloutBatch) -> None:
+def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: RolloutBatch) -> None:
     """Check that these are token weights for `batch`; synchronises with the device once.
 
     Args:

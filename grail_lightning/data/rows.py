@@ -59,7 +59,7 @@ def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
     Raises:
         ValueError: If it is no `Prompt`, or if its messages, reference or task have the wrong type.
     """
-    prompt: Any = task.prompt(row)
+    prompt: object = task.prompt(row)
     must = f"`{type(task).__name__}.prompt` must return a `Prompt`"
     if not isinstance(prompt, Prompt):
         raise ValueError(
@@ -71,17 +71,19 @@ def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
             f'{must} whose `messages` are text or a list of {{"role": …, "content": …}} with two strings each, but got '
             f"{str(prompt.messages)[:120]}."
         )
-    if not isinstance(prompt.reference, str):
+    reference: object = prompt.reference
+    if not isinstance(reference, str):
         raise ValueError(
-            f"{must} whose `reference` is a string, but got {type(prompt.reference).__name__} "
-            f"({str(prompt.reference)[:80]}). Use `str`."
+            f"{must} whose `reference` is a string, but got {type(reference).__name__} ({str(reference)[:80]}). "
+            "Use `str`."
         )
-    if not isinstance(prompt.task, Task):
-        raise ValueError(f"{must} whose `task` grades it, but got {type(prompt.task).__name__}. Give it `task=self`.")
+    grader: object = prompt.task
+    if not isinstance(grader, Task):
+        raise ValueError(f"{must} whose `task` grades it, but got {type(grader).__name__}. Give it `task=self`.")
     return prompt
 
 
-def _is_conversation(messages: Any) -> bool:
+def _is_conversation(messages: object) -> bool:
     return (
         isinstance(messages, list)
         and len(messages) > 0

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+_FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DatasetSpec:
     @property
     def is_file(self) -> bool:
         """Whether the path names a file rather than a folder or a dataset on the hub."""
-        return Path(self.path).suffix in FILE_SUFFIXES
+        return Path(self.path).suffix in _FILE_SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def check_path(spec: DatasetSpec) -> None:
     path = Path(spec.path).expanduser()
     file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if path.is_file() and not spec.is_file:
-        raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)}, but got {spec.path}.")
+        raise ValueError(f"`path` must be a file of type {', '.join(_FILE_SUFFIXES)}, but got {spec.path}.")
     if path.exists():
         return
     if spec.is_file or file_name or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
         raise ValueError(
             f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
-            f"({', '.join(FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
+            f"({', '.join(_FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
         )
 
 
@@ -197,7 +197,7 @@ def _check_unicode(row: Mapping[str, Any], place: str) -> None:
             ) from None
 
 
-def _load(builder: str, source: str, /, **options: Any) -> Any:
+def _load(builder: str, source: str, /, **options: object) -> Any:
     import datasets
 
     try:
@@ -220,7 +220,7 @@ def _cell(table: Table, index: int, row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _check_text(value: Any, place: str) -> None:
+def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise ValueError(f"{place} must be text or a number, but got {_short(value)}.")
     if value is None or not str(value).strip():
@@ -232,7 +232,7 @@ def _check_text(value: Any, place: str) -> None:
         )
 
 
-def _fits(value: Any, wanted: Any, place: str) -> bool:
+def _fits(value: Any, wanted: object, place: str) -> bool:
     if isinstance(wanted, list | tuple):
         return value in wanted
     if not isinstance(wanted, Mapping):
@@ -246,6 +246,6 @@ def _fits(value: Any, wanted: Any, place: str) -> bool:
         ) from None
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

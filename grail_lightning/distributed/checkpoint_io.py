@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Trainer
 
-PART = ".part"  # The suffix of a checkpoint that is being written.
+_PART = ".part"  # The suffix of a checkpoint that is being written.
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -27,7 +28,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     (`torch._utils._rebuild_wrapper_subclass`), such as torchao's 8-bit state. For other tensors the result is equal.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: object | None = None) -> None:
         """Write to a temporary name beside `path`, and rename the file when all of it is on the disk.
 
         Raises:
@@ -37,7 +38,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        part = target.with_name(target.name + PART)
+        part = target.with_name(target.name + _PART)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as file:
@@ -55,7 +56,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         _to_disk(target.parent)
 
     def load_checkpoint(
-        self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
+        self, path: _PATH, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The checkpoint, with its tensors on the CPU, whatever device they were saved from.
 
@@ -66,13 +67,13 @@ class DurableCheckpointIO(TorchCheckpointIO):
         try:
             found: dict[str, Any] = super().load_checkpoint(path, host, weights_only)
         except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            if not Path(path).is_file() or is_whole(Path(path)):
+            if not Path(path).is_file() or _is_whole(Path(path)):
                 raise
             raise _damaged(Path(path)) from error
         return found
 
 
-def save_whole(trainer: Any, target: Path) -> None:
+def save_whole(trainer: Trainer, target: Path) -> None:
     """Save a run's checkpoint; a folder of shards, too, is first written under a temporary name. A collective.
 
     One folder cannot replace another atomically. Between the two renames the earlier one is ``old-last.ckpt``.
@@ -80,7 +81,7 @@ def save_whole(trainer: Any, target: Path) -> None:
     if not getattr(trainer.strategy, "_save_distributed_checkpoint", False):
         trainer.save_checkpoint(target, weights_only=False)  # Without the argument Lightning warns each time.
         return
-    part, old = target.with_name(target.name + PART), target.with_name(f"old-{target.name}")
+    part, old = target.with_name(target.name + _PART), target.with_name(f"old-{target.name}")
     if trainer.is_global_zero:
         _remove(part)
     trainer.strategy.barrier()
@@ -108,7 +109,7 @@ def check_whole(path: str | None) -> None:
             raise _damaged(file)
 
 
-def is_whole(file: Path) -> bool:
+def _is_whole(file: Path) -> bool:
     """Whether every byte of a checkpoint is as it was written; reads the whole file."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -119,7 +120,7 @@ def is_whole(file: Path) -> bool:
 
 def remove_parts(folder: Path) -> None:
     """Remove the incomplete files in a folder of checkpoints that were left by killed runs."""
-    for part in folder.glob(f"*.ckpt{PART}"):
+    for part in folder.glob(f"*.ckpt{_PART}"):
         _remove(part)
 
 
@@ -132,7 +133,7 @@ def _remove(path: Path) -> None:
 
 
 def _damaged(file: Path) -> ValueError:
-    whole = [other for other in file.parent.glob("*.ckpt") if other != file and other.is_file() and is_whole(other)]
+    whole = [other for other in file.parent.glob("*.ckpt") if other != file and other.is_file() and _is_whole(other)]
     newest = max(whole, key=lambda other: other.stat().st_mtime, default=None)
     instead = "no other in its folder is whole: begin anew"
     if newest is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from grail_lightning.distributed.master_weights import HALF, MasterWeights
 from grail_lightning.functional.tokens import gradient_so_far
@@ -33,7 +33,7 @@ class Gradients:
         masters: The master weights, which the optimiser updates; None if no weight is in half precision.
     """
 
-    def __init__(self, policy: Policy, strategy: Any, restored: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, policy: Policy, strategy: Strategy, restored: Mapping[str, Tensor] | None = None) -> None:
         self.policy, self.strategy = policy, strategy
         alone = isinstance(strategy, SingleDeviceStrategy)
         whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
@@ -57,7 +57,7 @@ class Gradients:
         """Whether a backward pass may add the head's gradient to `weight.grad` in place, since no hook reads it."""
         return isinstance(self.strategy, SingleDeviceStrategy) and self.masters is None
 
-    def make_optimizer(self, make: Callable[[Any], Any]) -> Any:
+    def make_optimizer(self, make: Callable[[Iterator[Tensor]], Optimizer]) -> Optimizer:
         """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy."""
         optimizer = make(iter(self.weights))
         if self.masters is not None:
@@ -77,16 +77,16 @@ class Gradients:
             last: Whether the micro-batch is the step's last.
         """
         embeddings, wrapped = self.policy.model.get_input_embeddings(), self.strategy.model
-        replicated = isinstance(wrapped, DistributedDataParallel)
+        replicated = wrapped if isinstance(wrapped, DistributedDataParallel) else None
         if isinstance(self.policy, FSDPModule):
             self.policy.set_requires_gradient_sync(last or not self.policy.loading.reduce_once)
         if getattr(embeddings, "sparse", False) and embeddings.weight.requires_grad:
             gradient_so_far(embeddings.weight)  # A dense gradient, as optimisers and clipping require.
         collected = nullcontext() if self.masters is None else self.masters.collecting()
-        alone = replicated and (self.masters is not None or not last)
-        with collected, wrapped.no_sync() if alone else nullcontext():
+        alone = self.masters is not None or not last
+        with collected, nullcontext() if replicated is None or not alone else replicated.no_sync():
             yield
-        if self.masters is not None and last and replicated:
+        if self.masters is not None and last and replicated is not None:
             self.masters.exchange()
 
     def clip(self, max_norm: float | None) -> float:
@@ -115,5 +115,5 @@ class Gradients:
 def clip_gradients(weights: list[Tensor], max_norm: float | None) -> float:
     """Scale the gradients of some weights down to `max_norm`; returns their norm before. None only measures."""
     limit = float("inf") if max_norm is None else max_norm
-    norm: Any = torch.nn.utils.clip_grad_norm_(weights, limit)
+    norm = torch.nn.utils.clip_grad_norm_(weights, limit)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)

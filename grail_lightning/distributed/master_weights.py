@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from grail_lightning.functional.tokens import gradient_so_far
 from grail_lightning.runtime.collectives import all_reduce, world_size
@@ -66,7 +67,7 @@ class MasterWeights:
         for weight, master in self.pairs:
             weight.copy_(master)
 
-    def follow(self, optimizer: Any) -> None:
+    def follow(self, optimizer: Optimizer) -> None:
         """Round the master weights into the policy after each step of the optimiser."""
         optimizer.register_step_post_hook(lambda *_: self.write_back())
 
@@ -74,8 +75,9 @@ class MasterWeights:
 def _master(weight: Tensor, restored: Tensor | None) -> Tensor:
     if weight.dtype not in HALF:
         return weight
-    exact = restored is not None and restored.dtype not in HALF and restored.shape == weight.shape
-    begun: Any = restored if exact else weight.detach()
+    begun = weight.detach()
+    if restored is not None and restored.dtype not in HALF and restored.shape == weight.shape:
+        begun = restored
     return nn.Parameter(begun.to(weight.device, torch.float32, copy=True))
 
 

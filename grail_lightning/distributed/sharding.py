@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.layout import padded_layout
 
 
-def check_strategy(strategy: Any) -> None:
+def check_strategy(strategy: object) -> None:
     """Check that a policy can be trained under a strategy of Lightning, given as an object or by its name.
 
     Raises:
@@ -30,7 +30,7 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
-def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
+def data_parallel_mesh(mesh: DeviceMesh | None, loading: Loading) -> DeviceMesh | None:
     """The part of a strategy's device mesh over which weights are sharded; None if there is no mesh.
 
     Args:
@@ -55,7 +55,7 @@ def data_parallel_mesh(mesh: Any, loading: Loading) -> Any:
     return mesh["data_parallel"]
 
 
-def shard(policy: Policy, mesh: Any) -> Policy:
+def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
     """Shard every decoder block, and then the other weights, over a device mesh, in place.
 
     Args:

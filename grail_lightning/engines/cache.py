@@ -5,17 +5,15 @@ Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-GROWTH_TOKENS = 64
+_GROWTH_TOKENS = 64
 
 
-class Room:
+class _Room:
     """Keys and values of one layer, in tensors with free columns at the end.
 
     Args:
@@ -27,7 +25,9 @@ class Room:
     def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
         self.keys, self.values, self.length = keys, values, length
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append ``[n, H, t, d]``; returns all keys and all values ``[n, H, L+t, d]``, as views."""
         stop = self.length + key_states.shape[-2]
         self.keys[..., self.length : stop, :] = key_states
@@ -35,7 +35,7 @@ class Room:
         return self.keys[..., :stop, :], self.values[..., :stop, :]
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
     """A `DynamicLayer` with free columns at the end: a step writes one column instead of copying the whole cache.
 
     Args:
@@ -48,7 +48,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.limit, self.rows = limit, rows
         self._space: tuple[Tensor, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append ``[n, H, t, d]``; returns all keys and values ``[n, H, L+t, d]``, as views of the larger tensors."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -56,22 +58,24 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = room.update(key_states, value_states)
         return self.keys, self.values
 
-    def _make_room(self, keys: Tensor, values: Tensor, number: int) -> Room:
+    def _make_room(self, keys: Tensor, values: Tensor, number: int) -> _Room:
         """Tensors with free columns for at least `number` further tokens, shaped like the given keys and values."""
         start = self.get_seq_length()
         stop = start + number
-        if self._space is None or stop > self._space[0].shape[-2]:
-            self._grow(keys, values, len(keys), max(stop, min(self.limit, stop + max(GROWTH_TOKENS, stop // 4))))
-        assert self._space is not None
-        return Room(self._space[0][: len(keys)], self._space[1][: len(keys)], start)
+        space = self._space
+        if space is None or stop > space[0].shape[-2]:
+            columns = max(stop, min(self.limit, stop + max(_GROWTH_TOKENS, stop // 4)))
+            space = self._grow(keys, values, len(keys), columns)
+        return _Room(space[0][: len(keys)], space[1][: len(keys)], start)
 
-    def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> None:
+    def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Allocate tensors of the given number of rows and columns, and copy the cached tokens into them."""
-        space = tuple(new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
+        of_keys, of_values = (new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
         if length := self.get_seq_length():
-            space[0][: len(self.keys), :, :length] = self.keys
-            space[1][: len(self.keys), :, :length] = self.values
-        self._space = (space[0], space[1])
+            of_keys[: len(self.keys), :, :length] = self.keys
+            of_values[: len(self.keys), :, :length] = self.values
+        self._space = of_keys, of_values
+        return self._space
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices` ``[m]``; an index may occur several times."""
@@ -84,13 +88,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         The number of rows may grow.
         """
         length = self.get_seq_length()
-        if self._space is None or len(self._space[0]) < number:
-            columns = max(length, min(self.limit, length + GROWTH_TOKENS))
-            self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
-        assert self._space is not None
-        for space in self._space:
-            space[target, :, :length] = space[source, :, :length]
-        self.keys, self.values = (space[:number, :, :length] for space in self._space)
+        space = self._space
+        if space is None or len(space[0]) < number:
+            columns = max(length, min(self.limit, length + _GROWTH_TOKENS))
+            space = self._grow(self.keys, self.values, max(number, min(self.rows, 2 * len(self.keys))), columns)
+        for table in space:
+            table[target, :, :length] = table[source, :, :length]
+        self.keys, self.values = (table[:number, :, :length] for table in space)
 
     def drop_columns(self, number: int) -> None:
         """Remove the first `number` tokens of every row."""
@@ -98,49 +102,60 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._space = None
 
 
-def growing_cache(config: Any, limit: int, rows: int) -> DynamicCache | None:
-    """An empty cache for a model's text configuration and at most `rows` rows of at most `limit` tokens.
+class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no types.
+    """An empty cache, whose rows and first columns can be removed, for a text configuration that `can_drop_rows`.
 
-    None if the model has layers whose rows cannot be removed.
+    Args:
+        config: The text configuration of the model.
+        limit: Most tokens of a row.
+        rows: Most rows.
     """
-    cache = DynamicCache(config=config)
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
-        return None
-    cache.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+
+    layers: list[DynamicLayer]
+
+    def __init__(self, config: PreTrainedConfig, limit: int, rows: int) -> None:
+        super().__init__(config=config)
+        self.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in self.layers]
+
+    def keep_rows(self, kept: Tensor) -> Tensor:
+        """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs twice is duplicated.
+
+        Rows with an index below `m` keep their index; the others take the free indices.
+
+        Returns:
+            The new order ``[m]`` of the entries of `kept`.
+        """
+        number, places = len(kept), torch.arange(len(kept), device=kept.device)
+        stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))
+        order = torch.full_like(places, -1)
+        order[kept[stays]] = places[stays]
+        moved, target = places[~stays], (order < 0).nonzero().squeeze(1)
+        order[target] = moved
+        for layer in self.layers:
+            if isinstance(layer, GrowingLayer):
+                layer.move_rows(kept[moved], target, number)
+            else:
+                layer.batch_select_indices(kept[order])
+        return order
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether padding may stand between tokens: a sliding window counts it."""
+        return bool(self._growing())
+
+    def _growing(self) -> list[GrowingLayer]:
+        """All layers; none if one of them has a sliding window."""
+        layers = [layer for layer in self.layers if isinstance(layer, GrowingLayer)]
+        return layers if len(layers) == len(self.layers) else []
+
+    def drop_columns(self, number: int) -> bool:
+        """Remove the first `number` tokens if every layer can; a sliding window counts its tokens and cannot."""
+        layers = self._growing()
+        for layer in layers:
+            layer.drop_columns(number)
+        return bool(layers)
 
 
-def keep_rows(cache: DynamicCache, kept: Tensor) -> Tensor:
-    """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs several times is duplicated.
-
-    Rows with an index below `m` keep their index; the others take the free indices.
-
-    Returns:
-        The new order ``[m]`` of the entries of `kept`.
-    """
-    number, places = len(kept), torch.arange(len(kept), device=kept.device)
-    stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))
-    order = torch.full_like(places, -1)
-    order[kept[stays]] = places[stays]
-    moved, target = places[~stays], (order < 0).nonzero().squeeze(1)
-    order[target] = moved
-    for layer in cache.layers:
-        if isinstance(layer, GrowingLayer):
-            layer.move_rows(kept[moved], target, number)
-        else:
-            layer.batch_select_indices(kept[order])
-    return order
-
-
-def grows(cache: DynamicCache) -> bool:
-    """Whether no layer has a sliding window, so that padding may stand anywhere and columns can be removed."""
-    return all(isinstance(layer, GrowingLayer) for layer in cache.layers)
-
-
-def drop_columns(cache: DynamicCache, number: int) -> bool:
-    """Remove the first `number` tokens if every layer can; one with a sliding window counts its tokens and cannot."""
-    if not grows(cache):
-        return False
-    for layer in cache.layers:
-        layer.drop_columns(number)
-    return True
+def can_drop_rows(config: PreTrainedConfig) -> bool:
+    """Whether rows can be removed from every layer of the cache of a model with this text configuration."""
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)

@@ -6,7 +6,6 @@ Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import Claim, Kind, check_claims, check_tensor
 from grail_lightning.tasks.base import Prompt
 
-REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
+_REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
 
 
 def sample_rollouts(
@@ -31,7 +30,7 @@ def sample_rollouts(
 
 def check_rollouts(
     engine: RolloutEngine,
-    batch: Any,
+    batch: object,
     policy: Policy,
     prompts: Sequence[Prompt],
     group_size: int,
@@ -53,26 +52,26 @@ def check_rollouts(
     """
     must = f"`{type(engine).__name__}.generate` must return"
     if not isinstance(batch, SampledBatch):
-        raise ValueError(f"{must} a `SampledBatch`, but got {type(batch).__name__}. {REMEDY}")
+        raise ValueError(f"{must} a `SampledBatch`, but got {type(batch).__name__}. {_REMEDY}")
     rows = len(prompts) * group_size
     for field, values in (("prompts", batch.prompts), ("texts", batch.texts)):
         if not isinstance(values, list) or len(values) != rows:
             got = len(values) if isinstance(values, list) else type(values).__name__
-            raise ValueError(f"{must} `{field}` as a list of {rows}, one a row, but got {got}. {REMEDY}")
+            raise ValueError(f"{must} `{field}` as a list of {rows}, one a row, but got {got}. {_REMEDY}")
     for row, (given, text) in enumerate(zip(batch.prompts, batch.texts, strict=True)):
         asked = prompts[row // group_size]
         if given is not asked and given.messages != asked.messages:
             raise ValueError(
                 f"{must} the rows of each prompt side by side, in the order of the prompts, but got "
-                f"{str(given.messages)[:80]!r} in row {row}, for {str(asked.messages)[:80]!r}. {REMEDY}"
+                f"{str(given.messages)[:80]!r} in row {row}, for {str(asked.messages)[:80]!r}. {_REMEDY}"
             )
         if not isinstance(text, str):
-            raise ValueError(f"{must} strings as `texts`, but got {type(text).__name__} in row {row}. {REMEDY}")
+            raise ValueError(f"{must} strings as `texts`, but got {type(text).__name__} in row {row}. {_REMEDY}")
     _check_forms(must, batch, rows, policy.device)
     if rows:
         vocabulary = policy.model.get_input_embeddings().weight.shape[0]
         check_claims(
-            _claims_of_masks(must, batch, group_size, sampling) + _claims_of_tokens(must, batch, vocabulary), REMEDY
+            _claims_of_masks(must, batch, group_size, sampling) + _claims_of_tokens(must, batch, vocabulary), _REMEDY
         )
 
 
@@ -95,11 +94,11 @@ def _check_forms(must: str, batch: SampledBatch, rows: int, device: torch.device
     if rows and width <= length:
         raise ValueError(
             f"{must} `input_ids` of prompts and responses, but got {width} columns beside `response_ids` of {length}. "
-            f"{REMEDY}"
+            f"{_REMEDY}"
         )
 
 
-def _width(ids: Any) -> int:
+def _width(ids: object) -> int:
     return int(ids.shape[-1]) if isinstance(ids, Tensor) and ids.ndim else 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,14 +21,17 @@ from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 
-MIN_FINISHED_SHARE = 0.05
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MIN_FINISHED_SHARE = 0.05
 """Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
 
-MIN_COMMON_TOKENS = 16
+_MIN_COMMON_TOKENS = 16
 """The length from which a common beginning of all prompts (a system prompt, worked examples) is run once."""
 
 
-def supports(model: Any) -> bool:
+def supports(model: PreTrainedModel) -> bool:
     """Whether `Decoding` can run a model, which must be a plain decoder with a cache whose rows can be removed.
 
     Models with their own rules for a decoding step (state-space layers, long-context switches) use Transformers'
@@ -36,7 +39,7 @@ def supports(model: Any) -> bool:
     """
     from transformers import GenerationMixin
 
-    from grail_lightning.engines.cache import growing_cache
+    from grail_lightning.engines.cache import can_drop_rows
 
     # These attributes are not public. If a later release renames them, `generate` itself still works.
     used = ("_supports_default_dynamic_cache", "_supports_logits_to_keep", "_optimize_model_for_decode")
@@ -46,17 +49,16 @@ def supports(model: Any) -> bool:
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and bool(type(model)._supports_default_dynamic_cache())
         and {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
-        and growing_cache(model.config.get_text_config(decoder=True), limit=0, rows=0) is not None
+        and can_drop_rows(model.config.get_text_config(decoder=True))
     )
 
 
 class Decoding:
     """One call of the loop: rows are decoded together, and finished rows are removed.
 
-    Rows of one prompt use one row of the cache as long as they draw the same tokens, and a long common beginning of all
-    prompts is run once. A row's token at a step is a
-    function of its logits and of one uniform number, which is keyed by row and step. It does not depend on the other
-    rows of the batch.
+    Rows of one prompt use one row of the cache as long as they draw the same tokens, and a long common beginning of
+    all prompts is run once. A row's token at a step is a function of its logits and of one uniform number, which is
+    keyed by row and step. It does not depend on the other rows of the batch.
 
     Args:
         policy: The policy, in evaluation mode.
@@ -75,15 +77,18 @@ class Decoding:
         noise: Tensor,
         *,
         synchronised: bool = False,
-        leave: float = MIN_FINISHED_SHARE,
+        leave: float = _MIN_FINISHED_SHARE,
     ) -> None:
+        from grail_lightning.engines.cache import GrowingCache  # Transformers is slow to import, and `--help` is not.
+
         device = policy.device
         self.policy, self.sampling, self.synchronised, self.leave = policy, sampling, synchronised, leave
         self.prompts = rows
         self.noise = noise.to(device, widest_float(device)).T
         self.warpers = warpers(sampling)
         self.ending = Ending(policy, sampling)
-        self.cache: Any = None
+        limit = max(map(len, rows)) + sampling.max_response_length
+        self.cache = GrowingCache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
         self.common, self.padded = 0, False
         shape = (len(rows), sampling.max_response_length)
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
@@ -108,7 +113,8 @@ class Decoding:
                 tokens = self._record(logits, step)
                 if step + 1 == self.sampling.max_response_length or self._all_finished():
                     break
-                kept = self._drop_finished(tokens) if self.place is None else self._fork(tokens, logits.shape[-1])
+                place, vocabulary = self.place, logits.shape[-1]
+                kept = self._drop_finished(tokens) if place is None else self._fork(place, tokens, vocabulary)
                 logits = self._forward(kept)
         if not self.logprobs.isfinite().all():
             raise ValueError(
@@ -119,20 +125,13 @@ class Decoding:
 
     def _read_prompts(self) -> Tensor:
         """Fill the cache with the prompts; returns the logits ``[m, V]`` of the first response token."""
-        # Transformers is slow to import, and `--help` is not.
-        from grail_lightning.engines.cache import growing_cache, keep_rows
-
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
         prompts, device = [self.prompts[k] for k in first], self.rows.device
-        limit = max(map(len, prompts)) + self.sampling.max_response_length
-        cache = growing_cache(self.policy.model.config.get_text_config(decoder=True), limit, len(self.prompts))
-        assert cache is not None, "`supports` was not asked"
-        self.cache = cache
         last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
         if common := self._common_beginning(prompts):
             begin = torch.arange(common, device=device)[None]
             self._model(torch.tensor([prompts[0][:common]], device=device), begin >= 0, begin, **last)
-            keep_rows(cache, torch.zeros(len(prompts), dtype=torch.long, device=device))
+            self.cache.keep_rows(torch.zeros(len(prompts), dtype=torch.long, device=device))
             self.common = common
         ids, mask = pad_left([prompt[common:] for prompt in prompts], self.policy.tokenizer.pad_token_id)
         ids, mask = ids.to(device), mask.to(device)
@@ -151,12 +150,10 @@ class Decoding:
         The last token of a prompt is never among them. Ranks that are synchronised make equally many passes, and so
         agree on the number.
         """
-        from grail_lightning.engines.cache import grows
-
         # All rows agree as far as the first and the last in lexical order do.
         least, most = min(prompts, key=list), max(prompts, key=list)
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(least[:-1], most[:-1], strict=False))))
-        if len(prompts) == 1 or shared < MIN_COMMON_TOKENS or not grows(self.cache):
+        if len(prompts) == 1 or shared < _MIN_COMMON_TOKENS or not self.cache.takes_padding:
             shared = 0
         return int(all_reduce(self.lengths.new_tensor(shared), "min")) if self.synchronised else shared
 
@@ -202,12 +199,10 @@ class Decoding:
 
     def _drop_finished(self, tokens: Tensor) -> Tensor:
         """Remove finished rows if that saves time. One row remains while other ranks are still decoding."""
-        from grail_lightning.engines.cache import keep_rows
-
         if len(self.rows) - self.left < self.leave * len(self.rows) or len(self.rows) == 1:
             return tokens
         kept = self._unfinished()
-        kept = kept[keep_rows(self.cache, kept)]
+        kept = kept[self.cache.keep_rows(kept)]
         self.rows, self.alive, self.pads = self.rows[kept], self.alive[kept], self.pads[kept]
         self._trim()
         return tokens[kept]
@@ -216,20 +211,17 @@ class Decoding:
         """Indices of the unfinished rows; one row at least."""
         return self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
 
-    def _fork(self, tokens: Tensor, vocabulary: int) -> Tensor:
+    def _fork(self, shared: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
         """Remove finished rows, and give rows that drew different tokens their own rows of the cache.
 
-        Returns the tokens ``[m]`` to continue with.
+        `shared` is the row of the cache that each row has used. Returns the tokens ``[m]`` to continue with.
         """
-        from grail_lightning.engines.cache import keep_rows
-
-        assert self.place is not None
         kept = self._unfinished() if self.leave <= 1 else torch.arange(len(self.rows), device=tokens.device)
-        branches, place = torch.unique(self.place[kept] * vocabulary + tokens[kept], return_inverse=True)
+        branches, place = torch.unique(shared[kept] * vocabulary + tokens[kept], return_inverse=True)
         parents = branches // vocabulary
         order = torch.arange(len(branches), device=parents.device)
         if len(parents) != len(self.pads) or not torch.equal(parents, order):
-            order = keep_rows(self.cache, parents)
+            order = self.cache.keep_rows(parents)
         self.pads = self.pads[parents[order]]
         place = order.argsort()[place]
         left = len(kept) < len(self.rows)
@@ -245,10 +237,8 @@ class Decoding:
 
     def _trim(self) -> None:
         """Remove columns that are padding in every remaining row."""
-        from grail_lightning.engines.cache import drop_columns
-
         least, most = (int(pads) for pads in self.pads.aminmax())
-        if least and not self.common and drop_columns(self.cache, least):
+        if least and not self.common and self.cache.drop_columns(least):
             self.pads = self.pads - least
             self.column -= least
             most -= least

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.batch import Sampling
 
-SUM_BLOCK = 512
+_SUM_BLOCK = 512
 
 
 def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,12 +48,12 @@ def pick(weights: Tensor, noise: Tensor) -> Tensor:
     Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
     150,000 takes several times as long as a sum.
     """
-    if weights.shape[1] <= 4 * SUM_BLOCK:
+    if weights.shape[1] <= 4 * _SUM_BLOCK:
         return _invert(weights, noise)[0]
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % SUM_BLOCK)).reshape(len(weights), -1, SUM_BLOCK)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _SUM_BLOCK)).reshape(len(weights), -1, _SUM_BLOCK)
     block, rest = _invert(blocks.sum(-1), noise)
     row = torch.arange(len(block), device=block.device)
-    return block * SUM_BLOCK + _invert(blocks[row, block], rest)[0]
+    return block * _SUM_BLOCK + _invert(blocks[row, block], rest)[0]
 
 
 def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ Shapes: ``n`` rows, ``T`` response tokens, ``t`` of them so far.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,36 +48,10 @@ class Ending:
         from transformers import StopStringCriteria  # Transformers is slow to import, and `--help` is not.
 
         self.end_tokens = torch.tensor(policy.end_token_ids, dtype=torch.long, device=policy.device)
-        self.stops: Any = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
+        self.stops = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
         self.reach: int = 1 if self.stops is None else self.stops.maximum_token_len
 
     def __call__(self, ids: Tensor) -> Tensor:
         """``[n]`` bool: the rows of ``ids [n, t]`` (response tokens only) that end with their last token."""
         ended: Tensor = (ids[:, -1:] == self.end_tokens).any(1)
         return ended if self.stops is None else ended | self.stops(ids[:, -self.reach :], None)
-
-
-class EndRecorder:
-    """A stopping criterion for Transformers' `generate` that records where each row ends.
-
-    The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
-
-    Args:
-        ending: The rule that ends a response.
-        shape: The number of rows and of prompt columns of the call.
-
-    Attributes:
-        lengths: ``[n]`` long, the response tokens of each row so far.
-        finished: ``[n]`` bool, the rows that have ended.
-    """
-
-    def __init__(self, ending: Ending, shape: torch.Size) -> None:
-        self.ending, self.prompt_width = ending, shape[1]
-        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=ending.end_tokens.device)
-        self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """``[n]`` bool: the rows that have finished."""
-        self.lengths = self.lengths + ~self.finished
-        self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
-        return self.finished

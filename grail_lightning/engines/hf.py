@@ -14,7 +14,7 @@ from grail_lightning.batch import SampledBatch, Sampling, pad_left
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import warpers
-from grail_lightning.engines.ending import Ending, EndRecorder, Sampled
+from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.policy import Policy
 from grail_lightning.policy.model import requiring_grad
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
@@ -130,8 +130,8 @@ class HFEngine(RolloutEngine):
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
-        recorder = LogprobRecorder(sampling.logprob_temperature)
-        ends = EndRecorder(Ending(policy, sampling), ids.shape)
+        recorder = _LogprobRecorder(sampling.logprob_temperature)
+        ends = _EndRecorder(Ending(policy, sampling), ids.shape)
         out = policy.model.generate(
             input_ids=ids.to(policy.device),
             attention_mask=mask.long().to(policy.device),
@@ -170,7 +170,7 @@ def _weights_cast_once(policy: Policy) -> Iterator[None]:
             torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
 
 
-class LogprobRecorder:
+class _LogprobRecorder:
     """A logits processor that divides by the temperature and records the log-probability of each sampled token.
 
     It precedes top-k and top-p, so that its values can be compared with those of the training forward pass. It stores
@@ -197,6 +197,32 @@ class LogprobRecorder:
     def _gather(self, last_ids: Tensor) -> None:
         if self._pending is not None:
             self._chosen.append(self._pending.gather(1, last_ids[:, None]).squeeze(1))
+
+
+class _EndRecorder:
+    """A stopping criterion for Transformers' `generate` that records where each row ends.
+
+    The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
+
+    Args:
+        ending: The rule that ends a response.
+        shape: The number of rows and of prompt columns of the call.
+
+    Attributes:
+        lengths: ``[n]`` long, the response tokens of each row so far.
+        finished: ``[n]`` bool, the rows that have ended.
+    """
+
+    def __init__(self, ending: Ending, shape: torch.Size) -> None:
+        self.ending, self.prompt_width = ending, shape[1]
+        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=ending.end_tokens.device)
+        self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
+
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        """``[n]`` bool: the rows that have finished."""
+        self.lengths = self.lengths + ~self.finished
+        self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
+        return self.finished
 
 
 def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:

@@ -1,6 +1,7 @@
-"""Group advantages, the KL estimators, the clipped surrogate and its aggregation.
+"""The clipped surrogate, the KL estimators, and the aggregation of token losses.
 
-Shapes: ``N`` rollouts, ``B`` rows, ``T`` response tokens. GRPO, Dr. GRPO and DAPO are parameters of these functions:
+Shapes: ``B`` rows, ``T`` response tokens. GRPO, Dr. GRPO and DAPO are parameters of these functions and of
+`group_advantages`:
 
 ====================  ==================  ===============  =========
                       `group_advantages`  `aggregate`      clip
@@ -22,74 +23,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.functional.bnpo import beta_scale
 from grail_lightning.functional.tokens import masked_mean, masked_sum
 
-Scaling = Literal["none", "group", "batch", "bnpo"]
 Aggregation = Literal["grpo", "dr_grpo", "dapo"]
 Estimator = Literal["k1", "k2", "k3"]
 Level = Literal["token", "sequence"]
 Surrogate = Literal["clip", "cispo"]
-
-SCALE_EPS = 1e-4
-# Rewards of one group that differ by less than this count as equal: a rounding error must not become an advantage.
-EQUAL_REWARDS = 1e-6
-
-
-def group_advantages(
-    rewards: Tensor,
-    group_size: int,
-    scale: Scaling = "none",
-    batch_std: Tensor | float | None = None,
-    batch_means: Tensor | None = None,
-) -> Tensor:
-    r"""Each rollout's reward relative to the rewards of its group.
-
-    .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
-
-    ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``). ``"none"``
-    does not divide, and ``"bnpo"`` multiplies each group by `beta_scale` instead. A group whose rewards are all equal
-    has ``A = 0`` exactly.
-
-    Args:
-        rewards: ``[N]``, rows of one group next to each other.
-        group_size: The number of rollouts of a group.
-        scale: none | group | batch | bnpo.
-        batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
-        batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
-
-    Returns:
-        ``[N]``.
-
-    Raises:
-        ValueError: For a group of one, a length that `group_size` does not divide, a missing `batch_std` or
-            `batch_means`, or mean rewards outside [0, 1] with ``"bnpo"``.
-
-    Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3; BNPO, arXiv 2506.02864.
-    """
-    if group_size < 2:
-        raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
-    if len(rewards) % group_size:
-        raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
-    groups = rewards.reshape(-1, group_size)
-    centred = groups - groups.mean(1, keepdim=True)
-    dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
-    match scale:
-        case "none":
-            advantages = centred
-        case "group":
-            advantages = centred / (groups.std(1, keepdim=True) + SCALE_EPS)
-        case "batch":
-            if batch_std is None:
-                raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
-            advantages = centred / (batch_std + SCALE_EPS)
-        case "bnpo":
-            if batch_means is None:
-                raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
-            advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
-        case _:
-            raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
-    return advantages.masked_fill(dead, 0).reshape(-1)
 
 
 def kl_estimate(
@@ -203,6 +142,17 @@ def clipped_surrogate(
     Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291; dual clip:
     arXiv 1912.09729; CISPO: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
+    _check_surrogate(surrogate, clip_low, clip_high, ratio_cap)
+    ratio = importance_ratio(logprobs, old_logprobs, mask, level)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if surrogate == "cispo":
+        return -clipped.detach() * advantages * logprobs
+    if ratio_cap is not None:
+        ratio = ratio.clamp(max=ratio_cap)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def _check_surrogate(surrogate: Surrogate, clip_low: float, clip_high: float, ratio_cap: float | None) -> None:
     if not 0 <= clip_low <= 1 or not clip_high >= 0:
         raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
     if ratio_cap is not None and not 1 + clip_high <= ratio_cap < math.inf:
@@ -214,13 +164,6 @@ def clipped_surrogate(
         raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")
     if surrogate == "cispo" and ratio_cap is not None:
         raise ValueError(f"`ratio_cap` must be null with `surrogate` cispo, but got {ratio_cap}. Set `clip_high`.")
-    ratio = importance_ratio(logprobs, old_logprobs, mask, level)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    if surrogate == "cispo":
-        return -clipped.detach() * advantages * logprobs
-    if ratio_cap is not None:
-        ratio = ratio.clamp(max=ratio_cap)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:

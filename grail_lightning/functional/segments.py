@@ -14,7 +14,7 @@ from torch import Tensor
 _BREAK = chr(0x10FFFF)
 
 
-def low_entropy_tokens(entropy: Tensor, mask: Tensor, share: float = 0.8) -> tuple[Tensor, Tensor]:
+def _low_entropy_tokens(entropy: Tensor, mask: Tensor, share: float = 0.8) -> tuple[Tensor, Tensor]:
     """Tokens at or below their row's entropy threshold, and strictly below it; ``[B, T]`` bool each.
 
     Args:
@@ -59,7 +59,7 @@ def segment_weights(
     Source: LESS, arXiv 2512.00908, published code, in which the order of the rollouts decides how segments are merged
     and which of their occurrences are found.
     """
-    low, strictly_low = low_entropy_tokens(entropy, mask, share)
+    low, strictly_low = _low_entropy_tokens(entropy, mask, share)
     right = correct.tolist()
     alike = [max(1, sum(other == one for other in right)) for one in right]
     own = torch.tensor([1 / n for n in alike], dtype=torch.float64)

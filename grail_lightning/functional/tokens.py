@@ -120,12 +120,7 @@ def token_logprobs(
     Raises:
         ValueError: If the temperature is not positive or the shapes do not fit.
     """
-    if temperature <= 0:
-        raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
-    if hidden.shape[:-1] != token_ids.shape:
-        raise ValueError(
-            f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
-        )
+    _check_arguments(hidden, token_ids, temperature)
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
     graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
     # One chunk needs no recomputation to bound its memory.
@@ -140,15 +135,19 @@ def token_logprobs(
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _plain_chunk(full_precision(head(states)) / temperature, ids, with_entropy, entropy_graph)
 
-    logprobs, entropies = [], []
-    for part, part_ids in zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True):
-        lp, ent = checkpoint(chunk, part, part_ids, use_reentrant=False) if recompute else chunk(part, part_ids)
-        logprobs.append(lp)
-        entropies.append(ent)
-    if not logprobs:  # No token: the graph is kept, so that a backward pass through an empty row still works.
-        empty = hidden.sum(-1)
-        return TokenStats(empty, (empty if entropy_gradient else empty.detach()) if with_entropy else None)
-    return _shaped(torch.cat(logprobs), torch.cat(entropies) if with_entropy else None, token_ids)
+    parts = zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True)
+    results = [checkpoint(chunk, *part, use_reentrant=False) if recompute else chunk(*part) for part in parts]
+    logprobs, entropies = (torch.cat(column) for column in zip(*results, strict=True))
+    return _shaped(logprobs, entropies if with_entropy else None, token_ids)
+
+
+def _check_arguments(hidden: Tensor, token_ids: Tensor, temperature: float) -> None:
+    if temperature <= 0:
+        raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
+    if hidden.shape[:-1] != token_ids.shape:
+        raise ValueError(
+            f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
+        )
 
 
 def _shaped(logprobs: Tensor, entropy: Tensor | None, token_ids: Tensor) -> TokenStats:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grail_lightning.functional.tokens import masked_mean, masked_sum, masked_zscore
 
-LOG_EPS = 1e-8
+_LOG_EPS = 1e-8
 
 
 def grail_map(
@@ -40,11 +40,11 @@ def grail_map(
     """
     if w_min > w_max or std < 0:
         raise ValueError(f"`w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
-    z = masked_zscore(torch.log(scores + LOG_EPS), mask)
+    z = masked_zscore(torch.log(scores + _LOG_EPS), mask)
     return (mean + std * z).clamp(w_min, w_max).masked_fill(~mask, 0)
 
 
-class AnswerRegions(Protocol):
+class _AnswerRegions(Protocol):
     """The positions of an answer: ``[B, T]`` bool masks. `grail_lightning.batch.AnswerMasks` is an example."""
 
     @property
@@ -61,7 +61,7 @@ class AnswerRegions(Protocol):
 
 
 def answer_overwrite(
-    weights: Tensor, answer: AnswerRegions, mask: Tensor, *, content: float = 5.0, rest: float = 1.0
+    weights: Tensor, answer: _AnswerRegions, mask: Tensor, *, content: float = 5.0, rest: float = 1.0
 ) -> Tensor:
     """Set the weights of the answer's tokens: one weight for its content, one for marker, brace and what follows.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,9 @@ from grail_lightning.answers import Verdict, Verifier
 from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.tasks.base import Earned, Prompt, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
@@ -41,7 +44,7 @@ def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -
     ]
 
 
-def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: Any) -> GradedBatch:
+def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: PreTrainedTokenizerBase) -> GradedBatch:
     """The batch with its rewards and verdicts, and with the masks of each answer's tokens.
 
     A thread locates the answers while the verifier's processes compare them.
@@ -118,7 +121,7 @@ def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[
 
 def _answer(task: Task, text: str) -> str | None:
     """The answer that a task extracts. It is checked, because the task may be the user's own class."""
-    answer: Any = task.answer(text)
+    answer: object = task.answer(text)
     if answer is None or isinstance(answer, str):
         return answer
     raise ValueError(

@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,10 +14,13 @@ from grail_lightning.answers import Alignment, AnswerSpan, align
 from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 WhichBox = Literal["last", "first"]
 
 
-def align_rows(batch: SampledBatch, tokenizer: Any) -> list[Alignment]:
+def align_rows(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> list[Alignment]:
     """The alignment of each row's sampled tokens with the characters of its response."""
     lengths = batch.response_lengths.tolist()
     return [align(ids[:n], tokenizer) for ids, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
@@ -62,7 +65,7 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
     return AnswerMasks(whole=whole, content=content, marker=marker, after=after & batch.response_mask)
 
 
-def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | None:
+def step_masks(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> dict[StepKind, Tensor] | None:
     """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
 
     For a step with a `result` only the tokens of the result are marked, because an error is visible there.
@@ -87,7 +90,7 @@ def step_masks(batch: SampledBatch, tokenizer: Any) -> dict[StepKind, Tensor] | 
 
 def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
     """The answers that a task finds in a response. They are checked, because the task may be the user's own class."""
-    answers: Any = prompt.task.answer_spans(text)
+    answers: object = prompt.task.answer_spans(text)
     must = f"`{type(prompt.task).__name__}.answer_spans` must return"
     if not isinstance(answers, list) or not all(isinstance(found, AnswerSpan) for found in answers):
         raise ValueError(f"{must} a list of `AnswerSpan`, which may be empty, but got {str(answers)[:120]}.")
@@ -102,7 +105,7 @@ def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
 
 def _labelled(text: str, prompt: Prompt) -> list[Step] | None:
     """The steps that a task labels in a response. They are checked, because the task may be the user's own class."""
-    steps: Any = prompt.task.label_steps(text, prompt)
+    steps: object = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None
     must = f"`{type(prompt.task).__name__}.label_steps` must return"

@@ -59,7 +59,9 @@ class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no typ
         self.keys, self.values = keys[:, :, columns], values[:, :, columns]
         self.rows, self.is_initialized = rows, True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **options: object
+    ) -> tuple[Tensor, Tensor]:
         """The keys and the values of beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
         keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
         return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,22 @@ from torch import Tensor
 from grail_lightning.functional.tokens import full_precision
 
 Alignment = Literal["predictor", "token"]
+
+
+class Rows(Protocol):
+    """The tensors of some rows from which a layout is made. A batch of rollouts has them."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """``[B, P+T]``, prompts padded left, responses padded right."""
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """``[B, P+T]`` bool."""
+
+    @property
+    def response_mask(self) -> Tensor:
+        """``[B, T]`` bool."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

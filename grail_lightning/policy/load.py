@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import Any
 
 import torch
-from torch import nn
 
+from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, LoRA, choose_attention, read_config, resolve_policy
+from grail_lightning.policy.options import Loading, choose_attention, read_config, resolve_policy
 from grail_lightning.policy.tokenizer import load_tokenizer
 
-HEAD_TOLERANCE = 1e-3
+_HEAD_TOLERANCE = 1e-3
 
 
 def load_policy(
@@ -60,7 +58,7 @@ def load_policy(
     if loading.packing:
         check_packing(policy)
     if loading.lora is not None:
-        _add_lora(model, loading.lora)
+        add_adapters(model, loading.lora)
     if not trainable:
         policy.requires_grad_(False).eval()
     elif loading.gradient_checkpointing:
@@ -77,47 +75,8 @@ def check_head(policy: Policy) -> None:
     with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
         own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
         ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
-    if (own - ours).abs().max() > HEAD_TOLERANCE * own.abs().max().clamp(min=1):
+    if (own - ours).abs().max() > _HEAD_TOLERANCE * own.abs().max().clamp(min=1):
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
             f"(largest difference {(own - ours).abs().max():.3g}). Please report the architecture."
-        )
-
-
-def _add_lora(model: Any, lora: LoRA) -> None:
-    from peft import LoraConfig
-
-    _check_targets(model, lora.target_modules)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        task_type="CAUSAL_LM",
-    )
-    model.add_adapter(config)
-
-
-def _check_targets(model: Any, wanted: str | list[str]) -> None:
-    """Check that the layers exist, by peft's rules: a string is a pattern, list items are the ends of names."""
-    from transformers.pytorch_utils import Conv1D
-
-    if wanted == "all-linear":
-        return
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, Conv1D))}
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    patterns = [wanted] if isinstance(wanted, str) else [rf"(.*\.)?{re.escape(name)}" for name in wanted]
-    found = [{name for name in layers if re.fullmatch(pattern, name)} for pattern in patterns]
-    if not found or not all(found):
-        known = sorted({name.rpartition(".")[2] for name, m in layers.items() if not any(m is end for end in ends)})
-        raise ValueError(
-            f"`loading.lora.target_modules` must name layers of the policy, but got {wanted}. "
-            f"It has {', '.join(known)}; or write all-linear."
-        )
-    targeted = {name for names in found for name in names if any(layers[name] is end for end in ends)}
-    if targeted and ends[0].weight is ends[1].weight:
-        raise ValueError(
-            f"`loading.lora.target_modules` must leave out what shares its weights with another layer, but got "
-            f"{', '.join(sorted(targeted))}: embedding and head of this policy are one, and an export would change "
-            "both. Leave it out, or train all weights (`loading.lora: null`)."
         )

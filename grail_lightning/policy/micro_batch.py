@@ -1,19 +1,21 @@
 """The rows of a batch, cut into micro-batches that the policy runs one after the other.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``n`` rows of a micro-batch.
+Shapes: ``B`` rows, ``T`` response tokens, ``n`` rows of a micro-batch, ``W`` columns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch
 from grail_lightning.batch.rows import micro_batches
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.trees import cut_into_trees
+from grail_lightning.policy.trees import shared_columns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,8 +57,63 @@ def cut_rows(
         ids, valid, group = (t.cpu()[rows] for t in (batch.input_ids, batch.attention_mask, batch.group))
         width = batch.prompt_width
         trees = cut_into_trees(ids, valid, group, token_budget, prompt_width=width, share_responses=share_responses)
-        return [MicroBatch(rows=rows[tree.rows], starts=tree.starts) for tree in trees]
+        return [replace(tree, rows=rows[tree.rows]) for tree in trees]
     return [MicroBatch(rows=part) for part in micro_batches(batch.lengths, token_budget, rows)]
+
+
+def cut_into_trees(
+    ids: Tensor, valid: Tensor, group: Tensor, token_budget: int, *, prompt_width: int, share_responses: bool = True
+) -> list[MicroBatch]:
+    """Micro-batches of prefix trees within a token budget, the largest trees first.
+
+    Rows of a group are in one tree as long as it fits into the budget. The size of a row is the number of tokens that
+    it adds, and a quarter of those that it shares, whose keys and values are copied.
+
+    Args:
+        ids: ``[n, W]``, token ids.
+        valid: ``[n, W]`` bool, the tokens that are not padding.
+        group: ``[n]`` long; rows of different groups are never in one tree.
+        token_budget: Most tokens of a micro-batch; a longer row has a micro-batch of its own.
+        prompt_width: P, the columns before the first response column.
+        share_responses: See `tree_layout`.
+
+    Returns:
+        Micro-batches whose `rows` are indices into `ids`.
+    """
+    if not len(ids):
+        return []
+    texts = [row.tobytes() for row in ids.int().numpy()]
+    order = sorted(range(len(ids)), key=list(zip(group.tolist(), texts, strict=True)).__getitem__)
+    ids, valid, group = ids[order], valid[order], group[order]
+    shared = shared_columns(ids, valid, None if share_responses else prompt_width - 1)
+    shared = (shared - (~valid[:, :prompt_width]).sum(1)).clamp(min=0)
+    lengths = valid.sum(1) - 1
+    shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
+    trees: list[list[int]] = []
+    sizes: list[int] = []
+    for row, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
+        joined = max(0, length - common) + min(length, common) // 4
+        if trees and group[row] == group[row - 1] and sizes[-1] + joined <= token_budget:
+            trees[-1].append(order[row])
+            sizes[-1] += joined
+        else:
+            trees.append([order[row]])
+            sizes.append(length)
+    batches: list[list[list[int]]] = []
+    room = 0
+    for k in sorted(range(len(trees)), key=sizes.__getitem__, reverse=True):
+        if not batches or sizes[k] > room:
+            batches.append([])
+            room = token_budget
+        batches[-1].append(trees[k])
+        room -= sizes[k]
+    return [
+        MicroBatch(
+            rows=torch.tensor(list(itertools.chain(*members)), dtype=torch.long),
+            starts=list(itertools.accumulate(map(len, members[:-1]), initial=0)),
+        )
+        for members in batches
+    ]
 
 
 def stand_in(batch: SampledBatch) -> MicroBatch:

@@ -11,35 +11,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_logprobs
+from grail_lightning.functional.tokens import TokenStats, token_logprobs
 from grail_lightning.policy import capabilities
-from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
+from grail_lightning.policy.adapters import merge_adapters
+from grail_lightning.policy.head import apply_head, head_gradient
+from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
 from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.base import Messages
 
-
-class Rows(Protocol):
-    """The tensors of some rows from which a layout is made. A batch of rollouts has them."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        """``[B, P+T]``, prompts padded left, responses padded right."""
-
-    @property
-    def attention_mask(self) -> Tensor:
-        """``[B, P+T]`` bool."""
-
-    @property
-    def response_mask(self) -> Tensor:
-        """``[B, T]`` bool."""
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Policy(nn.Module):
@@ -51,7 +40,9 @@ class Policy(nn.Module):
         loading: The options with which it was loaded. The chat template's arguments and the chunk size are used here.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, loading: Loading | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, loading: Loading | None = None
+    ) -> None:
         super().__init__()
         if model.config._attn_implementation == "sdpa":
             # It is Transformers' own SDPA, which computes attention within prefix trees as well.
@@ -126,15 +117,7 @@ class Policy(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """``[..., D] -> [..., V]``: the model's logits from its decoder's output."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        config = self.model.config.get_text_config()
-        if scale := getattr(config, "logit_scale", None):  # Cohere
-            logits = logits * scale
-        if scale := getattr(config, "logits_scaling", None):  # Granite
-            logits = logits / scale
-        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        return apply_head(self.model, hidden)
 
     @property
     def chunk_tokens(self) -> int:
@@ -142,23 +125,6 @@ class Policy(nn.Module):
         logits = 2**25 if self.device.type == "cpu" else 2**28
         vocabulary: int = self.model.config.get_text_config().vocab_size
         return max(1, min(self.loading.chunk_tokens, logits // vocabulary))
-
-    def head_gradient(self, *, in_place: bool = False) -> HeadGradient | None:
-        """The head's trainable parameters, for a backward pass that is written by hand.
-
-        None if the head draws random numbers, since autograd repeats these draws in the backward pass.
-
-        Args:
-            in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
-        """
-        head: Any = self.model.get_output_embeddings()
-        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in head.modules()):
-            return None
-        more = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-        extra = any(getattr(self.model.config.get_text_config(), name, None) for name in more)
-        plain = type(head) is nn.Linear and getattr(head, "bias", None) is None and not extra
-        trained = [p for p in head.parameters() if p.requires_grad]
-        return HeadGradient(trained, head.weight if plain else None, in_place)
 
     def layout(self, rows: Rows, starts: Sequence[int] | None = None, *, share_responses: bool = True) -> TokenLayout:
         """The layout of some rows: prefix trees that begin at the rows `starts`, or separate rows if it is None.
@@ -187,7 +153,7 @@ class Policy(nn.Module):
         *,
         input_ids: Tensor | None = None,
         embeds: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Cache | None = None,
     ) -> Tensor:
         """The decoder's output ``[B, W, D]`` at every column of padded rows, for ids or for embeddings.
 
@@ -220,7 +186,7 @@ class Policy(nn.Module):
             temperature: The number by which the logits are divided.
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether the entropy carries a gradient.
-            in_place: See `head_gradient`.
+            in_place: See `grail_lightning.policy.head.head_gradient`.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
@@ -247,7 +213,7 @@ class Policy(nn.Module):
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
-            head_gradient=self.head_gradient(in_place=in_place),
+            head_gradient=head_gradient(self.model, in_place=in_place),
         )
         return TokenStats(layout.to_rows(flat.logprobs), None if flat.entropy is None else layout.to_rows(flat.entropy))
 
@@ -321,17 +287,3 @@ def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None
     finally:
         for parameter in parameters:
             parameter.requires_grad_(not value)
-
-
-def merge_adapters(model: Any) -> Any:
-    """Merge LoRA adapters into the weights of `model`, in place, and remove them."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            layer.merge()
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
-    del model.peft_config
-    model._hf_peft_config_loaded = False
-    return model

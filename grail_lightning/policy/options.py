@@ -13,8 +13,8 @@ import torch
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 
-ASSETS = Path(__file__).parents[1] / "assets"
-WEIGHTS_ENDINGS = (".safetensors", ".bin")
+_ASSETS = Path(__file__).parents[1] / "assets"
+_WEIGHTS_ENDINGS = (".safetensors", ".bin")
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
@@ -104,11 +104,11 @@ def resolve_policy(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise ValueError(f"`policy` must be a folder with a `config.json`, but {folder} has none.")
         return str(folder)
-    if (ASSETS / name / "config.json").is_file():
-        return str(ASSETS / name)
+    if (_ASSETS / name / "config.json").is_file():
+        return str(_ASSETS / name)
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/export"):
         raise ValueError(f"`policy` must be a model on the hub or an existing folder, but there is no folder {name!r}.")
-    packaged = sorted(folder.name for folder in ASSETS.iterdir())
+    packaged = sorted(folder.name for folder in _ASSETS.iterdir())
     # Transformers would ask the hub for it, with retries. All but a few old models on the hub are called owner/name.
     if "/" not in name and (near := difflib.get_close_matches(name.lower(), packaged, n=1)):
         raise ValueError(
@@ -146,14 +146,14 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
             f"{response_length}. Lower it."
         )
     folder = Path(path)
-    if folder.is_dir() and not loading.from_scratch and not any(f.suffix in WEIGHTS_ENDINGS for f in folder.iterdir()):
+    if folder.is_dir() and not loading.from_scratch and not any(f.suffix in _WEIGHTS_ENDINGS for f in folder.iterdir()):
         raise ValueError(
             f"`policy` {name!r} has a config but no weights. Set `loading.from_scratch: true` to make some."
         )
-    check_attention(loading.attention)
+    _check_attention(loading.attention)
 
 
-def check_precision(precision: Any) -> None:
+def check_precision(precision: object) -> None:
     """Check that gradients can be used without scaling the loss.
 
     Raises:
@@ -170,7 +170,7 @@ def check_dtype(name: str, loading: Loading) -> None:
         ValueError: For float16, in which small gradients are zero unless losses are scaled.
     """
     auto = loading.dtype == "auto"
-    dtype: Any = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
+    dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
     if str(dtype).removeprefix("torch.") == "float16":
         raise ValueError(
             f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "
@@ -178,7 +178,7 @@ def check_dtype(name: str, loading: Loading) -> None:
         )
 
 
-def check_attention(requested: Attention) -> None:
+def _check_attention(requested: Attention) -> None:
     """Check that a requested attention implementation can run on this machine.
 
     Raises:
@@ -201,7 +201,7 @@ def choose_attention(requested: Attention, half_precision: bool) -> str | None:
     Raises:
         ValueError: For flash-attn where it cannot run: without CUDA, without the package, or in full precision.
     """
-    check_attention(requested)
+    _check_attention(requested)
     if requested == "flash_attention_2" and not half_precision:
         raise ValueError(
             "`attention: flash_attention_2` runs in half precision only. "

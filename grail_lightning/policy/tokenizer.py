@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grail_lightning.policy.options import read_config, resolve_policy
 from grail_lightning.tasks.base import Messages
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it."""
     from transformers import AutoTokenizer
 
@@ -24,7 +27,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
 
 
 def encode_prompt(
-    tokenizer: Any, messages: Messages | str, chat_template_kwargs: dict[str, Any] | None = None
+    tokenizer: PreTrainedTokenizerBase, messages: Messages | str, chat_template_kwargs: dict[str, Any] | None = None
 ) -> list[int]:
     """The token ids of a prompt. Messages pass through the chat template if there is one; plain text is unchanged.
 
@@ -46,7 +49,7 @@ def encode_prompt(
     return list(ids)
 
 
-def end_token_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+def end_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> tuple[int, ...]:
     """The end tokens of tokenizer and generation config together: many chat models name theirs in only one of them."""
     ids = generation_config.eos_token_id
     named = [] if ids is None else list(ids) if isinstance(ids, (list, tuple)) else [ids]

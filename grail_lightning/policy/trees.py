@@ -11,7 +11,6 @@ Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` co
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ TREE_ATTENTION = "prefix_tree_sdpa"
 """The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
 
 
-class AttentionUnits(NamedTuple):
+class _AttentionUnits(NamedTuple):
     """Queries, keys and masks of the attention in prefix trees.
 
     Attributes:
@@ -44,14 +43,14 @@ class AttentionUnits(NamedTuple):
     output_of: Tensor
 
 
-def tree_attention(
+def _tree_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    units: AttentionUnits | None = None,
-    **options: Any,
+    units: _AttentionUnits | None = None,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Transformers' SDPA or, if `units` are given, attention in prefix trees.
 
@@ -86,7 +85,7 @@ def _gather(states: Tensor, index: Tensor) -> Tensor:
     return gather_rows(table, index).view(*index.shape, heads, size).transpose(1, 2)
 
 
-AttentionInterface.register(TREE_ATTENTION, tree_attention)
+AttentionInterface.register(TREE_ATTENTION, _tree_attention)
 AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
@@ -116,44 +115,67 @@ def tree_layout(
     """
     device, width = input_ids.device, input_ids.shape[1] - response_mask.shape[1]
     ids, valid, responses = input_ids.cpu(), attention_mask.cpu(), response_mask.cpu()
-    rows, columns = torch.arange(len(ids))[:, None], torch.arange(ids.shape[1])
     shared = shared_columns(ids, valid, None if share_responses else width - 1)
     shared[list(starts)] = 0
-    new = columns >= shared[:, None]
-    owner = torch.where(new, rows, 0).cummax(0).values
-    cells = owner * ids.shape[1] + columns  # Where in a `[b, W]` table a token occurs for the first time.
-
-    followed = valid & torch.nn.functional.pad(valid[:, 1:], (0, 1))
-    run = torch.zeros_like(valid)
-    run.view(-1)[cells[followed]] = True
-    number = torch.where(run.flatten(), run.flatten().cumsum(0) - 1, -1)
-    begin = torch.nn.functional.pad(run.sum(1).cumsum(0), (1, 0))  # `[b + 1]`: the tokens of the rows before.
-    # The first later row that does not pass through a token has at most the columns before it in common.
-    leaves = torch.where(new, rows, len(ids)).roll(-1, 0)
-    leaves[-1] = len(ids)
-    end = begin[leaves.flip(0).cummin(0).values.flip(0)][run]
-
+    new = torch.arange(ids.shape[1]) >= shared[:, None]
+    tree = _number_tokens(valid, new)
     scored = new[:, width:] & responses
     index = (scored.flatten().cumsum(0) - 1).view_as(scored)
-    predictors = number[cells][:, width - 1 : -1]
     every = torch.full(responses.shape, -1, dtype=torch.long)
     every[responses] = torch.arange(int(responses.sum()))
-    units = _units(number[cells], run.sum(1), begin, end, followed & ~new, starts)
+    units = _units(tree, starts)
     tensors = {
-        "ids": ids[run][None].long(),
-        "positions": (valid.cumsum(1) - 1)[run][None],
-        "predictors": predictors[scored],
+        "ids": ids[tree.run][None].long(),
+        "positions": (valid.cumsum(1) - 1)[tree.run][None],
+        "predictors": tree.number[:, width - 1 : -1][scored],
         "targets": ids[:, width:][scored].long(),
-        "places": number.view_as(ids)[:, width:][scored],
-        "prediction_of": index[owner[:, width:], columns[: scored.shape[1]]][responses],
+        "places": tree.number[:, width:][scored],
+        "prediction_of": index[tree.owner[:, width:], torch.arange(scored.shape[1])][responses],
         "source_of": every[scored],
     }
     return TokenLayout(
         **{name: tensor.to(device) for name, tensor in tensors.items()},
         response_mask=response_mask,
         attention=lambda dtype: _attention(units, dtype, device),
-        num_tokens=int(run.sum()),
+        num_tokens=int(tree.run.sum()),
     )
+
+
+class _Tree(NamedTuple):
+    """The distinct tokens of some rows, numbered in preorder.
+
+    Attributes:
+        run: ``[b, W]`` bool, where each token that is run occurs for the first time.
+        owner: ``[b, W]`` long, the row in which the token of each cell occurs for the first time.
+        number: ``[b, W]`` long, the number of the token of each cell; −1 if it is not run.
+        inherited: ``[b, W]`` bool, the tokens of a row that are run with a row before, if they predict something.
+        begin: ``[b + 1]`` long, the number of tokens of the rows before.
+        end: ``[N]`` long, the number that follows those of a token's descendants.
+    """
+
+    run: Tensor
+    owner: Tensor
+    number: Tensor
+    inherited: Tensor
+    begin: Tensor
+    end: Tensor
+
+
+def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
+    """The tokens of rows with the mask ``valid [b, W]``; `new` is True from where a row differs from the row before."""
+    rows, columns = torch.arange(len(valid))[:, None], torch.arange(valid.shape[1])
+    owner = torch.where(new, rows, 0).cummax(0).values
+    cells = owner * valid.shape[1] + columns  # Where in a `[b, W]` table a token occurs for the first time.
+    followed = valid & torch.nn.functional.pad(valid[:, 1:], (0, 1))
+    run = torch.zeros_like(valid)
+    run.view(-1)[cells[followed]] = True
+    number = torch.where(run.flatten(), run.flatten().cumsum(0) - 1, -1)
+    begin = torch.nn.functional.pad(run.sum(1).cumsum(0), (1, 0))
+    # The first later row that does not pass through a token has at most the columns before it in common.
+    leaves = torch.where(new, rows, len(valid)).roll(-1, 0)
+    leaves[-1] = len(valid)
+    end = begin[leaves.flip(0).cummin(0).values.flip(0)][run]
+    return _Tree(run, owner, number[cells], followed & ~new, begin, end)
 
 
 def shared_columns(ids: Tensor, valid: Tensor, most: int | None = None) -> Tensor:
@@ -169,16 +191,15 @@ def shared_columns(ids: Tensor, valid: Tensor, most: int | None = None) -> Tenso
     return shared if most is None else torch.where(shared < ids.shape[1], shared.clamp(max=most), shared)
 
 
-def _units(
-    path: Tensor, own: Tensor, begin: Tensor, end: Tensor, inherited: Tensor, starts: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, indices of outputs ``[N]``.
 
     A unit's queries are the tokens that its rows add to the tree; its keys are these and the path to the first of them.
     Rows that add few tokens are joined in one unit of at most as many queries as the longest row has, which costs no
     further padding.
     """
-    most, trees = int(own.max()), set(starts)
+    own, trees = tree.run.sum(1), set(starts)
+    most = int(own.max())
     heads: list[int] = []
     sizes: list[int] = []
     for row, added in enumerate(own.tolist()):
@@ -188,16 +209,18 @@ def _units(
         sizes[-1] += added
     kept = [k for k, size in enumerate(sizes) if size]
     first, counts = [heads[k] for k in kept], torch.tensor([sizes[k] for k in kept])
-    spans = [torch.arange(int(begin[row]), int(begin[row]) + size) for row, size in zip(first, counts, strict=True)]
+    spans = [
+        torch.arange(int(tree.begin[row]), int(tree.begin[row]) + size) for row, size in zip(first, counts, strict=True)
+    ]
     queries = pad_sequence(spans, batch_first=True)
-    paths = [torch.cat([path[row][inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
+    paths = [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
     keys = pad_sequence(paths, batch_first=True)
     asked = torch.arange(queries.shape[1]) < counts[:, None]
     given = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
     query_number, key_number = queries[:, :, None], keys[:, None]
-    mask = (key_number <= query_number) & (query_number < end[keys][:, None]) & given[:, None]
+    mask = (key_number <= query_number) & (query_number < tree.end[keys][:, None]) & given[:, None]
     mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
-    output_of = torch.zeros(len(end), dtype=torch.long)
+    output_of = torch.zeros(len(tree.end), dtype=torch.long)
     output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
     return queries, keys, mask, output_of
 
@@ -212,69 +235,5 @@ def _attention(units: tuple[Tensor, ...], dtype: torch.dtype, device: torch.devi
     # Transformers makes no mask of its own if it is given one of four dimensions.
     return {
         "attention_mask": added.new_zeros(1, 1, 1, 1),
-        "units": AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
+        "units": _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
     }
-
-
-class TreeBatch(NamedTuple):
-    """The rows of one micro-batch of prefix trees.
-
-    Attributes:
-        rows: ``[n]`` long, in the order of `tree_layout`.
-        starts: The indices into `rows` at which a tree begins.
-    """
-
-    rows: Tensor
-    starts: list[int]
-
-
-def cut_into_trees(
-    ids: Tensor, valid: Tensor, group: Tensor, token_budget: int, *, prompt_width: int, share_responses: bool = True
-) -> list[TreeBatch]:
-    """Micro-batches of prefix trees within a token budget, the largest trees first.
-
-    Rows of a group are in one tree as long as it fits into the budget. The size of a row is the number of tokens that
-    it adds, and a quarter of those that it shares, whose keys and values are copied.
-
-    Args:
-        ids: ``[n, W]``, token ids.
-        valid: ``[n, W]`` bool, the tokens that are not padding.
-        group: ``[n]`` long; rows of different groups are never in one tree.
-        token_budget: Most tokens of a micro-batch; a longer row has a micro-batch of its own.
-        prompt_width: P, the columns before the first response column.
-        share_responses: See `tree_layout`.
-    """
-    if not len(ids):
-        return []
-    texts = [row.tobytes() for row in ids.int().numpy()]
-    order = sorted(range(len(ids)), key=list(zip(group.tolist(), texts, strict=True)).__getitem__)
-    ids, valid, group = ids[order], valid[order], group[order]
-    shared = shared_columns(ids, valid, None if share_responses else prompt_width - 1)
-    shared = (shared - (~valid[:, :prompt_width]).sum(1)).clamp(min=0)
-    lengths = valid.sum(1) - 1
-    shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
-    trees: list[list[int]] = []
-    sizes: list[int] = []
-    for row, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
-        joined = max(0, length - common) + min(length, common) // 4
-        if trees and group[row] == group[row - 1] and sizes[-1] + joined <= token_budget:
-            trees[-1].append(order[row])
-            sizes[-1] += joined
-        else:
-            trees.append([order[row]])
-            sizes.append(length)
-    batches: list[list[list[int]]] = []
-    room = 0
-    for k in sorted(range(len(trees)), key=sizes.__getitem__, reverse=True):
-        if not batches or sizes[k] > room:
-            batches.append([])
-            room = token_budget
-        batches[-1].append(trees[k])
-        room -= sizes[k]
-    return [
-        TreeBatch(
-            torch.tensor(list(itertools.chain(*members)), dtype=torch.long),
-            list(itertools.accumulate(map(len, members[:-1]), initial=0)),
-        )
-        for members in batches
-    ]

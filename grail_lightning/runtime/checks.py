@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Claim(NamedTuple):
     shown: Tensor
 
 
-def check_tensor(subject: str, tensor: Any, kind: Kind, shape: Sequence[int], device: torch.device) -> None:
+def check_tensor(subject: str, tensor: object, kind: Kind, shape: Sequence[int], device: torch.device) -> None:
     """Check that a value is a detached tensor of this kind and shape on this device, without synchronisation.
 
     Args:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 
-def synchronised_clock(device: torch.device) -> float:
+def _synchronised_clock(device: torch.device) -> float:
     """The time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -45,7 +45,7 @@ class PhaseClock:
             self._inside.pop()
 
     def _charge(self) -> None:
-        now = synchronised_clock(self.device)
+        now = _synchronised_clock(self.device)
         if self._inside:
             self.seconds[self._inside[-1]] += now - self._since
         self._since = now

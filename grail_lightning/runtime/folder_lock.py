@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 LOCK = ".grail_lightning.lock"
 BEAT_SECONDS = 5.0
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _lock(file: Path, handle: TextIO, patience: float) -> None:
     except BlockingIOError:
         raise ValueError(_refusal(file, _holder(handle))) from None
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in _NO_LOCKS:
             raise
         known = False
     holder = _holder(handle)

@@ -6,7 +6,7 @@ import logging
 import warnings
 
 # An advertisement, and a message about TPUs. Lightning 2.6 has no option to disable either.
-LEFT_OUT = ("💡 Tip: ", "TPU available: False")
+_LEFT_OUT = ("💡 Tip: ", "TPU available: False")
 
 
 def leave_out_messages() -> None:
@@ -22,4 +22,4 @@ def leave_out_leaf_spec() -> None:
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(LEFT_OUT)
+    return not record.getMessage().startswith(_LEFT_OUT)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -21,11 +21,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from grail_lightning._version import __version__
 from grail_lightning.runtime.folder_lock import LOCK, held
 
-KEYWORDS = ("last", "best")
+_KEYWORDS = ("last", "best")
 MARKER = "grail_lightning.json"
-RUN = ("config.yaml", "checkpoints")
+_RUN = ("config.yaml", "checkpoints")
 # The files that a run would overwrite or append to. Event files have unique names.
-WRITTEN = (*RUN, "export", "rollouts", "metrics.csv", "hparams.yaml")
+_WRITTEN = (*_RUN, "export", "rollouts", "metrics.csv", "hparams.yaml")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RunFolder:
         trainer: A Lightning `Trainer`.
     """
 
-    trainer: Any
+    trainer: Trainer
 
     @property
     def path(self) -> Path:
@@ -57,7 +57,7 @@ class RunFolder:
         """
         if wanted is None:
             return None
-        file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in KEYWORDS else Path(wanted)
+        file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in _KEYWORDS else Path(wanted)
         if not file.exists():
             there = sorted(str(f) for f in (self.path / "checkpoints").glob("*.ckpt"))
             listed = f"there are {', '.join(there)}" if there else f"{self.path / 'checkpoints'} holds none"
@@ -85,7 +85,7 @@ class RunFolder:
             yield
             return
         with held(folder):
-            aside = _move_aside(folder) if any((folder / name).exists() for name in RUN) else None
+            aside = _move_aside(folder) if any((folder / name).exists() for name in _RUN) else None
         with held(folder):
             _mark_if_new(folder)
             try:
@@ -131,7 +131,7 @@ def unused(path: Path) -> Path:
     return next(file for file in numbered if not file.exists())
 
 
-def _folder(trainer: Any) -> Path:
+def _folder(trainer: Trainer) -> Path:
     loggers = [logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)]
     root = Path(trainer.default_root_dir)
     for logger in loggers:
@@ -145,7 +145,7 @@ def _folder(trainer: Any) -> Path:
 
 
 def _check_ours(folder: Path) -> None:
-    there = [name for name in WRITTEN if (folder / name).exists()]
+    there = [name for name in _WRITTEN if (folder / name).exists()]
     if there and not (folder / MARKER).exists():
         raise ValueError(
             f"The folder of a run must be new or an earlier run's, but {folder} holds {', '.join(there)} and no "

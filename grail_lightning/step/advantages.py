@@ -10,7 +10,7 @@ from torch import Tensor
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.functional import group_advantages
-from grail_lightning.functional.policy_gradient import Scaling
+from grail_lightning.functional.advantages import Scaling
 from grail_lightning.runtime.collectives import all_gather_rows
 
 

@@ -6,7 +6,7 @@ Shapes: ``B`` rows in ``K`` groups.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def sample_and_grade(
 
 
 def refill(
-    batch: GradedBatch, sample: Callable[[list[Prompt], int], GradedBatch], loader: Any, rounds: int
+    batch: GradedBatch, sample: Callable[[list[Prompt], int], GradedBatch], loader: object, rounds: int
 ) -> tuple[GradedBatch, dict[str, float]]:
     """Replace groups that are all right or all wrong, as far as `rounds` further samplings allow.
 
@@ -88,7 +88,7 @@ def refill(
     """
     if not rounds:
         return batch, {}
-    check_loader(loader, rounds)
+    source = _refillable(loader)
     groups = float(len(uniform_groups(batch)))
     drawn, right, made = groups, float(batch.correct.sum()), 0
     for made in range(1, rounds + 1):
@@ -97,7 +97,7 @@ def refill(
         if not most:
             made -= 1
             break
-        fresh = sample(loader.take(most * world_size()), made)
+        fresh = sample(source.take(most * world_size()), made)
         drawn, right = drawn + len(uniform_groups(fresh)), right + float(fresh.correct.sum())
         batch = _replace(batch, fresh)
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
@@ -110,17 +110,31 @@ def refill(
     }
 
 
-def check_loader(loader: Any, rounds: int) -> None:
+@runtime_checkable
+class _Refillable(Protocol):
+    """A training loader that gives prompts beside its batches, as those of `grail_lightning.data` do."""
+
+    def take(self, number: int) -> list[Prompt]:
+        """The next prompts, which no batch then contains."""
+
+
+def check_loader(loader: object, rounds: int) -> None:
     """Check that the loader supports further samplings; also called before training begins.
 
     Raises:
         ValueError: If it does not.
     """
-    if rounds and not hasattr(loader, "take"):
+    if rounds:
+        _refillable(loader)
+
+
+def _refillable(loader: object) -> _Refillable:
+    if not isinstance(loader, _Refillable):
         raise ValueError(
             "`execution.refill_rounds` needs a training loader that can `take` further prompts, but got "
             f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to 0."
         )
+    return loader
 
 
 def uniform_groups(batch: GradedBatch) -> Tensor:

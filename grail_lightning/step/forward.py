@@ -82,7 +82,7 @@ class Forward:
 
         Args:
             micro: A micro-batch from `cut`.
-            in_place: See `Policy.head_gradient`.
+            in_place: See `grail_lightning.policy.head.head_gradient`.
         """
         layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
         graph = torch.is_grad_enabled()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import HALF
 
 
 def take_step(
-    gradients: Gradients, optimizer: Any, max_norm: float | None, *, watched: bool = False
+    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, watched: bool = False
 ) -> dict[str, float]:
     """Clip the gradients and take a step of the optimiser.
 
@@ -43,13 +43,13 @@ def take_step(
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
-    with warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
+    with _warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
         optimizer.step()
     return figures
 
 
 @contextmanager
-def warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
+def _warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
     """Warn if the optimiser step inside changes no parameter although it should: the logged figures can hide that."""
     before = [_first_entries(p) for p in watched]
     yield
@@ -72,7 +72,7 @@ def explain_stuck_weights(weights: list[Tensor]) -> str:
     return "it is too small even for float32. Raise the learning rate, or `execution.max_grad_norm` for plain SGD."
 
 
-def _first_entries(parameter: Any) -> Tensor:
+def _first_entries(parameter: Tensor) -> Tensor:
     """A copy of the first few entries; of this rank's shard if the parameter is sharded."""
     local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return local.detach().flatten()[:4096].clone()

@@ -54,7 +54,7 @@ def _made(make: Callable[[Any], Any]) -> Any:
             raise ValueError(f"`optimizer` cannot be made: {_said(error)} Correct its options.") from error
 
 
-def _check_usable(made: Any) -> None:
+def _check_usable(made: object) -> None:
     for unusable, reason in UNUSABLE.items():
         if isinstance(made, unusable):
             raise ValueError(reason)

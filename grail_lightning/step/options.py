@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 
 from grail_lightning.functional import clipped_surrogate
-from grail_lightning.functional.policy_gradient import (
-    Aggregation,
-    Estimator,
-    Level,
-    Scaling,
-    Surrogate,
-    sampler_correction,
-)
+from grail_lightning.functional.advantages import Scaling
+from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Surrogate, sampler_correction
 
 
 @dataclass(frozen=True, kw_only=True)

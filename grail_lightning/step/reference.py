@@ -6,7 +6,6 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ class Reference:
         """Whether it is the trained policy itself, with its adapters switched off."""
         return self.policy.loading.lora is not None
 
-    def follow(self, device: torch.device, dtype: Any) -> None:
+    def follow(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move a frozen copy to the device and the dtype of the policy."""
         if not self.has_adapters:
             self.policy.to(device=device, dtype=dtype)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import Mean, TokenWeights
+from grail_lightning.functional.advantages import EQUAL_REWARDS
 from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
-from grail_lightning.functional.policy_gradient import EQUAL_REWARDS
 from grail_lightning.metrics import STATUSES
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.step.advantages import token_advantages
@@ -159,7 +159,7 @@ def add_credit(
     tally.add("credit/ess_ratio", ess_ratio(credit, mask))
     tally.add("credit/top10_mass", top_mass(credit, mask))
     for name, value in weights.metrics.items():
-        tally.add_mean(f"credit/{name}", as_mean(value, len(batch)))
+        tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
     if weights.scores is None or steps is None:
         return
     scored = (weights.scores != 0).any(1, keepdim=True) & mask
@@ -177,7 +177,7 @@ def add_credit(
     tally.add("credit/weight_sound", weights.values[sound])
 
 
-def as_mean(value: float | Mean, rows: int) -> Mean:
+def _as_mean(value: float | Mean, rows: int) -> Mean:
     """A plain number as a mean over this rank's rows; NaN as a mean over none."""
     if isinstance(value, Mean):
         return value

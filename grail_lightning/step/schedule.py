@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
+from torch.optim import Optimizer
 
-SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
+_SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
 
 
-def steps_beyond(trainer: Any, planned: int) -> int:
+def steps_beyond(trainer: Trainer, planned: int) -> int:
     """The number of a batch's planned optimiser steps that exceed `max_steps`."""
     return max(0, trainer.global_step + planned - trainer.max_steps) if trainer.max_steps >= 0 else 0
 
 
-def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
+def with_schedule(optimizer: Optimizer, make: Callable[[Any], Any] | None) -> Any:
     """The optimiser in Lightning's form, with the schedule made by `make`, if any, which counts optimiser steps."""
     if make is None:
         return optimizer
@@ -25,7 +27,7 @@ def with_schedule(optimizer: Any, make: Callable[[Any], Any] | None) -> Any:
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def configured_options(optimizer: Any) -> list[dict[str, Any]]:
+def configured_options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The options of each parameter group, for `keep_options`; copies, since schedules may fill a rate in place."""
     return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
@@ -70,16 +72,16 @@ def keep_options(
         now, then = record["options"][k], None if before is None else before["options"][k]
         changed = {name for name, value in now.items() if then is None or name not in then or then[name] != value}
         if another:
-            changed |= SCHEDULED & group.keys() | rehearsed[k].keys() - now.keys()
+            changed |= _SCHEDULED & group.keys() | rehearsed[k].keys() - now.keys()
         group.update({name: rehearsed[k][name] for name in changed})
     if another and scheduler is not None:
         scheduler.load_state_dict(state)
 
 
-class _Idle(torch.optim.Optimizer):
+class _Idle(Optimizer):
     """An optimiser that holds options for a schedule; its steps do nothing."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Do nothing; schedules count the calls."""
 
 
@@ -97,7 +99,7 @@ def _rehearse(
     return configured_options(optimizer), None if scheduler is None else scheduler.state_dict()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Tensors as numbers, also inside dictionaries and lists, so that `==` compares them."""
     if isinstance(value, Tensor):
         return value.tolist()

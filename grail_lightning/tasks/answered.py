@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed
 from grail_lightning.tasks.base import Comparison, Earned, GradedAnswer, Prompt, Task
-from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, ends_with_answer, total_reward
+from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, ends_with_answer
 
 
 class AnswerTask(Task):
@@ -66,7 +67,7 @@ class AnswerTask(Task):
         lengths: Sequence[int] | None = None,
     ) -> list[float]:
         """The weighted sum of the rewards of each response; see `reward_values`."""
-        return total_reward(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
+        return _weighted_sums(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
 
     def earn(
         self,
@@ -79,7 +80,7 @@ class AnswerTask(Task):
         if type(self).reward is not AnswerTask.reward:
             return super().earn(texts, prompts, verdicts, lengths)
         values = self.reward_values(texts, prompts, verdicts, lengths)
-        return Earned(total=total_reward(self.rewards, values), values=values)
+        return Earned(total=_weighted_sums(self.rewards, values), values=values)
 
     def reward_values(
         self,
@@ -112,3 +113,14 @@ class AnswerTask(Task):
             columns["lengths"] = lengths
         references = [prompt.reference for prompt in prompts]
         return {reward.name: reward(texts, references, columns) for reward in self.rewards}
+
+
+def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:
+    """``Σ_k weight_k · value_ki`` of each response; None adds nothing.
+
+    Args:
+        rewards: The rewards.
+        values: The values of each reward, by its name.
+    """
+    rows = zip(*(values[reward.name] for reward in rewards), strict=True)
+    return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]

@@ -123,6 +123,6 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
 
-    def to(self, device: Any) -> Self:
+    def to(self, device: object) -> Self:
         """The prompt itself, which has no tensors. Lightning rejects a frozen record without this method."""
         return self

@@ -23,8 +23,8 @@ Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FILLERS = ("Next", "So far so good", "Let me go on", "Then")
-SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
-LARGEST_SLIP = 9
+_SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
+_LARGEST_SLIP = 9
 
 _EXPRESSION = re.compile(r"[0-9]{1,9}([+-][0-9]{1,9})+")
 
@@ -136,7 +136,7 @@ class ProblemSpace:
             raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
         rng = random.Random(f"{split}-{seed}")  # noqa: S311 - problems, not secrets
         # Rejecting repeated draws is quick only as long as most draws are new.
-        if num_problems <= 0.5 * SHARES[split] * self.size:
+        if num_problems <= 0.5 * _SHARES[split] * self.size:
             return self._draw(num_problems, split, rng)
         return self._choose(num_problems, split, rng)
 
@@ -218,7 +218,7 @@ def demonstration(
             result = tempting
         elif rng.random() < slip_rate:
             # A slip is off by less than ten, so that it never equals a forgotten carry.
-            result = rng.choice([right + d for d in range(-LARGEST_SLIP, LARGEST_SLIP + 1) if d])
+            result = rng.choice([right + d for d in range(-_LARGEST_SLIP, _LARGEST_SLIP + 1) if d])
         if rng.random() < filler_rate:
             lines.append(rng.choice(FILLERS))
         lines.append(f"{total}{sign}{b}={result}")

@@ -33,7 +33,6 @@ __all__ = [
     "correctness",
     "ends_with_answer",
     "overlong",
-    "total_reward",
 ]
 
 Values = list[float | None]
@@ -173,17 +172,6 @@ class Reward:
                     f"{wanted} but got {value} for the response {response[-200:]!r}. Return None for no opinion."
                 )
         return values
-
-
-def total_reward(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:
-    """``Σ_k weight_k · value_ki`` of each response; None adds nothing.
-
-    Args:
-        rewards: The rewards.
-        values: The values of each reward, by its name.
-    """
-    rows = zip(*(values[reward.name] for reward in rewards), strict=True)
-    return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]
 
 
 def _find(path: str) -> Callable[..., Any]:

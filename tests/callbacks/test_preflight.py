@@ -145,6 +145,7 @@ import os, sys, types, warnings
 import torch, torch.distributed as dist
 from grail_lightning.callbacks import Preflight
 from grail_lightning.step.options import Objective
+from grail_lightning.step.outputs import StepOutput
 
 rank, store = int(os.environ["RANK"]), sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -156,9 +157,7 @@ for batch in statuses:
     verdicts = [types.SimpleNamespace(status=status) for status in batch]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outputs = {"output": types.SimpleNamespace(
-            metrics=figures, weights=None, batch=types.SimpleNamespace(verdicts=verdicts)
-        )}
+        outputs = {"output": StepOutput(types.SimpleNamespace(verdicts=verdicts), None, figures)}
         watch.on_train_batch_end(None, types.SimpleNamespace(objective=Objective()), outputs, [], 0)
     print([str(w.message)[:75] for w in caught], flush=True)
 dist.destroy_process_group()

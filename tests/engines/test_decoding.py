@@ -14,7 +14,7 @@ from transformers import (
 
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.cache import GrowingLayer, growing_cache, keep_rows
+from grail_lightning.engines.cache import GrowingCache, GrowingLayer, can_drop_rows
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import pick
 from grail_lightning.policy import Policy, load_tokenizer
@@ -288,12 +288,12 @@ def test_a_cache_with_room_holds_what_transformers_holds():
 
 def test_rows_of_a_cache_fork_and_leave():
     """Row 1 twice, row 2 three times and row 4, of five; then more columns than there was room for."""
-    cache, random = growing_cache(MODELS["qwen3"](), limit=200, rows=9), torch.Generator().manual_seed(0)
+    cache, random = GrowingCache(MODELS["qwen3"](), limit=200, rows=9), torch.Generator().manual_seed(0)
     expected = torch.randn(5, 2, 7, 3, generator=random)
     for number in range(len(cache.layers)):
         cache.update(expected, -expected, number)
     kept = torch.tensor([1, 1, 2, 2, 2, 4])
-    order = keep_rows(cache, kept)
+    order = cache.keep_rows(kept)
     assert sorted(order.tolist()) == list(range(6))
     new = torch.randn(6, 2, 90, 3, generator=random)
     for number in range(len(cache.layers)):
@@ -341,7 +341,7 @@ def test_models_with_a_decoding_step_of_their_own_are_left_to_transformers():
 def test_a_cache_with_other_layers_than_keys_and_values_is_not_taken():
     from transformers import Qwen3NextConfig
 
-    assert growing_cache(Qwen3NextConfig(num_hidden_layers=4), limit=10, rows=8) is None
+    assert not can_drop_rows(Qwen3NextConfig(num_hidden_layers=4))
     assert all(supports(policy_of(make()).model) for make in MODELS.values())
 
 

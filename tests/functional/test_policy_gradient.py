@@ -5,48 +5,9 @@ import math
 import pytest
 import torch
 
-from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages, kl_estimate
+from grail_lightning.functional import aggregate, clipped_surrogate, kl_estimate
 from grail_lightning.functional.policy_gradient import sampler_correction
 from tests.tolerance import assert_near, near
-
-
-def test_advantages_are_rewards_less_their_groups_mean():
-    # Group 1: mean 0.25; group 2: mean 0.5.
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
-    expected = torch.tensor([0.75, -0.25, -0.25, -0.25, 0.5, 0.5, -0.5, -0.5])
-    assert torch.equal(group_advantages(rewards, 4), expected)
-
-
-def test_group_scaling_divides_by_the_unbiased_std_plus_epsilon():
-    # mean 0.5, unbiased std of (1, 0) = sqrt((0.25 + 0.25) / 1) = 0.70711
-    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "group")
-    assert scaled[0].item() == near(0.5 / (math.sqrt(0.5) + 1e-4), 16, torch.float32)
-
-
-def test_batch_scaling_takes_the_std_it_is_given():
-    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "batch", batch_std=2.0)
-    assert scaled.tolist() == near([0.5 / 2.0001, -0.5 / 2.0001], 16, torch.float32)
-
-
-@pytest.mark.parametrize("scale", ["none", "group"])
-def test_float_noise_in_equal_rewards_is_no_advantage(scale):
-    rewards = torch.tensor([0.1 + 0.2, 0.3, 0.3, 0.3])
-    assert torch.equal(group_advantages(rewards, 4, scale), torch.zeros(4))
-
-
-def test_a_group_of_one_is_an_error():
-    with pytest.raises(ValueError, match="`group_size` must be at least 2, but got 1"):
-        group_advantages(torch.ones(3), 1)
-
-
-def test_a_split_group_is_an_error():
-    with pytest.raises(ValueError, match="whole groups of 4, but got 6 rows"):
-        group_advantages(torch.ones(6), 4)
-
-
-def test_batch_scaling_without_a_std_is_an_error():
-    with pytest.raises(ValueError, match="needs `batch_std`"):
-        group_advantages(torch.ones(4), 2, "batch")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_a_head_that_is_one_product_gives_the_same_gradients(chunk_tokens, tempe
         assert_near(ours, theirs, 1000 if dtype == torch.float64 else 8)
 
 
+@pytest.mark.parametrize("written_out", [False, True])
+def test_no_token_has_an_empty_result_and_a_gradient_of_zero(written_out):
+    hidden, head, _ = _case()
+    trained = HeadGradient([head.weight]) if written_out else None
+    none = torch.zeros(3, 0, dtype=torch.long)
+    found = token_logprobs(hidden[:, :0], head, none, with_entropy=True, head_gradient=trained)
+    assert found.logprobs.shape == found.entropy.shape == (3, 0)
+    (grad,) = torch.autograd.grad(found.logprobs.sum(), hidden)
+    assert torch.equal(grad, torch.zeros_like(hidden))
+
+
 @pytest.mark.parametrize("chunk_tokens", [4, 100])
 def test_the_entropy_carries_a_gradient_on_request(chunk_tokens):
     hidden, head, ids = _case()

@@ -1,0 +1,44 @@
+"""What Lightning passes to a hook, by its own type: Lightning declares base classes, and outputs of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
+
+from lightning.pytorch import LightningModule, Trainer
+
+from grail_lightning.step.outputs import StepOutput
+
+if TYPE_CHECKING:
+    from grail_lightning.module import GrailModule
+
+
+def module_of(pl_module: LightningModule) -> GrailModule:
+    """The module of a run.
+
+    Raises:
+        ValueError: If it is another LightningModule, without the options of a training step.
+    """
+    if not _is_ours(pl_module):
+        raise ValueError(
+            f"The callbacks of grail_lightning need a `GrailModule`, but got {type(pl_module).__name__}. Remove them "
+            "from the trainer."
+        )
+    return pl_module
+
+
+def output_of(outputs: object) -> StepOutput:
+    """The output of a step. A training step returns it inside a mapping, as Lightning requires."""
+    output = outputs["output"] if isinstance(outputs, Mapping) else outputs
+    assert isinstance(output, StepOutput)
+    return output
+
+
+def fast_dev_run(trainer: Trainer) -> bool:
+    """Whether the trainer only tries a few batches, and writes nothing. Lightning does not declare the attribute."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def _is_ours(pl_module: LightningModule) -> TypeGuard[GrailModule]:
+    # Not `isinstance`: an import of the module would go up from this package.
+    return hasattr(pl_module, "objective")

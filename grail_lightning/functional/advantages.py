@@ -1,0 +1,126 @@
+"""Advantages: each reward relative to the rewards of its group, and the scales by which they are divided.
+
+Shapes: ``N`` rollouts, ``M`` groups of the rank, ``K`` groups of all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scaling = Literal["none", "group", "batch", "bnpo"]
+
+_SCALE_EPS = 1e-4
+# Rewards of one group that differ by less than this count as equal: a rounding error must not become an advantage.
+EQUAL_REWARDS = 1e-6
+_LARGEST_SCALE = 1e6
+# Means with a smaller variance are equal except for rounding.
+_EQUAL_MEANS = 1e-12
+# Means of float32 rewards may lie outside [0, 1] by rounding.
+ROUNDING = 1e-5
+
+
+def group_advantages(
+    rewards: Tensor,
+    group_size: int,
+    scale: Scaling = "none",
+    batch_std: Tensor | float | None = None,
+    batch_means: Tensor | None = None,
+) -> Tensor:
+    r"""Each rollout's reward relative to the rewards of its group.
+
+    .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
+
+    ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``). ``"none"``
+    does not divide, and ``"bnpo"`` multiplies each group by `beta_scale` instead. A group whose rewards are all equal
+    has ``A = 0`` exactly.
+
+    Args:
+        rewards: ``[N]``, rows of one group next to each other.
+        group_size: The number of rollouts of a group.
+        scale: none | group | batch | bnpo.
+        batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
+        batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
+
+    Returns:
+        ``[N]``.
+
+    Raises:
+        ValueError: For a group of one, a length that `group_size` does not divide, a missing `batch_std` or
+            `batch_means`, or mean rewards outside [0, 1] with ``"bnpo"``.
+
+    Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3; BNPO, arXiv 2506.02864.
+    """
+    if group_size < 2:
+        raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
+    if len(rewards) % group_size:
+        raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
+    groups = rewards.reshape(-1, group_size)
+    centred = groups - groups.mean(1, keepdim=True)
+    dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
+    match scale:
+        case "none":
+            advantages = centred
+        case "group":
+            advantages = centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
+        case "batch":
+            if batch_std is None:
+                raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
+            advantages = centred / (batch_std + _SCALE_EPS)
+        case "bnpo":
+            if batch_means is None:
+                raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
+            advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
+        case _:
+            raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
+    return advantages.masked_fill(dead, 0).reshape(-1)
+
+
+def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
+    r"""The factor by which BNPO multiplies the centred rewards of each group.
+
+    .. math::
+        s(p) = \min\bigl(1 / \mathrm{Beta}(p; \alpha, \beta),\ 10^6\bigr), \quad
+        \alpha = \max(1, 1 + a/3),\ \beta = \max(1, 1 + b/3)
+
+    ``a`` and ``b`` are the parameters of the Beta distribution with the mean ``m`` and the unbiased variance ``v`` of
+    the batch's group means, :math:`a = (m(1-m)/v - 1)\,m` and :math:`b = (m(1-m)/v - 1)(1-m)`. With one group, or if
+    all means are equal, the scale is 1. A group far from all others has a small density and therefore a large scale.
+
+    The model needs means within [0, 1], as right-or-wrong rewards and fractions have. Signed rewards (±1) and rewards
+    with negative penalties may have means outside, where the density is 0 and the scale would be a million.
+
+    Args:
+        means: ``[M]``, the groups' mean rewards.
+        batch_means: ``[K]``, the mean rewards of all groups over all ranks.
+
+    Returns:
+        ``[M]`` float64, finite and positive.
+
+    Raises:
+        ValueError: If a mean reward of the batch is not in [0, 1].
+
+    Source: BNPO, arXiv 2506.02864, and its published code.
+    """
+    means, everyone = means.double(), batch_means.double()
+    # Checked for all groups, so that all ranks raise together.
+    outside = (everyone < -ROUNDING) | (everyone > 1 + ROUNDING)
+    if outside.any():
+        raise ValueError(
+            "`scale_rewards: bnpo` needs groups whose mean reward lies in [0, 1], but got "
+            f"{everyone[outside][0].item():.4g}. Scale the rewards to [0, 1], or use `scale_rewards: group`."
+        )
+    if len(everyone) < 2 or everyone.var() <= _EQUAL_MEANS:
+        return torch.ones_like(means)
+    mean = everyone.mean().clamp(0, 1)
+    size = mean * (1 - mean) / everyone.var() - 1
+    above_one = torch.stack([size * mean, size * (1 - mean)]).clamp(min=0) / 3  # α − 1 and β − 1
+    p = means.clamp(0, 1)
+    log_norm = torch.lgamma(above_one + 1).sum() - torch.lgamma(above_one.sum() + 2)
+    # `xlogy` is 0 where α or β is 1, also at p = 0 or 1.
+    log_density = torch.special.xlogy(above_one[0], p) + torch.special.xlog1py(above_one[1], -p) - log_norm
+    scale: Tensor = (-log_density).clamp(max=math.log(_LARGEST_SCALE)).exp()
+    return scale
