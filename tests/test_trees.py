@@ -10,7 +10,7 @@ from transformers import Lfm2Config, MiniMaxConfig, Qwen3NextConfig
 from grail_lightning.batch import AnswerMasks, SampledBatch, lengths_to_mask
 from grail_lightning.credit import GRAIL
 from grail_lightning.distributed.sharding import shard
-from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
+from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
 from grail_lightning.policy.capabilities import supports_second_backward, within_attention_window
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
 from grail_lightning.policy.trees import tree_layout
@@ -91,6 +91,16 @@ def strangers():
     return rollouts([draw(n) for n in (9, 1, 5, 6)], [[draw(n) for n in lengths[k : k + 4]] for k in (0, 4, 8, 12)])
 
 
+@pytest.fixture(scope="module")
+def examples(batch):
+    """The groups of `batch` behind worked examples of 20 tokens, which all prompts have in common."""
+    worked = list(range(100, 120))
+    width, lengths = batch.prompt_width, batch.response_lengths.tolist()
+    prompts = [worked + batch.input_ids[4 * k, :width][batch.attention_mask[4 * k, :width]].tolist() for k in range(4)]
+    answers = [row[:length] for row, length in zip(batch.response_ids.tolist(), lengths, strict=True)]
+    return rollouts(prompts, [answers[4 * k : 4 * k + 4] for k in range(4)])
+
+
 TOKENS = st.lists(st.integers(3, 5), min_size=1, max_size=6)
 
 
@@ -109,7 +119,9 @@ def test_every_response_token_is_predicted_behind_its_own_row(data):
     prompts = data.draw(st.lists(TOKENS, min_size=groups, max_size=groups))
     made = rollouts(prompts, [data.draw(st.lists(TOKENS, min_size=1, max_size=5)) for _ in prompts])
     budget, share_responses = data.draw(st.integers(1, 40)), data.draw(st.booleans())
-    parts = cut(made, budget, share_responses)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(micro_batch, "MIN_COMMON_TOKENS", data.draw(st.sampled_from([1, 16])))
+        parts = cut(made, budget, share_responses)
     assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(len(made)))
     for part in parts:
         layout, piece = laid_out(made, part, share_responses)
@@ -238,6 +250,19 @@ def test_each_token_of_a_tree_is_run_once(loading, batch):
     assert max(gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
 
 
+@pytest.mark.parametrize("budget", [1000, 60])
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_worked_examples_before_all_prompts_are_run_once(name, budget, examples, batch, tmp_path):
+    policy = tiny(name, tmp_path, attention_dropout=0.0)
+    apart, whole = steps(policy, examples, False, token_budget=budget)
+    shared, embedded = steps(policy, examples, True, token_budget=budget)
+    _, alone = steps(policy, batch, True, token_budget=1000)
+    assert embedded == alone + 2 * 20 if budget == 1000 else embedded < whole / 2
+    for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
+        assert gap(ours, theirs) <= 1e-5
+        assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-3, abs=1e-6)
+
+
 def test_each_prompt_is_run_once(strangers):
     found, embedded = steps(load_policy("arithmetic"), strangers, True, token_budget=1000)
     prompts, lengths = strangers.prompt_lengths, strangers.response_lengths
@@ -287,9 +312,11 @@ def test_one_mask_is_kept_for_all_layers(precision, batch):
     assert len(kept) == 1
 
 
+@pytest.mark.parametrize("prompts", ["batch", "examples"])
 @pytest.mark.parametrize("budget", [1000, 40])
-def test_saliency_keeps_rows_apart(budget, batch):
+def test_saliency_keeps_rows_apart(budget, prompts, request):
     """A token of several rows has a saliency for each of them: rows that need one share prompts, others responses."""
+    batch = request.getfixturevalue(prompts)
     mask = batch.response_mask
     empty = torch.zeros_like(mask)
     # All groups but the third have an answer in their last token; in the second all rows are the same.

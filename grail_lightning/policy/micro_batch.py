@@ -15,7 +15,10 @@ from grail_lightning.batch import SampledBatch
 from grail_lightning.batch.rows import micro_batches
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.trees import shared_columns
+from grail_lightning.policy.trees import aligned, shared_columns
+
+MIN_COMMON_TOKENS = 16
+"""The length from which a common beginning of all rows (a system prompt, worked examples) joins their groups."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,13 +69,14 @@ def cut_into_trees(
 ) -> list[MicroBatch]:
     """Micro-batches of prefix trees within a token budget, the largest trees first.
 
-    Rows of a group are in one tree as long as it fits into the budget. The size of a row is the number of tokens that
-    it adds, and a quarter of those that it shares, whose keys and values are copied.
+    Rows of a group are in one tree as long as it fits into the budget, and so are all rows if they have a long common
+    beginning, such as worked examples. The size of a row is the number of tokens that it adds, and a quarter of those
+    that it shares, whose keys and values are copied.
 
     Args:
         ids: ``[n, W]``, token ids.
         valid: ``[n, W]`` bool, the tokens that are not padding.
-        group: ``[n]`` long; rows of different groups are never in one tree.
+        group: ``[n]`` long, the groups of the rows.
         token_budget: Most tokens of a micro-batch; a longer row has a micro-batch of its own.
         prompt_width: P, the columns before the first response column.
         share_responses: See `tree_layout`.
@@ -82,12 +86,15 @@ def cut_into_trees(
     """
     if not len(ids):
         return []
-    texts = [row.tobytes() for row in ids.int().numpy()]
+    rows = aligned(ids, valid, prompt_width)
+    common = int((rows.ids == rows.ids[0]).all(0).int().cumprod(0).sum())
+    if common >= MIN_COMMON_TOKENS:
+        group = torch.zeros_like(group)
+    texts = [row.tobytes() for row in rows.ids.int().numpy()]
     order = sorted(range(len(ids)), key=list(zip(group.tolist(), texts, strict=True)).__getitem__)
-    ids, valid, group = ids[order], valid[order], group[order]
-    shared = shared_columns(ids, valid, None if share_responses else prompt_width - 1)
-    shared = (shared - (~valid[:, :prompt_width]).sum(1)).clamp(min=0)
-    lengths = valid.sum(1) - 1
+    rows, group = rows.select(order), group[order]
+    shared = shared_columns(rows, share_responses=share_responses)
+    lengths = rows.valid.sum(1) - 1
     shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
     trees: list[list[int]] = []
     sizes: list[int] = []

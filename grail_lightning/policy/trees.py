@@ -113,24 +113,27 @@ def tree_layout(
             without its last token, and equal rows are run once. Every position that predicts a response token then
             belongs to one response.
     """
-    device, width = input_ids.device, input_ids.shape[1] - response_mask.shape[1]
-    ids, valid, responses = input_ids.cpu(), attention_mask.cpu(), response_mask.cpu()
-    shared = shared_columns(ids, valid, None if share_responses else width - 1)
+    device = input_ids.device
+    rows = aligned(input_ids, attention_mask, input_ids.shape[1] - response_mask.shape[1])
+    shared = shared_columns(rows, share_responses=share_responses)
     shared[list(starts)] = 0
-    new = torch.arange(ids.shape[1]) >= shared[:, None]
-    tree = _number_tokens(valid, new)
-    scored = new[:, width:] & responses
+    columns = torch.arange(rows.ids.shape[1])
+    new = columns >= shared[:, None]
+    tree = _number_tokens(rows.valid, new)
+    responses = rows.valid & (columns >= rows.prompt_lengths[:, None])
+    assert responses.sum() == response_mask.sum(), "every token after the prompt is a response token"
+    scored = new & responses
     index = (scored.flatten().cumsum(0) - 1).view_as(scored)
     every = torch.full(responses.shape, -1, dtype=torch.long)
     every[responses] = torch.arange(int(responses.sum()))
     units = _units(tree, starts)
     tensors = {
-        "ids": ids[tree.run][None].long(),
-        "positions": (valid.cumsum(1) - 1)[tree.run][None],
-        "predictors": tree.number[:, width - 1 : -1][scored],
-        "targets": ids[:, width:][scored].long(),
-        "places": tree.number[:, width:][scored],
-        "prediction_of": index[tree.owner[:, width:], torch.arange(scored.shape[1])][responses],
+        "ids": rows.ids[tree.run][None].long(),
+        "positions": columns.expand_as(tree.run)[tree.run][None],
+        "predictors": tree.number.roll(1, 1)[scored],
+        "targets": rows.ids[scored].long(),
+        "places": tree.number[scored],
+        "prediction_of": index[tree.owner, columns][responses],
         "source_of": every[scored],
     }
     return TokenLayout(
@@ -178,17 +181,49 @@ def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
     return _Tree(run, owner, number[cells], followed & ~new, begin, end)
 
 
-def shared_columns(ids: Tensor, valid: Tensor, most: int | None = None) -> Tensor:
-    """``[b]`` long: the number of columns that each row has in common with the row before, left padding included.
+class AlignedRows(NamedTuple):
+    """Rows without padding on the left, so that a token's column is its position. On the CPU.
+
+    Attributes:
+        ids: ``[b, W]`` long; −1 is padding.
+        valid: ``[b, W]`` bool, the tokens.
+        prompt_lengths: ``[b]`` long, the tokens of each prompt.
+    """
+
+    ids: Tensor
+    valid: Tensor
+    prompt_lengths: Tensor
+
+    def select(self, rows: Sequence[int]) -> AlignedRows:
+        """The given rows, in the given order."""
+        return AlignedRows(*(tensor[list(rows)] for tensor in self))
+
+
+def aligned(input_ids: Tensor, attention_mask: Tensor, prompt_width: int) -> AlignedRows:
+    """Rows of prompts that are padded left and responses that are padded right, ``[b, W]`` each, moved to the left."""
+    ids, valid = input_ids.cpu(), attention_mask.cpu().bool()
+    pads = (~valid[:, :prompt_width]).sum(1)
+    columns = torch.arange(ids.shape[1]) + pads[:, None]
+    inside = columns < ids.shape[1]
+    columns = columns.clamp(max=ids.shape[1] - 1)
+    valid = valid.gather(1, columns) & inside
+    return AlignedRows(ids.gather(1, columns).masked_fill(~valid, -1), valid, prompt_width - pads)
+
+
+def shared_columns(rows: AlignedRows, *, share_responses: bool = True) -> Tensor:
+    """``[b]`` long: the number of tokens that each row has in common with the row before.
+
+    Rows of different prompts share tokens of both prompts alone, without the last one, which predicts a response.
 
     Args:
-        ids: ``[b, W]``.
-        valid: ``[b, W]`` bool.
-        most: The most columns that rows which differ may share; None sets no limit.
+        rows: ``b`` rows.
+        share_responses: See `tree_layout`.
     """
-    same = (ids[1:] == ids[:-1]) & (valid[1:] == valid[:-1]) | ~valid[1:] & ~valid[:-1]
-    shared = torch.nn.functional.pad(same.int().cumprod(1).sum(1), (1, 0))
-    return shared if most is None else torch.where(shared < ids.shape[1], shared.clamp(max=most), shared)
+    width, lengths = rows.ids.shape[1], rows.prompt_lengths
+    same = (rows.ids[1:] == rows.ids[:-1]).int().cumprod(1).sum(1)
+    shorter = torch.minimum(lengths[1:], lengths[:-1])
+    alike = (lengths[1:] == lengths[:-1]) & (same >= (shorter if share_responses else width))
+    return torch.nn.functional.pad(torch.where(alike, same, torch.minimum(same, shorter - 1)), (1, 0))
 
 
 def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
