@@ -12,12 +12,15 @@ from grail_lightning.credit import GRAIL
 from grail_lightning.distributed.sharding import shard
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
 from grail_lightning.policy.capabilities import supports_second_backward, within_attention_window
+from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
+from grail_lightning.policy.options import check_policy
 from grail_lightning.policy.trees import tree_layout
 from grail_lightning.step.forward import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 from tests.steps import FEWER, gap, steps, update_of
+from tests.tolerance import assert_near
 
 APART = ("gemma2",)
 """Run with eager attention, and so every row apart."""
@@ -261,6 +264,49 @@ def test_worked_examples_before_all_prompts_are_run_once(name, budget, examples,
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
         assert gap(ours, theirs) <= 1e-5
         assert metrics | FEWER == pytest.approx(expected | FEWER, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("share_responses", [True, False])
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_flex_attention_gives_the_log_probabilities_of_whole_rows(name, share_responses, batch, tmp_path):
+    """A CPU has no backward pass of it; `test_gradients_by_flex_attention_are_those_of_sdpa` needs CUDA."""
+    policy = tiny(name, tmp_path, attention_dropout=0.0).double().eval().requires_grad_(False)
+    whole = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
+    for budget in (1000, 40):
+        for part in cut(batch, budget, share_responses):
+            piece = batch.select(part.rows)
+            tensors = piece.input_ids, piece.attention_mask, piece.response_mask
+            blocks, units = (
+                tree_layout(*tensors, part.starts, share_responses=share_responses, kernel=kernel)
+                for kernel in ("flex", "sdpa")
+            )
+            assert blocks.ids.shape[1] % 128 == 0
+            assert blocks.num_tokens == units.num_tokens == units.ids.shape[1]
+            found, expected = policy(blocks).logprobs, whole[part.rows, : piece.response_mask.shape[1]]
+            assert_near(found, expected, 64)
+            assert_near(found, policy(units).logprobs, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_by_flex_attention_are_those_of_sdpa(dtype, batch):
+    exact, *_ = steps(load_policy("arithmetic").double(), batch, False, token_budget=1000)
+    gaps = {}
+    on_gpu = batch.to(torch.device("cuda"))
+    for kernel in ("flex", "sdpa"):
+        policy = load_policy("arithmetic", Loading(tree_attention=kernel)).to("cuda", dtype)
+        assert policy.tree_kernel == kernel
+        (found, _), *_ = steps(policy, on_gpu, True, token_budget=1000)[0]
+        gaps[kernel] = gap({name: g.double().cpu() for name, g in found.items()}, exact[0][0])
+    assert gaps["flex"] <= 1.5 * gaps["sdpa"] + 1e-6
+
+
+def test_flex_attention_on_a_cpu_is_refused_before_a_model_is_loaded():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ValueError, match="`tree_attention: flex` needs a CUDA device"):
+        check_policy("arithmetic", Loading(tree_attention="flex"))
 
 
 def test_each_prompt_is_run_once(strangers):

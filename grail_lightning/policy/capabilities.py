@@ -6,30 +6,49 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.cache_utils import DynamicCache
 
 from grail_lightning.policy.layout import packed_layout, padded_layout
-from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
+from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 
 if TYPE_CHECKING:
     from grail_lightning.policy.model import Policy
 
 
-def supports_prefix_trees(policy: Policy) -> bool:
+def find_tree_kernel(policy: Policy) -> TreeKernel | None:
+    """What computes attention in prefix trees; None if the model does not support them.
+
+    On CUDA `flex_attention` is tried first. The log of the run tells which one is used.
+    """
+    if policy.model.config._attn_implementation != TREE_ATTENTION:
+        return None
+    requested, on_cuda = policy.loading.tree_attention, policy.device.type == "cuda"
+    kernels: list[TreeKernel] = ["flex", "sdpa"] if on_cuda else ["sdpa"]
+    found = next((k for k in kernels if requested in ("auto", k) and _supports_prefix_trees(policy, k)), None)
+    if on_cuda:
+        rank_zero_info(
+            f"Common beginnings of rows are run once, with attention by {found}."
+            if found
+            else "Common beginnings of rows are not shared: this model does not support it."
+        )
+    return found
+
+
+def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
     """Whether the model gives rows in a prefix tree the log-probabilities that it gives the same rows run separately.
 
     Any failure means that the model does not support it: recurrent states and convolutions mix neighbouring rows.
     """
-    if policy.model.config._attn_implementation != TREE_ATTENTION:
-        return False
     try:
         with policy.trial(3, 9) as (ids, mask):
             ids[1, :6], ids[2, :8] = ids[0, :6], ids[0, :8]
             mask[:, 0] = mask[1, 7:] = False
             rows = ids, mask, mask[:, 4:]
-            whole, tree = (policy(made).logprobs[rows[2]] for made in (padded_layout(*rows), tree_layout(*rows, [0])))
+            layouts = padded_layout(*rows), tree_layout(*rows, [0], kernel=kernel)
+            whole, tree = (policy(layout).logprobs[rows[2]] for layout in layouts)
     except Exception:
         return False
     return _agree(tree, whole, spread=whole - whole.mean(), dtype=policy.compute_dtype)

@@ -40,7 +40,7 @@ def load_policy(
     half_precision = half_precision or dtype in (torch.bfloat16, torch.float16)
     common = {
         "dtype": dtype,
-        "attn_implementation": choose_attention(loading.attention, half_precision),
+        "attn_implementation": choose_attention(loading.attention, half_precision, loading.packing),
         "trust_remote_code": loading.trust_remote_code,
     }
     if loading.from_scratch:

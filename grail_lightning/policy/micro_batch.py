@@ -13,9 +13,9 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch
 from grail_lightning.batch.rows import micro_batches
+from grail_lightning.policy.aligned import aligned, shared_columns
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.trees import aligned, shared_columns
 
 MIN_COMMON_TOKENS = 16
 """The length from which a common beginning of all rows (a system prompt, worked examples) joins their groups."""

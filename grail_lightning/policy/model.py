@@ -23,7 +23,7 @@ from grail_lightning.policy.head import apply_head, head_gradient
 from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
-from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
+from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.base import Messages
 
@@ -87,7 +87,12 @@ class Policy(nn.Module):
     @cached_property
     def supports_prefix_trees(self) -> bool:
         """Whether the model can run prefix trees; tested once, and under FSDP2 before the weights are sharded."""
-        return capabilities.supports_prefix_trees(self)
+        return self.tree_kernel is not None
+
+    @cached_property
+    def tree_kernel(self) -> TreeKernel | None:
+        """What computes attention in prefix trees; None if the model cannot run them."""
+        return capabilities.find_tree_kernel(self)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -133,7 +138,7 @@ class Policy(nn.Module):
         """
         tensors = rows.input_ids, rows.attention_mask, rows.response_mask
         if starts is not None:
-            return tree_layout(*tensors, starts, share_responses=share_responses)
+            return tree_layout(*tensors, starts, share_responses=share_responses, kernel=self.tree_kernel or "sdpa")
         return packed_layout(*tensors, flash=self.uses_flash) if self.loading.packing else padded_layout(*tensors)
 
     def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:

@@ -18,6 +18,7 @@ _WEIGHTS_ENDINGS = (".safetensors", ".bin")
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
+TreeAttention = Literal["auto", "sdpa", "flex"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,10 @@ class Loading:
             `--trainer.precision=bf16-mixed` on GPUs. float16 evaluates and predicts, but is never trained.
         master_weights: Whether weights in half precision have float32 copies, which the optimiser updates. Does not
             apply to sharded weights.
-        attention: Attention implementation. auto takes flash-attn on CUDA in half precision where it is installed,
-            else SDPA.
+        attention: Attention implementation. auto takes SDPA, with which common beginnings of rows are run once; with
+            `packing` flash-attn on CUDA in half precision where it is installed.
+        tree_attention: What computes attention where rows with a common beginning are run as one: flex is torch's
+            `flex_attention` (CUDA), sdpa copies the keys of each path. auto takes flex if the device supports it.
         gradient_checkpointing: Whether activations are recomputed in the backward pass.
         lora: Options of adapters, which are then trained in place of all weights; null trains all weights.
         trust_remote_code: Whether to run Python code from the checkpoint. Leave it off unless you trust the source.
@@ -74,6 +77,7 @@ class Loading:
     dtype: Dtype = "float32"
     master_weights: bool = True
     attention: Attention = "auto"
+    tree_attention: TreeAttention = "auto"
     gradient_checkpointing: bool = False
     lora: LoRA | None = None
     trust_remote_code: bool = False
@@ -151,6 +155,8 @@ def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
             f"`policy` {name!r} has a config but no weights. Set `loading.from_scratch: true` to make some."
         )
     _check_attention(loading.attention)
+    if loading.tree_attention == "flex" and not torch.cuda.is_available():
+        raise ValueError("`tree_attention: flex` needs a CUDA device, and there is none. Use auto or sdpa.")
 
 
 def check_precision(precision: object) -> None:
@@ -195,7 +201,7 @@ def _check_attention(requested: Attention) -> None:
         )
 
 
-def choose_attention(requested: Attention, half_precision: bool) -> str | None:
+def choose_attention(requested: Attention, half_precision: bool, packing: bool = False) -> str | None:
     """The attention implementation to load with. None is SDPA, or eager for an architecture without SDPA (Gemma 2).
 
     Raises:
@@ -209,5 +215,7 @@ def choose_attention(requested: Attention, half_precision: bool) -> str | None:
         )
     if requested != "auto":
         return requested
-    can_flash = half_precision and torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+    can_flash = (
+        packing and half_precision and torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+    )
     return "flash_attention_2" if can_flash else None

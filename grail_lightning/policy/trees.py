@@ -11,8 +11,8 @@ Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from grail_lightning.policy.aligned import aligned, shared_columns
+from grail_lightning.policy.flex import BLOCK_TOKENS, attend, make_block_mask
 from grail_lightning.policy.layout import TokenLayout, gather_rows
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+TreeKernel = Literal["sdpa", "flex"]
 
 TREE_ATTENTION = "prefix_tree_sdpa"
 """The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
@@ -50,22 +57,27 @@ def _tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     units: _AttentionUnits | None = None,
+    block_mask: BlockMask | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Transformers' SDPA or, if `units` are given, attention in prefix trees.
+    """Transformers' SDPA or, if `units` or a `block_mask` are given, attention in prefix trees.
 
     Args:
         module: The attention module.
         query: ``[1, heads, N, d]``; without `units` any shape that Transformers accepts.
         key: ``[1, key heads, N, d]``.
         value: ``[1, key heads, N, d]``.
-        attention_mask: Transformers' mask. It is ignored if `units` are given, which contain their own.
-        units: The queries, keys and masks.
+        attention_mask: Transformers' mask. It is ignored in prefix trees.
+        units: The queries, keys and masks for SDPA.
+        block_mask: The mask for `flex_attention`.
         options: The module's further arguments, with the scale of the scores.
 
     Returns:
         ``[1, N, heads, d]``, and None for the attention weights.
     """
+    if block_mask is not None:
+        scale = cast(float | None, options.get("scaling"))
+        return attend(query, key, value, block_mask, scale).transpose(1, 2), None
     if units is None:
         found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return found
@@ -96,6 +108,7 @@ def tree_layout(
     starts: Sequence[int],
     *,
     share_responses: bool = True,
+    kernel: TreeKernel = "sdpa",
 ) -> TokenLayout:
     """The layout of rows as prefix trees.
 
@@ -112,6 +125,8 @@ def tree_layout(
         share_responses: Whether common beginnings of responses are run once, too. If False, rows share their prompt
             without its last token, and equal rows are run once. Every position that predicts a response token then
             belongs to one response.
+        kernel: What computes attention: SDPA in units, or `flex_attention`, for which the layout is padded to whole
+            blocks.
     """
     device = input_ids.device
     rows = aligned(input_ids, attention_mask, input_ids.shape[1] - response_mask.shape[1])
@@ -126,10 +141,16 @@ def tree_layout(
     index = (scored.flatten().cumsum(0) - 1).view_as(scored)
     every = torch.full(responses.shape, -1, dtype=torch.long)
     every[responses] = torch.arange(int(responses.sum()))
-    units = _units(tree, starts)
+    ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
+    if kernel == "flex":
+        pad = -len(ids) % BLOCK_TOKENS
+        ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
+        attention = _by_blocks(torch.cat([tree.end, torch.arange(len(tree.end), len(ids)) + 1]), device)
+    else:
+        attention = _by_units(_units(tree, starts), device)
     tensors = {
-        "ids": rows.ids[tree.run][None].long(),
-        "positions": columns.expand_as(tree.run)[tree.run][None],
+        "ids": ids[None],
+        "positions": positions[None],
         "predictors": tree.number.roll(1, 1)[scored],
         "targets": rows.ids[scored].long(),
         "places": tree.number[scored],
@@ -139,7 +160,7 @@ def tree_layout(
     return TokenLayout(
         **{name: tensor.to(device) for name, tensor in tensors.items()},
         response_mask=response_mask,
-        attention=lambda dtype: _attention(units, dtype, device),
+        attention=attention,
         num_tokens=int(tree.run.sum()),
     )
 
@@ -181,51 +202,6 @@ def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
     return _Tree(run, owner, number[cells], followed & ~new, begin, end)
 
 
-class AlignedRows(NamedTuple):
-    """Rows without padding on the left, so that a token's column is its position. On the CPU.
-
-    Attributes:
-        ids: ``[b, W]`` long; −1 is padding.
-        valid: ``[b, W]`` bool, the tokens.
-        prompt_lengths: ``[b]`` long, the tokens of each prompt.
-    """
-
-    ids: Tensor
-    valid: Tensor
-    prompt_lengths: Tensor
-
-    def select(self, rows: Sequence[int]) -> AlignedRows:
-        """The given rows, in the given order."""
-        return AlignedRows(*(tensor[list(rows)] for tensor in self))
-
-
-def aligned(input_ids: Tensor, attention_mask: Tensor, prompt_width: int) -> AlignedRows:
-    """Rows of prompts that are padded left and responses that are padded right, ``[b, W]`` each, moved to the left."""
-    ids, valid = input_ids.cpu(), attention_mask.cpu().bool()
-    pads = (~valid[:, :prompt_width]).sum(1)
-    columns = torch.arange(ids.shape[1]) + pads[:, None]
-    inside = columns < ids.shape[1]
-    columns = columns.clamp(max=ids.shape[1] - 1)
-    valid = valid.gather(1, columns) & inside
-    return AlignedRows(ids.gather(1, columns).masked_fill(~valid, -1), valid, prompt_width - pads)
-
-
-def shared_columns(rows: AlignedRows, *, share_responses: bool = True) -> Tensor:
-    """``[b]`` long: the number of tokens that each row has in common with the row before.
-
-    Rows of different prompts share tokens of both prompts alone, without the last one, which predicts a response.
-
-    Args:
-        rows: ``b`` rows.
-        share_responses: See `tree_layout`.
-    """
-    width, lengths = rows.ids.shape[1], rows.prompt_lengths
-    same = (rows.ids[1:] == rows.ids[:-1]).int().cumprod(1).sum(1)
-    shorter = torch.minimum(lengths[1:], lengths[:-1])
-    alike = (lengths[1:] == lengths[:-1]) & (same >= (shorter if share_responses else width))
-    return torch.nn.functional.pad(torch.where(alike, same, torch.minimum(same, shorter - 1)), (1, 0))
-
-
 def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, indices of outputs ``[N]``.
 
@@ -260,15 +236,25 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     return queries, keys, mask, output_of
 
 
-def _attention(units: tuple[Tensor, ...], dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
-    """The decoder's arguments. SDPA would convert a boolean mask in each layer and keep the result."""
-    queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
-    number = keys.shape[1]
-    # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
-    shape = (len(queries), 1, queries.shape[1], number + -number % 16)
-    added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
-    # Transformers makes no mask of its own if it is given one of four dimensions.
-    return {
-        "attention_mask": added.new_zeros(1, 1, 1, 1),
-        "units": _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
-    }
+def _by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+    """The decoder's arguments for SDPA, which would convert a boolean mask in each layer and keep the result."""
+
+    def attention(dtype: torch.dtype) -> Mapping[str, Any]:
+        queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
+        number = keys.shape[1]
+        # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
+        shape = (len(queries), 1, queries.shape[1], number + -number % 16)
+        added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
+        # Transformers makes no mask of its own if it is given one of four dimensions.
+        return {
+            "attention_mask": added.new_zeros(1, 1, 1, 1),
+            "units": _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
+        }
+
+    return attention
+
+
+def _by_blocks(end: Tensor, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+    """The decoder's arguments for `flex_attention`."""
+    mask = make_block_mask(end, device)
+    return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
