@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-other test-slow coverage lint wheel policy clean
+.PHONY: help quickstart tensorboard test test-other test-slow coverage gpu-check lint wheel policy clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ coverage: $(VENV)/installed  ## Which lines no test runs
 
 test-slow: $(VENV)/installed  ## The slow tests alone
 	$(BIN)/python -m pytest -m slow
+
+gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in one table (25 minutes)
+	$(BIN)/python benchmarks/gpu_check.py
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .
