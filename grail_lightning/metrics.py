@@ -1,8 +1,8 @@
 """torchmetrics of rollouts: metrics with state, based on `grail_lightning.functional`.
 
-Shapes: ``B`` rows (rollouts), ``T`` response tokens. Every state is a sum, a count or an extremum. Ranks and batches
-may therefore be merged in any order and may differ in size; a rank without rows updates with empty tensors. A metric
-without values is NaN. For figures of each dataset use one metric for each.
+Shapes: ``B`` rows (rollouts). Every state is a sum, a count or an extremum. Ranks and batches may therefore be merged
+in any order and may differ in size; a rank without rows updates with empty tensors. A metric without values is NaN. For
+figures of each dataset use one metric for each.
 
 Float states are float32 because Apple's GPUs have no float64; the terms that are added to them are computed in float64.
 """
@@ -16,7 +16,6 @@ from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from grail_lightning.functional import pass_at_k
-from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
 
 STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
 
@@ -162,71 +161,3 @@ class StatusCounts(Metric):
     def compute(self) -> dict[str, Tensor]:
         """The count of each status, by name."""
         return dict(zip(STATUSES, self.counts.unbind(), strict=True))
-
-
-class _RowMeans(Metric):
-    """Means over rows of several figures, each over the rows that have a value (not NaN)."""
-
-    is_differentiable = False
-    full_state_update = False
-    totals: Tensor
-    counts: Tensor
-    names: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("totals", torch.zeros(len(self.names)), dist_reduce_fx="sum")
-        self.add_state("counts", torch.zeros(len(self.names), dtype=torch.long), dist_reduce_fx="sum")
-
-    def add(self, *figures: Tensor) -> None:
-        rows = torch.stack(figures)  # [names, B]
-        self.totals += rows.nansum(1).float()
-        self.counts += (~rows.isnan()).sum(1)
-
-    def compute(self) -> dict[str, Tensor]:
-        """The figures, as scalars by name."""
-        return dict(zip(self.names, (self.totals / self.counts).unbind(), strict=True))
-
-
-class Concentration(_RowMeans):
-    r"""Concentration of a rollout's credit, averaged over rollouts with any credit.
-
-    `ess_ratio`: :math:`(\sum|a_t|)^2 / (L \sum a_t^2)`, 1 is uniform. `top10_mass`: the share of :math:`\sum|a_t|` that
-    belongs to its largest tenth of the tokens.
-    """
-
-    names = ("ess_ratio", "top10_mass")
-
-    def update(self, credit: Tensor, mask: Tensor) -> None:
-        """Add rollouts.
-
-        Args:
-            credit: ``[B, T]``, advantage times weight, ``A·w``.
-            mask: ``[B, T]`` bool, response tokens.
-        """
-        self.add(ess_ratio(credit, mask), top_mass(credit, mask, share=0.1))
-
-
-class FlawedTokenAUROC(_RowMeans):
-    """The AUROC with which a score ranks flawed tokens above sound ones of the same rollout; 0.5 is chance.
-
-    It is averaged over rollouts with both kinds, and ties count one half. `slip` and `misconception` are separate,
-    since a score that only finds unlikely tokens finds slips; `flawed` is for both together.
-
-    Not `torchmetrics.RetrievalAUROC`: it keeps every token of every rollout, and its binary AUROC sends scores outside
-    [0, 1] through a sigmoid, which in float32 makes ties of large ones.
-    """
-
-    higher_is_better = True
-    names = ("slip", "misconception", "flawed")
-
-    def update(self, scores: Tensor, slips: Tensor, misconceptions: Tensor, sound: Tensor) -> None:
-        """Add rollouts.
-
-        Args:
-            scores: ``[B, T]``, larger for more suspicious tokens.
-            slips: ``[B, T]`` bool, tokens of slips.
-            misconceptions: ``[B, T]`` bool, tokens of misconceptions.
-            sound: ``[B, T]`` bool, tokens of sound steps.
-        """
-        self.add(*(pairwise_auroc(scores, flawed, sound) for flawed in (slips, misconceptions, slips | misconceptions)))

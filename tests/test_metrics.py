@@ -6,8 +6,6 @@ import torch
 from grail_lightning.metrics import (
     STATUSES,
     AnswerAccuracy,
-    Concentration,
-    FlawedTokenAUROC,
     PassAtK,
     ResponseLengths,
     StatusCounts,
@@ -25,8 +23,6 @@ def _random_updates(num_updates):
     generator = torch.Generator().manual_seed(3)
     for number in range(num_updates):
         rows = 4 * (num_updates - 1 - number)
-        scores = torch.randn(rows, 6, generator=generator)
-        labels = torch.randint(0, 4, (rows, 6), generator=generator)
         correct = torch.rand(rows, generator=generator) < 0.5
         lengths = torch.randint(1, 50, (rows,), generator=generator)
         yield {
@@ -34,12 +30,10 @@ def _random_updates(num_updates):
             PassAtK: (correct, torch.arange(rows) // 4),
             ResponseLengths: (lengths, lengths < 40),
             StatusCounts: ([STATUSES[n % 7] for n in lengths.tolist()],),
-            Concentration: (scores, labels < 3),
-            FlawedTokenAUROC: (scores, labels == 0, labels == 1, labels == 2),
         }
 
 
-METRICS = [AnswerAccuracy, lambda: PassAtK(k=2), ResponseLengths, StatusCounts, Concentration, FlawedTokenAUROC]
+METRICS = [AnswerAccuracy, lambda: PassAtK(k=2), ResponseLengths, StatusCounts]
 
 
 @pytest.mark.parametrize("make", METRICS)
@@ -128,50 +122,3 @@ def test_statuses_are_counted_by_name():
     assert {name: n for name, n in _figures(metric).items() if n} == {"right": 2, "wrong": 1, "timeout": 1}
     with pytest.raises(ValueError, match=r"must be one of right, wrong.*but got 'fine'"):
         metric.update(["fine"])
-
-
-def test_concentration_of_uniform_and_of_single_token_credit():
-    metric = Concentration()
-    mask = torch.tensor([[True] * 10 + [False] * 10])
-    uniform = torch.full((1, 20), -2.0)  # ESS 1; the largest tenth of 10 tokens is 1 of 10 equal ones
-    metric.update(uniform, mask)
-    assert _figures(metric) == pytest.approx({"ess_ratio": 1.0, "top10_mass": 0.1})
-
-    single = torch.zeros(1, 20)
-    single[0, 4] = 3.0  # ESS 3² / (10 · 3²) = 1/10; all mass on one token
-    metric.update(torch.cat([single, torch.zeros(1, 20)]), mask.expand(2, -1))  # the row without credit does not count
-    assert _figures(metric) == pytest.approx({"ess_ratio": 0.55, "top10_mass": 0.55})
-
-
-def _auroc_by_pairs(scores, flawed, sound):
-    """Mean over rows of P(score of a flawed token > score of a sound one), ties one half."""
-    rows = []
-    for s, f, o in zip(scores.tolist(), flawed.tolist(), sound.tolist(), strict=True):
-        pairs = [(a, b) for a, bad in zip(s, f, strict=True) if bad for b, good in zip(s, o, strict=True) if good]
-        if pairs:
-            rows.append(sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs))
-    return sum(rows) / len(rows)
-
-
-def test_auroc_equals_the_loop_over_pairs_for_each_kind_of_flaw():
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randint(0, 4, (12, 9), generator=generator).float()  # few values, so many ties
-    labels = torch.randint(0, 4, (12, 9), generator=generator)
-    labels[3], labels[4] = 2, 0  # a row without a flaw, and one without a sound token: neither counts
-    slip, misconception, sound = labels == 0, labels == 1, labels == 2
-    metric = FlawedTokenAUROC()
-    metric.update(scores, slip, misconception, sound)
-    assert _figures(metric) == pytest.approx(
-        {
-            "slip": _auroc_by_pairs(scores, slip, sound),
-            "misconception": _auroc_by_pairs(scores, misconception, sound),
-            "flawed": _auroc_by_pairs(scores, slip | misconception, sound),
-        }
-    )
-
-
-def test_auroc_tells_large_scores_apart_which_a_sigmoid_makes_equal():
-    metric = FlawedTokenAUROC()
-    scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
-    metric.update(scores, flawed, torch.zeros_like(flawed), ~flawed)
-    assert metric.compute()["slip"] == 1

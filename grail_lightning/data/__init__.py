@@ -3,7 +3,7 @@
 from grail_lightning.data.arithmetic import ArithmeticData
 from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.few_shot import FewShot
-from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch, epoch_order
+from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.modules import PromptData
 from grail_lightning.data.sources import DatasetSpec
 from grail_lightning.data.tables import MathData, TableData
@@ -22,5 +22,4 @@ __all__ = [
     "TrainingLoader",
     "WordProblemData",
     "draws_per_epoch",
-    "epoch_order",
 ]

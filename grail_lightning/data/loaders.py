@@ -70,7 +70,7 @@ class EvaluationLoader:
 class TrainingLoader:
     """An endless stream of training prompts, shuffled anew in every epoch.
 
-    The order is a pure function of the sets, their weights, the seed and the epoch (`epoch_order`). With a curriculum,
+    The order is a pure function of the sets, their weights, the seed and the epoch (`_epoch_order`). With a curriculum,
     its prompts (`easy_first`) come before the first epoch and count as epoch −1. The only state is the position in this
     order, counted in prompts. A resumed run therefore continues with the next prompt, even with another number of ranks
     or another batch size.
@@ -159,7 +159,7 @@ class TrainingLoader:
         if epoch < 0 and self.curriculum is not None:
             difficulties = [s.difficulty for s in self.sets]
             return easy_first(difficulties, self.shares, self.num_prompts, self.curriculum.start, self.seed)
-        return epoch_order(self.sets, self.shares, self.seed, epoch)
+        return _epoch_order(self.sets, self.shares, self.seed, epoch)
 
     def _mine(self, batch: list[tuple[int, int]]) -> list[Prompt]:
         return [self.sets[which].prompts[index] for which, index in batch[self.rank :: self.world_size]]
@@ -210,7 +210,7 @@ def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
     return shares
 
 
-def epoch_order(sets: Sequence[PromptSet], shares: Sequence[int], seed: int, epoch: int) -> list[tuple[int, int]]:
+def _epoch_order(sets: Sequence[PromptSet], shares: Sequence[int], seed: int, epoch: int) -> list[tuple[int, int]]:
     """The prompts of one epoch, as (set, index) pairs: a pure function of its arguments.
 
     Each set has an endless stream of permutations of its prompts, of which an epoch takes the next ``shares[i]``

@@ -75,7 +75,7 @@ class TableData(PromptData):
         if self.few_shot is None:
             return None
         if self.few_shot.dataset is not None:
-            (spec,) = as_specs(self.few_shot.dataset)
+            (spec,) = _as_specs(self.few_shot.dataset)
             table = read_table(spec)
         else:
             found = self.tables("train")
@@ -192,10 +192,10 @@ class MathData(TableData):
             curriculum,
         )
         self.specs: dict[Split, list[DatasetSpec]] = {
-            "train": as_specs(train),
-            "val": as_specs(val),
-            "test": as_specs(test),
-            "predict": as_specs(predict),
+            "train": _as_specs(train),
+            "val": _as_specs(val),
+            "test": _as_specs(test),
+            "predict": _as_specs(predict),
         }
         for split, specs in self.specs.items():
             _check_names(split, specs)
@@ -218,7 +218,7 @@ class MathData(TableData):
         return [(spec, read_table(spec)) for spec in self.specs[split]]
 
 
-def as_specs(datasets: Datasets) -> list[DatasetSpec]:
+def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
     """The datasets as a list of options; a path alone has the default ones."""
     given = datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
     return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(str(spec)) for spec in given]

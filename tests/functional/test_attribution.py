@@ -26,3 +26,28 @@ def test_auroc_counts_pairs_and_half_of_ties():
     found = pairwise_auroc(scores, positive, negative)
     assert found[0].item() == 0.625
     assert found[1].isnan()
+
+
+def _auroc_by_pairs(scores, positive, negative):
+    """P(score of a positive token > score of a negative one) in each row, ties one half; NaN without a pair."""
+    rows = []
+    for s, p, n in zip(scores.tolist(), positive.tolist(), negative.tolist(), strict=True):
+        pairs = [(a, b) for a, one in zip(s, p, strict=True) if one for b, other in zip(s, n, strict=True) if other]
+        wins = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
+        rows.append(wins / len(pairs) if pairs else float("nan"))
+    return rows
+
+
+def test_auroc_equals_the_loop_over_pairs():
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randint(0, 4, (12, 9), generator=generator).float()  # few values, so many ties
+    labels = torch.randint(0, 4, (12, 9), generator=generator)
+    labels[3], labels[4] = 2, 0  # a row without a positive token, and one without a negative one
+    found = pairwise_auroc(scores, labels == 0, labels == 2)
+    assert found[3:5].isnan().all()
+    assert found.tolist() == pytest.approx(_auroc_by_pairs(scores, labels == 0, labels == 2), nan_ok=True)
+
+
+def test_auroc_tells_large_scores_apart_which_a_sigmoid_makes_equal():
+    scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
+    assert pairwise_auroc(scores, flawed, ~flawed).item() == 1
