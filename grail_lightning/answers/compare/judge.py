@@ -20,6 +20,7 @@ from grail_lightning.answers.compare.names import (
     has_other_letters,
     head,
     is_name,
+    is_zero,
     letters_of,
     named_sides,
     named_value,
@@ -296,11 +297,12 @@ class _Comparison:
         r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7.
 
         With `derived`, a formula between a name and a number need not: of the letters in `V=\pi r^2h=12\pi` only the
-        problem knows the values.
+        problem knows the values. Of a number, `m+n=17` says it as well; `x-y=0` is the equation of a line.
         """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
-        named = named_sides(relation)
+        number = without_letters(gold) and not is_zero(gold)
+        named = named_sides(relation, combined=number and set(relation.signs) == {"="})
         if r"\in" in relation.signs:
             return len(relation.sides) == 2 and named[0] and self.answers(gold, relation.sides[1])
         values = [side for side, name in zip(relation.sides, named, strict=True) if not name]

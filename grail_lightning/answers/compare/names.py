@@ -4,8 +4,9 @@ import re
 
 from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
 from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
-from grail_lightning.answers.grammar.nodes import letters
+from grail_lightning.answers.grammar.nodes import letters, number
 from grail_lightning.answers.grammar.normalise import group_end, string_key
+from grail_lightning.answers.grammar.tokens import GREEK
 
 __all__ = [
     "bare_number",
@@ -13,6 +14,7 @@ __all__ = [
     "has_other_letters",
     "head",
     "is_name",
+    "is_zero",
     "letters_of",
     "named_sides",
     "named_value",
@@ -44,6 +46,11 @@ _OF_ANGLE = re.compile(
 _DERIVATIVE = re.compile(r"\\frac\{d\s?[a-z]?\}\{d\s?[a-z]\}")
 _COMPOSITION = re.compile(r"\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)")
 _FORMULA_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
+# A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
+_SYMBOL = (
+    rf"(?:[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
+)
+_SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 # In small letters: `NO` is a segment.
 _DENIAL = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
 
@@ -85,15 +92,31 @@ def _is_ratio(source: str) -> bool:
     return _is_one_name(upper.strip()) and _is_one_name(lower.strip())
 
 
-def named_sides(relation: Relation) -> list[bool]:
+def _is_sum_or_product(source: str) -> bool:
+    r"""Whether a side is a sum, a difference or a product of different names: `a+b+c`, `b-a`, `mn`, `AB*AC`.
+
+    With a number or a power in it, as `2x+3y` and `x^2+y^2`, it is the side of a curve's equation.
+    """
+    source = source.strip()
+    if not _SUM_OR_PRODUCT.fullmatch(source) or _FORMULA_WORD.search(source) or _DENIAL.search(source):
+        return False
+    symbols = re.findall(_SYMBOL, source)
+    return len(set(symbols)) == len(symbols)
+
+
+def named_sides(relation: Relation, *, combined: bool = False) -> list[bool]:
     """Of each side whether it only names the others; at least one side is always a value.
 
     A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio.
+
+    Args:
+        relation: a chain of sides.
+        combined: whether sums and products of names are names, too, where there is no simpler one.
     """
     named = [is_name(source) for source in relation.sources]
     if not any(named):
-        ratios = [_is_ratio(source) for source in relation.sources]
-        named = [ratio and not all(ratios) for ratio in ratios]
+        wide = [_is_ratio(source) or (combined and _is_sum_or_product(source)) for source in relation.sources]
+        named = [name and not all(wide) for name in wide]
     if all(named):  # `x = y`: a formula that happens to look like a name
         named[-1] = False
     return named
@@ -123,6 +146,11 @@ def distinct_names(answer: Many) -> bool:
 def without_letters(answer: Answer) -> bool:
     """Whether an answer is a formula that is a number."""
     return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
+
+
+def is_zero(answer: Answer) -> bool:
+    """Whether an answer is the number 0."""
+    return isinstance(answer, Leaf) and answer.node == number(0)
 
 
 def has_other_letters(side: Answer, name: Answer) -> bool:
