@@ -2,11 +2,11 @@
 
 import re
 
-from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
+from grail_lightning.answers.grammar.brackets import group_end
+from grail_lightning.answers.grammar.functions import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
 from grail_lightning.answers.grammar.nodes import letters, number
-from grail_lightning.answers.grammar.normalise import group_end, string_key
-from grail_lightning.answers.grammar.tokens import GREEK
+from grail_lightning.answers.grammar.normalise import string_key
 
 __all__ = [
     "bare_number",

@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["Node", "has_sign", "letters", "number", "signed"]
+__all__ = ["Node", "has_sign", "letters", "negated", "number", "signed"]
 
 
 class Node(NamedTuple):
@@ -25,6 +25,11 @@ def number(value: Fraction | int) -> Node:
     return Node("number", Fraction(value))
 
 
+def negated(node: Node) -> Node:
+    """Minus a formula."""
+    return Node("negate", "", (node,))
+
+
 def letters(node: Node) -> set[str]:
     """The symbols of a formula."""
     own = {str(node.value)} if node.kind == "symbol" else set()
@@ -41,4 +46,4 @@ def signed(node: Node, sign: str) -> Node:
     args = tuple(signed(argument, sign) for argument in node.args)
     if node.kind != "sign":
         return Node(node.kind, node.value, args)
-    return args[0] if node.value == sign else Node("negate", "", args)
+    return args[0] if node.value == sign else negated(args[0])

@@ -9,6 +9,7 @@ import unicodedata
 from functools import lru_cache
 
 from grail_lightning.answers.find.boxes import last_box
+from grail_lightning.answers.grammar.brackets import balanced, group_end
 from grail_lightning.answers.grammar.numerals import grouped, repeating
 from grail_lightning.answers.grammar.spellings import (
     COMMANDS,
@@ -25,8 +26,7 @@ from grail_lightning.answers.grammar.spellings import (
     WRAPPED_FUNCTIONS,
 )
 
-__all__ = ["balanced", "capped", "group_end", "normalise", "string_key"]
-
+__all__ = ["capped", "normalise", "string_key"]
 
 # Answers come again when they are short; what is kept of long ones would be a model's to grow.
 CACHED_CHARACTERS = 128
@@ -78,32 +78,6 @@ def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) ->
         if depth > max_nesting:
             return True
     return False
-
-
-def balanced(text: str) -> bool:
-    r"""Whether braces nest, and the other brackets are as many open as closed (kinds may mix: `[0,1)`)."""
-    braces = others = 0
-    for token in re.finditer(r"\\(?:[a-zA-Z]+|.)|[{}()\[\]]", text, re.DOTALL):
-        braces += (token[0] == "{") - (token[0] == "}")
-        others += token[0] in ("(", "[", r"\{", r"\lfloor", r"\lceil", r"\langle")
-        others -= token[0] in (")", "]", r"\}", r"\rfloor", r"\rceil", r"\rangle")
-        if braces < 0 or others < 0:
-            return False
-    return braces == 0 and others == 0
-
-
-def group_end(text: str, start: int) -> int:
-    """Index after the brace that closes the one at `start`; -1 if none does."""
-    depth, place = 0, start
-    while place < len(text):
-        if text[place] == "\\":
-            place += 2
-            continue
-        depth += (text[place] == "{") - (text[place] == "}")
-        place += 1
-        if depth == 0:
-            return place
-    return -1
 
 
 def normalise(text: str) -> str:

@@ -2,7 +2,7 @@
 
 # ruff: noqa: RUF001 (these are tables of letters that look alike)
 
-from grail_lightning.answers.grammar.functions import FUNCTIONS
+from grail_lightning.answers.grammar.functions import FUNCTIONS, GREEK_LETTERS
 
 __all__ = [
     "COMMANDS",
@@ -24,13 +24,8 @@ def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_GREEK_NAMES = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
-)
-_GREEK = dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK_NAMES.split(), strict=True))
 SYMBOLS = {
-    **{character: rf"\{name} " for character, name in _GREEK.items()},
+    **{character: rf"\{name} " for character, name in GREEK_LETTERS.items()},
     **dict.fromkeys("−–—‒﹣－", "-"),
     **dict.fromkeys("⋅·∙•×✕∗", "*"),
     **dict.fromkeys("÷∕⁄", "/"),

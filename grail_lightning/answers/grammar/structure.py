@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from grail_lightning.answers.grammar.brackets import CLOSING, balanced, pieces, split
 from grail_lightning.answers.grammar.functions import COMMON
 from grail_lightning.answers.grammar.kinds import (
     Answer,
@@ -24,7 +25,7 @@ from grail_lightning.answers.grammar.kinds import (
     Words,
 )
 from grail_lightning.answers.grammar.nodes import has_sign, signed
-from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS, balanced
+from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS
 from grail_lightning.answers.grammar.parser import Unreadable, parse
 from grail_lightning.answers.grammar.units import split_quantity
 
@@ -35,9 +36,6 @@ def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_PIECE = re.compile(r"\\text\{[^{}]*\}|\\begin\{[a-z*]+\}|\\end\{[a-z*]+\}|\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
-_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
-_CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
 _RELATIONS = _set(r"= < > \le \ge \ne \in \approx \equiv")
 _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
@@ -99,28 +97,6 @@ def _read(text: str) -> Answer:
     return _leaf(text)
 
 
-def _pieces(text: str) -> Iterator[tuple[int, str, int]]:
-    """Tokens of a text with their place and the depth of brackets before them."""
-    depth = 0
-    for found in _PIECE.finditer(text):
-        piece = found[0]
-        closes = piece in _CLOSING or piece.startswith(r"\end{")
-        depth -= closes
-        yield found.start(), piece, depth
-        depth += piece in _OPENING or piece.startswith(r"\begin{")
-
-
-def _split(text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Parts of a text between separators outside of all brackets, and the separators."""
-    parts, found, start = [], [], 0
-    for place, piece, depth in _pieces(text):
-        if depth == 0 and piece in separators:
-            parts.append(text[start:place])
-            found.append(piece)
-            start = place + len(piece)
-    return [*parts, text[start:]], found
-
-
 def _words(text: str) -> Words | None:
     written = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     wrapped = written != text
@@ -145,11 +121,11 @@ _FORMULA_WORDS = COMMON | {"sqrt"}
 
 def _list(text: str) -> Answer | None:
     marked, joint = _marked_connectives(text)
-    parts, _ = _split(marked, frozenset([";", "\x01"]))
+    parts, _ = split(marked, [";", "\x01"])
     if len(parts) == 1:
-        parts, _ = _split(marked, frozenset([","]))
-    elif all(_split(part, frozenset([","]))[1] for part in parts if part.strip()) is False or joint != ",":
-        parts = [piece for part in parts for piece in _split(part, frozenset([","]))[0]]
+        parts, _ = split(marked, [","])
+    elif all(split(part, [","])[1] for part in parts if part.strip()) is False or joint != ",":
+        parts = [piece for part in parts for piece in split(part, [","])[0]]
     if len(parts) == 1:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):
@@ -175,7 +151,7 @@ def _flat(items: Iterator[Answer]) -> Iterator[Answer]:
 
 
 def _relation(text: str) -> Answer | None:
-    parts, signs = _split(text, _RELATIONS)
+    parts, signs = split(text, _RELATIONS)
     if not signs:
         return None
     parts = [part.strip() for part in parts]
@@ -185,21 +161,20 @@ def _relation(text: str) -> Answer | None:
 
 
 def _set_operation(text: str) -> Answer | None:
-    parts, signs = _split(text, frozenset([r"\cup", r"\cap", r"\setminus"]))
+    parts, signs = split(text, (r"\cup", r"\cap", r"\setminus"))
     return Union(tuple(_read(part) for part in parts), tuple(signs)) if signs else None
 
 
 def _ratio(text: str) -> Answer | None:
-    parts, signs = _split(text, frozenset([":"]))
+    parts, signs = split(text, [":"])
     return Ratio(tuple(_read(part) for part in parts)) if signs else None
 
 
 def _bracketed(text: str) -> Answer | None:
     if text in (r"\emptyset", r"\{\}", "{}"):
         return Many((), braced=True)
-    opening = _PIECE.match(text)
-    assert opening is not None
-    if opening[0] not in _OPENING or opening[0] in (r"\lfloor", r"\lceil"):
+    opening = re.match(r"[(\[{]|\\\{|\\langle(?![a-zA-Z])", text)
+    if opening is None:
         return None
     closing = _closing_place(text)
     if closing is None:
@@ -214,15 +189,15 @@ def _bracketed(text: str) -> Answer | None:
 
 def _closing_place(text: str) -> int | None:
     """Where the first bracket closes, if that is the end of the text."""
-    for place, piece, depth in _pieces(text):
+    for place, piece, depth in pieces(text):
         if place and depth == 0:
-            return place if place + len(piece) == len(text) and piece in _CLOSING else None
+            return place if place + len(piece) == len(text) and piece in CLOSING else None
     return None
 
 
 def _group(opening: str, inner: str, closed: str) -> Answer:
-    separators = frozenset([";"]) if _split(inner, frozenset([";"]))[1] else frozenset([","])
-    parts = _split(inner, separators)[0]
+    separators = [";"] if split(inner, [";"])[1] else [","]
+    parts = split(inner, separators)[0]
     brackets = "()" if opening == r"\langle" else opening + closed
     if len(parts) == 1:
         return _read(inner) if brackets in ("()", "[]") else Broken("an interval with one end")
@@ -242,7 +217,7 @@ _ANY_REAL = re.compile(
 
 def _braces(inner: str) -> Answer:
     for bar in (r"\mid", "|", ":"):
-        parts, signs = _split(inner, frozenset([bar]))
+        parts, signs = split(inner, [bar])
         if len(parts) == 2 and signs and any(sign in parts[1] for sign in ("<", ">", r"\le", r"\ge", r"\ne", r"\in")):
             if _ANY_REAL.fullmatch(parts[0].strip()):
                 return _read(parts[1])

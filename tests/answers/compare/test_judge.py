@@ -10,7 +10,8 @@ from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
 from grail_lightning.answers.compare.exact import rational
 from grail_lightning.answers.compare.judge import judge
 from grail_lightning.answers.compare.symbolic import Symbolic
-from grail_lightning.answers.grammar.normalise import balanced, normalise
+from grail_lightning.answers.grammar.brackets import balanced
+from grail_lightning.answers.grammar.normalise import normalise
 from grail_lightning.answers.grammar.parser import Unreadable, parse
 
 DEFAULT = Conventions()
