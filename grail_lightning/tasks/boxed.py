@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grail_lightning.answers import find_boxes
+from grail_lightning.answers import box_content
 from grail_lightning.tasks.base import Earned, GradedAnswer, Prompt, Task
 from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, total_reward
 
@@ -42,8 +42,7 @@ class BoxedTask(Task):
 
     def answer(self, text: str) -> str | None:
         """The content of the last complete box, without outer white space."""
-        boxes = find_boxes(text)
-        return text[boxes[-1].content_start : boxes[-1].content_stop].strip() if boxes else None
+        return box_content(text)
 
     def reward(
         self,

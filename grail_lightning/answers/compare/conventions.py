@@ -5,7 +5,9 @@ from typing import NamedTuple, Protocol
 
 from grail_lightning.answers.grammar.nodes import Node
 
-__all__ = ["Conventions", "Engine", "Outcome"]
+__all__ = ["LAYERS", "Conventions", "Engine", "Outcome"]
+
+LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

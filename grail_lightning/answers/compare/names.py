@@ -9,13 +9,11 @@ from grail_lightning.answers.grammar.nodes import letters, number
 from grail_lightning.answers.grammar.normalise import string_key
 
 __all__ = [
-    "bare_number",
     "distinct_names",
     "has_other_letters",
     "head",
     "is_name",
     "is_zero",
-    "letters_of",
     "named_sides",
     "named_value",
     "without_letters",
@@ -159,14 +157,3 @@ def has_other_letters(side: Answer, name: Answer) -> bool:
         return False
     symbol = isinstance(name, Leaf) and name.node is not None and name.node.kind == "symbol" and name.node.value
     return symbol not in letters(side.node)
-
-
-def bare_number(relation: Relation) -> bool:
-    """Whether the last side has no letters."""
-    return without_letters(relation.sides[-1])
-
-
-def letters_of(relation: Relation) -> set[str]:
-    """The symbols of all sides."""
-    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
-    return set[str]().union(*(letters(node) for node in nodes))
