@@ -7,9 +7,9 @@ from itertools import groupby
 from operator import and_, gt, or_
 from typing import NamedTuple
 
-from grail_lightning.answers.compare.approximate import approximate
 from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
 from grail_lightning.answers.compare.exact import rational
+from grail_lightning.answers.compare.numeric import approximate
 from grail_lightning.answers.grammar.kinds import Answer, Group, Leaf, Many, Relation, Union, Words
 from grail_lightning.answers.grammar.nodes import Node, letters, negated, number
 from grail_lightning.answers.grammar.units import Quantity
