@@ -13,31 +13,15 @@ if TYPE_CHECKING:
     from grail_lightning.answers.find.spans import Alignment, align, token_span
     from grail_lightning.answers.service.verifier import Verdict, Verifier
 
-__all__ = [
-    "Alignment",
-    "Box",
-    "Conventions",
-    "Verdict",
-    "Verifier",
-    "align",
-    "box_content",
-    "find_boxes",
-    "last_box",
-    "token_span",
-]
+__all__ = ["Alignment", "Box", "Conventions", "Verdict", "Verifier"]
+__all__ += ["align", "box_content", "find_boxes", "last_box", "token_span"]
 
 # Lazy, so that a worker process and `python -m grail_lightning.answers` load only what they use (PEP 562).
 _MODULE_OF = {
-    "Alignment": "find.spans",
-    "Box": "find.boxes",
     "Conventions": "compare.conventions",
-    "Verdict": "service.verifier",
-    "Verifier": "service.verifier",
-    "align": "find.spans",
-    "box_content": "find.boxes",
-    "find_boxes": "find.boxes",
-    "last_box": "find.boxes",
-    "token_span": "find.spans",
+    **dict.fromkeys(["Box", "box_content", "find_boxes", "last_box"], "find.boxes"),
+    **dict.fromkeys(["Alignment", "align", "token_span"], "find.spans"),
+    **dict.fromkeys(["Verdict", "Verifier"], "service.verifier"),
 }
 
 

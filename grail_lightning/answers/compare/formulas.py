@@ -1,8 +1,9 @@
-"""Are two formulas equal, with what surrounds them? Exact numbers first, then an engine."""
+"""Are two formulas equal, with what surrounds them? Exact numbers first, then the slow layers."""
 
 from fractions import Fraction
 
-from grail_lightning.answers.compare.conventions import LAYERS, Conventions, Engine
+from grail_lightning.answers.compare import symbolic
+from grail_lightning.answers.compare.conventions import LAYERS, Conventions
 from grail_lightning.answers.compare.exact import is_terminating, rational
 from grail_lightning.answers.compare.quantities import clash, cut_off, factors_between, slack_between, times
 from grail_lightning.answers.compare.words import anagrams, wordy
@@ -15,7 +16,7 @@ __all__ = ["Formulas", "Undecided", "Unparseable", "same_form"]
 
 
 class Undecided(Exception):  # noqa: N818
-    """Only an engine can tell."""
+    """Only a slow layer can tell."""
 
 
 class Unparseable(Exception):  # noqa: N818
@@ -25,21 +26,20 @@ class Unparseable(Exception):  # noqa: N818
 class Formulas:
     """Compares the formulas of one pair of answers; `layer` is the deepest that was needed so far."""
 
-    def __init__(self, conventions: Conventions, engine: Engine | None) -> None:
+    def __init__(self, conventions: Conventions, *, slow: bool) -> None:
         self.conventions = conventions
-        self.engine = engine
+        self.slow = slow
         self.layer = 0
 
     def reach(self, layer: str) -> None:
         """Note that a layer was needed."""
         self.layer = max(self.layer, LAYERS.index(layer))
 
-    def needed(self, layer: str) -> Engine:
-        """The engine, for the layer that needs it."""
-        if self.engine is None:
+    def reach_slow(self, layer: str) -> None:
+        """Note that a slow layer was needed."""
+        if not self.slow:
             raise Undecided
         self.reach(layer)
-        return self.engine
 
     def leaves(self, gold: Leaf, other: Leaf) -> bool:
         """Two formulas with what surrounds them."""
@@ -77,7 +77,8 @@ class Formulas:
             return False
         if (left is not None and _single(other)) or (right is not None and _single(gold)):
             return False
-        return self.needed("symbolic").equal(gold, other, slack)
+        self.reach_slow("symbolic")
+        return symbolic.equal(gold, other, slack)
 
     def unknown(self, left: Quantity, right: Quantity, prediction_unknown: bool) -> bool:
         """A formula outside of the grammar."""
@@ -85,7 +86,8 @@ class Formulas:
             if prediction_unknown:
                 raise Unparseable
             return False
-        verdict = self.needed("math-verify").external(left.text, right.text, self.conventions.tolerance)
+        self.reach_slow("math-verify")
+        verdict = symbolic.external(left.text, right.text, self.conventions.tolerance)
         if verdict is None:
             raise Unparseable
         return verdict

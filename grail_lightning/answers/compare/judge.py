@@ -3,13 +3,14 @@ r"""Are two answers equal? Layers, cheapest first; each acceptance names the lay
 `string`: the same after `normalise`. `number`: equal rational values. `structure`: tuples, sets, intervals, relations,
 ratios, bases, matrices, words whose parts are equal. `symbolic`: formulas that agree at random points to a hundred
 digits. `math-verify`: what the own grammar does not cover. The first three run in the caller's process: string and
-Fraction work under caps. The last two need an engine (`symbolic.Symbolic`) and run in a worker; without an engine
-`judge` returns None where they would be needed.
+Fraction work under caps. The last two are slow and run in a worker; unless they are allowed, `judge` returns None where
+they would be needed.
 """
 
 from collections.abc import Sequence
 
-from grail_lightning.answers.compare.conventions import LAYERS, Conventions, Engine, Outcome
+from grail_lightning.answers.compare import symbolic
+from grail_lightning.answers.compare.conventions import LAYERS, Conventions, Outcome
 from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
 from grail_lightning.answers.compare.formulas import Formulas, Undecided, Unparseable, same_form
 from grail_lightning.answers.compare.names import (
@@ -17,7 +18,6 @@ from grail_lightning.answers.compare.names import (
     has_other_letters,
     head,
     is_name,
-    is_zero,
     named_sides,
     named_value,
     without_letters,
@@ -45,17 +45,17 @@ _TURNS: dict[tuple[str, ...], tuple[str, int]] = {
 }
 
 
-def judge(gold: str, prediction: str, conventions: Conventions, engine: Engine | None = None) -> Outcome | None:
+def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
     """Compare a bare answer with its reference.
 
     Args:
         gold: the reference.
         prediction: the model's answer, any string.
         conventions: what counts as equal, and the caps.
-        engine: the slow layers, or None to do without.
+        slow: whether the slow layers may be asked.
 
     Returns:
-        The outcome; None if there is no engine and one is needed. An exception is a bug of a layer, for the caller to
+        The outcome; None if a slow layer is needed and not allowed. An exception is a bug of a layer, for the caller to
         tell from a bad answer.
     """
     if not prediction.strip():
@@ -66,7 +66,7 @@ def judge(gold: str, prediction: str, conventions: Conventions, engine: Engine |
     if capped(prediction, *limits) or capped(gold, *limits):
         return Outcome("capped", "none")
     try:
-        return _Comparison(conventions, engine).outcome(normalise(gold), normalise(prediction))
+        return _Comparison(conventions, slow=slow).outcome(normalise(gold), normalise(prediction))
     except Undecided:
         return None
     except (TooLarge, RecursionError):
@@ -110,7 +110,7 @@ class _Comparison(Formulas):
         one, two = (sentence(text, ignore_case=self.conventions.ignore_case) for text in (gold, other))
         if one is None or two is None or one[0] != two[0]:
             return False
-        exactly = _Comparison(self.conventions, None)  # the way a sentence says it is part of it
+        exactly = _Comparison(self.conventions, slow=False)  # the way a sentence says it is part of it
         exactly.ordered = True
         try:
             return all(map(exactly.same_place, one[1], two[1]))
@@ -214,12 +214,11 @@ class _Comparison(Formulas):
         """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
-        number = without_letters(gold)
-        named = named_sides(relation, combined=number and not is_zero(gold) and set(relation.signs) == {"="})
+        named = named_sides(relation, gold)
         if r"\in" in relation.signs:
             return len(relation.sides) == 2 and named[0] and self.answers(gold, relation.sides[1])
         values = [side for side, name in zip(relation.sides, named, strict=True) if not name]
-        if derived and named[0] and number and without_letters(values[-1]):
+        if derived and named[0] and without_letters(gold) and without_letters(values[-1]):
             values = [side for side in values if not has_other_letters(side, relation.sides[0])]
         return all(self.answers(gold, side) for side in values)
 
@@ -272,7 +271,8 @@ class _Comparison(Formulas):
             if left.quantity[1:] != Quantity("")[1:] or right.quantity[1:] != Quantity("")[1:]:
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
-        return self.needed("symbolic").ratio_sign(*differences)
+        self.reach_slow("symbolic")
+        return symbolic.ratio_sign(*differences)
 
 
 def _same_literals(one: str, two: str) -> bool:

@@ -8,16 +8,7 @@ from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
 from grail_lightning.answers.grammar.nodes import letters, number
 from grail_lightning.answers.grammar.normalise import string_key
 
-__all__ = [
-    "distinct_names",
-    "has_other_letters",
-    "head",
-    "is_name",
-    "is_zero",
-    "named_sides",
-    "named_value",
-    "without_letters",
-]
+__all__ = ["distinct_names", "has_other_letters", "head", "is_name", "named_sides", "named_value", "without_letters"]
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
 _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
@@ -102,15 +93,18 @@ def _is_sum_or_product(source: str) -> bool:
     return len(set(symbols)) == len(symbols)
 
 
-def named_sides(relation: Relation, *, combined: bool = False) -> list[bool]:
+def named_sides(relation: Relation, said: Answer | None = None) -> list[bool]:
     """Of each side whether it only names the others; at least one side is always a value.
 
-    A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio.
+    A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio. So are sums and
+    products where an equation is to say a number other than 0.
 
     Args:
         relation: a chain of sides.
-        combined: whether sums and products of names are names, too, where there is no simpler one.
+        said: what the relation is to say, if that is known.
     """
+    number_said = isinstance(said, Leaf) and without_letters(said) and said.node != number(0)
+    combined = number_said and set(relation.signs) == {"="}
     named = [is_name(source) for source in relation.sources]
     if not any(named):
         wide = [_is_ratio(source) or (combined and _is_sum_or_product(source)) for source in relation.sources]
@@ -144,11 +138,6 @@ def distinct_names(answer: Many) -> bool:
 def without_letters(answer: Answer) -> bool:
     """Whether an answer is a formula that is a number."""
     return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
-
-
-def is_zero(answer: Answer) -> bool:
-    """Whether an answer is the number 0."""
-    return isinstance(answer, Leaf) and answer.node == number(0)
 
 
 def has_other_letters(side: Answer, name: Answer) -> bool:

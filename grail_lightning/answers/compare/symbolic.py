@@ -16,7 +16,7 @@ from grail_lightning.answers.compare.numeric import contexts, is_imaginary, valu
 from grail_lightning.answers.grammar.functions import COMMON
 from grail_lightning.answers.grammar.nodes import Node, letters, mentions
 
-__all__ = ["Symbolic", "load"]
+__all__ = ["equal", "external", "load", "ratio_sign"]
 
 _NUM_POINTS = 10
 _EXTERNAL_CHARACTERS = 400
@@ -40,64 +40,63 @@ def load() -> None:
     logging.disable(logging.CRITICAL)
 
 
-class Symbolic:
-    """Both layers behind the interface that `judge` asks for."""
+def equal(left: Node, right: Node, tolerance: float) -> bool:
+    """Whether two formulas agree wherever both are defined.
 
-    def equal(self, left: Node, right: Node, tolerance: float) -> bool:
-        """Whether two formulas agree wherever both are defined.
-
-        Args:
-            left: the reference.
-            right: the prediction.
-            tolerance: relative; for formulas without letters only.
-        """
-        names = sorted(letters(left) | letters(right))
-        keep_complex = mentions(left, "i") or mentions(right, "i")
-        compared = 0
-        for positive, point in _points(names):
-            agree = _agree(left, right, point, 0.0 if names else tolerance, keep_complex or positive)
-            if agree is False:
-                return False
-            compared += bool(agree)
-        return compared >= (2 if names else 1)
-
-    def ratio_sign(self, left: Node, right: Node) -> int:
-        """The sign of left/right if it is the same real number at all points and both have the same letters, else 0."""
-        names = letters(left)
-        if not names or names != letters(right):
-            return 0
-        context = contexts()[0]
-        ratios = []
-        for _, point in _points(sorted(names)):
-            one, two = value_at(left, point, context), value_at(right, point, context)
-            if one is not None and two is not None:
-                if min(abs(one), abs(two)) < 1e-30:
-                    return 0
-                ratios.append(context.mpc(one / two))
-        if len(ratios) < 3:
-            return 0
-        first, slack = ratios[0], abs(ratios[0]) * 1e-40
-        constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in ratios)
-        return (1 if first.real > 0 else -1) if constant else 0
-
-    def external(self, gold: str, prediction: str, tolerance: float) -> bool | None:
-        """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
-        from math_verify import verify
-
-        from grail_lightning.answers.compare.estimates import differ, same_but_for_names
-
-        one, two = _sympy_of(gold), _sympy_of(prediction)
-        if one is None or two is None:
-            return None
-        if same_but_for_names(one, two):
-            return True
-        if differ(one, two):
+    Args:
+        left: the reference.
+        right: the prediction.
+        tolerance: relative; for formulas without letters only.
+    """
+    names = sorted(letters(left) | letters(right))
+    keep_complex = mentions(left, "i") or mentions(right, "i")
+    compared = 0
+    for positive, point in _points(names):
+        agree = _agree(left, right, point, 0.0 if names else tolerance, keep_complex or positive)
+        if agree is False:
             return False
-        try:
-            accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
-        except Exception:  # a fault of the library's, on a formula that only it can read
-            return None
-        return bool(accepted) and _relatively_close(one, two, tolerance)
+        compared += bool(agree)
+    return compared >= (2 if names else 1)
+
+
+def ratio_sign(left: Node, right: Node) -> int:
+    """The sign of left/right if it is the same real number at all points and both have the same letters, else 0."""
+    names = letters(left)
+    if not names or names != letters(right):
+        return 0
+    context = contexts()[0]
+    ratios = []
+    for _, point in _points(sorted(names)):
+        one, two = value_at(left, point, context), value_at(right, point, context)
+        if one is not None and two is not None:
+            if min(abs(one), abs(two)) < 1e-30:
+                return 0
+            ratios.append(context.mpc(one / two))
+    if len(ratios) < 3:
+        return 0
+    first, slack = ratios[0], abs(ratios[0]) * 1e-40
+    constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in ratios)
+    return (1 if first.real > 0 else -1) if constant else 0
+
+
+def external(gold: str, prediction: str, tolerance: float) -> bool | None:
+    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
+    from math_verify import verify
+
+    from grail_lightning.answers.compare.estimates import differ, same_but_for_names
+
+    one, two = _sympy_of(gold), _sympy_of(prediction)
+    if one is None or two is None:
+        return None
+    if same_but_for_names(one, two):
+        return True
+    if differ(one, two):
+        return False
+    try:
+        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
+    except Exception:  # a fault of the library's, on a formula that only it can read
+        return None
+    return bool(accepted) and _relatively_close(one, two, tolerance)
 
 
 def _sympy_of(text: str) -> Any:
