@@ -14,43 +14,16 @@ if TYPE_CHECKING:
     from grail_lightning.answers.find.spans import Alignment, align, token_span
     from grail_lightning.answers.service.verifier import Verdict, Verifier
 
-__all__ = [
-    "Alignment",
-    "AnswerForm",
-    "AnswerSpan",
-    "Box",
-    "Boxed",
-    "Conventions",
-    "LastNumber",
-    "Marker",
-    "Pattern",
-    "Verdict",
-    "Verifier",
-    "align",
-    "box_content",
-    "find_boxes",
-    "last_box",
-    "token_span",
-]
+__all__ = ["Alignment", "AnswerForm", "AnswerSpan", "Box", "Boxed", "Conventions", "LastNumber", "Marker", "Pattern"]
+__all__ += ["Verdict", "Verifier", "align", "box_content", "find_boxes", "last_box", "token_span"]
 
 # Lazy, so that a worker process and `python -m grail_lightning.answers` load only what they use (PEP 562).
 _MODULE_OF = {
-    "Alignment": "find.spans",
-    "AnswerForm": "find.forms",
-    "AnswerSpan": "find.forms",
-    "Box": "find.boxes",
-    "Boxed": "find.boxes",
     "Conventions": "compare.conventions",
-    "LastNumber": "find.forms",
-    "Marker": "find.forms",
-    "Pattern": "find.forms",
-    "Verdict": "service.verifier",
-    "Verifier": "service.verifier",
-    "align": "find.spans",
-    "box_content": "find.boxes",
-    "find_boxes": "find.boxes",
-    "last_box": "find.boxes",
-    "token_span": "find.spans",
+    **dict.fromkeys(["Box", "Boxed", "box_content", "find_boxes", "last_box"], "find.boxes"),
+    **dict.fromkeys(["AnswerForm", "AnswerSpan", "LastNumber", "Marker", "Pattern"], "find.forms"),
+    **dict.fromkeys(["Alignment", "align", "token_span"], "find.spans"),
+    **dict.fromkeys(["Verdict", "Verifier"], "service.verifier"),
 }
 
 

@@ -1,11 +1,11 @@
-"""What counts as equal, and the shapes that the layers pass to one another."""
+"""What counts as equal, and what comes of a comparison."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from grail_lightning.answers.grammar.nodes import Node
+__all__ = ["LAYERS", "Conventions", "Outcome"]
 
-__all__ = ["Conventions", "Engine", "Outcome"]
+LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +42,3 @@ class Outcome(NamedTuple):
 
     status: str
     layer: str
-
-
-class Engine(Protocol):
-    """The layers that may be slow."""
-
-    def equal(self, left: Node, right: Node, tolerance: float) -> bool:
-        """Whether two formulas are equal; `tolerance` is relative and for formulas without letters."""
-
-    def ratio_sign(self, left: Node, right: Node) -> int:
-        """The sign of left/right if that is a constant, 0 if it is not."""
-
-    def external(self, gold: str, prediction: str, tolerance: float) -> bool | None:
-        """The verdict of an outside library on two formulas; None if it cannot read them."""

@@ -2,12 +2,18 @@
 
 Such a library may seek for ever. Most wrong answers are told by a few hundred evaluations: a different number is a
 different answer. Expressions are SymPy trees, walked here and never printed, so no text of a model becomes code.
+Importing this module takes a while: `symbolic.load` does it.
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+import mpmath
+import sympy
+
 from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
+from grail_lightning.answers.compare.numeric import MAX_LOG2, power_too_large
 from grail_lightning.answers.grammar.functions import HYPERBOLIC, TRIGONOMETRIC
 
 __all__ = ["differ", "same_but_for_names"]
@@ -19,11 +25,12 @@ _MOST_TERMS = 10_000
 _MOST_SERIES_TERMS = 400
 _VANISHED_TERMS = 8
 _QUADRATURE_DEGREE = 7
-_MAX_LOG2 = 10**6
-_RANGED = ("Integral", "Sum", "Product")
+_RANGED = (sympy.Integral, sympy.Sum, sympy.Product)
 _FUNCTIONS = {"Abs": "fabs"} | {
     name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "log", "asin", "acos", "atan", "factorial")
 }
+_context: Any = mpmath.MPContext()
+_context.dps = _DIGITS
 
 
 def same_but_for_names(one: Any, two: Any) -> bool:
@@ -33,8 +40,6 @@ def same_but_for_names(one: Any, two: Any) -> bool:
         one: an expression.
         two: another one.
     """
-    import sympy
-
     if not isinstance(one, sympy.Expr) or not isinstance(two, sympy.Expr):
         return False
     return bool(one.as_dummy() == two.as_dummy())
@@ -52,116 +57,98 @@ def differ(one: Any, two: Any) -> bool:
     Raises:
         TooLarge: If a sum or product has too many terms to be looked at by anyone.
     """
-    import sympy
-
-    ranged = (sympy.Integral, sympy.Sum, sympy.Product)
-    if not all(isinstance(expression, sympy.Expr) for expression in (one, two)) or not (
-        one.has(*ranged) or two.has(*ranged)
-    ):
+    both = isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr)
+    if not both or not (one.has(*_RANGED) or two.has(*_RANGED)):
         return False
-    import mpmath
-
-    context = mpmath.MPContext()
-    context.dps = _DIGITS
-    values = [_estimate(expression, context) for expression in (one, two)]
-    if values[0] is None or values[1] is None:
+    left, right = _estimate(one), _estimate(two)
+    if left is None or right is None:
         return False
-    size = max(abs(values[0]), abs(values[1]), _SMALLEST)  # rounding around zero tells nothing
-    return bool(abs(values[0] - values[1]) > _CLOSE * size)
+    size = max(abs(left), abs(right), _SMALLEST)  # rounding around zero tells nothing
+    return bool(abs(left - right) > _CLOSE * size)
 
 
-def _estimate(expression: Any, context: Any) -> Any:
-    point = {s: context.mpf(1000 + 3 * (zlib.crc32(s.name.encode()) % 1000)) / 10_000 for s in expression.free_symbols}
+def _estimate(expression: Any) -> Any:
+    point = {s: _context.mpf(1000 + 3 * (zlib.crc32(s.name.encode()) % 1000)) / 10_000 for s in expression.free_symbols}
     try:
-        value = _value(expression, point, context)
-    except (ArithmeticError, Undefined, context.NoConvergence, ValueError) as error:
-        if isinstance(error, TooLarge):
-            raise
+        value = _value(expression, point)
+    except TooLarge:
+        raise
+    except (ArithmeticError, _context.NoConvergence, ValueError):
         return None
-    return value if context.isfinite(value) else None
+    return value if _context.isfinite(value) else None
 
 
-def _value(expression: Any, point: dict[Any, Any], context: Any) -> Any:
+def _value(expression: Any, point: dict[Any, Any]) -> Any:
     """The value of an expression where its symbols have the values of `point`."""
     if expression in point:
         return point[expression]
     if expression.is_Number or expression.is_NumberSymbol:
-        return context.mpf(str(expression.n(_DIGITS + 5)))
-    if type(expression).__name__ in _RANGED:
-        return _ranged(expression, point, context)
-    values = [_value(argument, point, context) for argument in expression.args]
+        return _context.mpf(str(expression.n(_DIGITS + 5)))
+    if isinstance(expression, _RANGED):
+        return _ranged(expression, point)
+    values = [_value(argument, point) for argument in expression.args]
     if expression.is_Add:
-        return sum(values, context.mpf(0))
+        return sum(values, _context.mpf(0))
     if expression.is_Mul:
-        return context.fprod(values)
+        return _context.fprod(values)
     if expression.is_Pow:
-        return _power(values[0], values[1], context)
+        if values[0] and power_too_large(values[0], values[1], _context):
+            raise Undefined("a power beyond the caps")
+        return values[0] ** values[1]
     name = _FUNCTIONS.get(type(expression).__name__)
     if name is None or len(values) != 1:
         raise Undefined(type(expression).__name__)
-    if abs(values[0]) > _MAX_LOG2:
+    if abs(values[0]) > MAX_LOG2:
         raise Undefined("a number beyond the caps")
-    return getattr(context, name)(values[0])
+    return getattr(_context, name)(values[0])
 
 
-def _power(base: Any, exponent: Any, context: Any) -> Any:
-    if base and abs(exponent) * (abs(context.log(abs(base), 2)) + 5) > _MAX_LOG2:
-        raise Undefined("a power beyond the caps")
-    return base**exponent
-
-
-def _ranged(expression: Any, point: dict[Any, Any], context: Any) -> Any:
+def _ranged(expression: Any, point: dict[Any, Any]) -> Any:
     """A sum, a product or an integral over one symbol."""
     if len(expression.limits) != 1 or len(expression.limits[0]) != 3:
         raise Undefined("several ranges")
     symbol, *ends = expression.limits[0]
-    if type(expression).__name__ == "Integral":
-        return _integral(expression.function, symbol, [_end(end, point, context) for end in ends], point, context)
-    low, high = (_end(end, point, context) for end in ends)
-    if high == context.inf and context.isint(low) and type(expression).__name__ == "Sum":
-        return _series(expression.function, symbol, int(low), point, context)
-    if not (context.isint(low) and context.isint(high)):
+
+    def at(place: Any) -> Any:
+        return _value(expression.function, point | {symbol: _context.mpf(place)})
+
+    infinity = {sympy.oo: _context.inf, -sympy.oo: -_context.inf}
+    low, high = (infinity[end] if end in infinity else _value(end, point) for end in ends)
+    if isinstance(expression, sympy.Integral):
+        if any(argument.has(*_RANGED) for argument in expression.function.args):
+            raise Undefined("an integral in an integral")
+        return _integral(at, low, high)
+    add = isinstance(expression, sympy.Sum)
+    if high == _context.inf and _context.isint(low) and add:
+        return _series(at, int(low))
+    if not (_context.isint(low) and _context.isint(high)):
         raise Undefined("a range that is not of whole numbers")
     if high - low > _MOST_TERMS:
         raise TooLarge("a sum of very many terms")
-    terms = [
-        _value(expression.function, point | {symbol: context.mpf(n)}, context) for n in range(int(low), int(high) + 1)
-    ]
-    return sum(terms, context.mpf(0)) if type(expression).__name__ == "Sum" else context.fprod(terms)
+    terms = map(at, range(int(low), int(high) + 1))
+    return sum(terms, _context.mpf(0)) if add else _context.fprod(terms)
 
 
-def _series(function: Any, symbol: Any, low: int, point: dict[Any, Any], context: Any) -> Any:
+def _series(at: Callable[[Any], Any], low: int) -> Any:
     """An endless sum whose terms vanish quickly."""
-    total, small = context.mpf(0), 0
+    total, small = _context.mpf(0), 0
     for n in range(low, low + _MOST_SERIES_TERMS):
-        term = _value(function, point | {symbol: context.mpf(n)}, context)
+        term = at(n)
         total += term
-        small = small + 1 if abs(term) <= context.eps * max(abs(total), _SMALLEST) else 0
+        small = small + 1 if abs(term) <= _context.eps * max(abs(total), _SMALLEST) else 0
         if small == _VANISHED_TERMS:
             return total
     raise Undefined("a series that converges slowly")
 
 
-def _end(end: Any, point: dict[Any, Any], context: Any) -> Any:
-    if end.is_infinite:
-        return context.inf if end.is_extended_positive else -context.inf
-    return _value(end, point, context)
-
-
-def _integral(function: Any, symbol: Any, ends: list[Any], point: dict[Any, Any], context: Any) -> Any:
-    def at(place: Any) -> Any:
+def _integral(at: Callable[[Any], Any], low: Any, high: Any) -> Any:
+    def defined(place: Any) -> Any:
         try:
-            return _value(function, point | {symbol: place}, context)
+            return at(place)
         except Undefined:  # underflow far out, mostly
-            return context.mpf(0)
+            return _context.mpf(0)
 
-    if any(_has_range(argument) for argument in function.args):
-        raise Undefined("an integral in an integral")
-    value, error = context.quad(at, ends, error=True, maxdegree=_QUADRATURE_DEGREE)
+    value, error = _context.quad(defined, [low, high], error=True, maxdegree=_QUADRATURE_DEGREE)
     if error > _CLOSE * max(abs(value), _SMALLEST) / 1000:
         raise Undefined("an integral that does not settle")
     return value
-
-
-def _has_range(expression: Any) -> bool:
-    return type(expression).__name__ in _RANGED or any(map(_has_range, expression.args))

@@ -37,39 +37,36 @@ class Evaluator(ABC, Generic[Value]):
         known = self.known(node)
         if known is not None or not node.args or node.kind == "sign":
             return known
-        values = []
+        values: list[Any] = []
         for argument in node.args:
-            value = self.value(argument)
-            if value is None:
+            values.append(self.value(argument))
+            if values[-1] is None:
                 return None
-            values.append(value)
-        return self.checked(self._applied(node, values))
+        return self.applied(node, values)
 
-    def _applied(self, node: Node, values: list[Any]) -> Value | None:
+    def applied(self, node: Node, values: list[Any]) -> Value | None:
+        """The value of an operation on numbers."""
         result: Value | None
-        if node.kind == "add":
-            result = self.total(values)
-        elif node.kind == "multiply":
-            result = values[0] * values[1]
-        elif node.kind == "negate":
-            result = -values[0]
-        elif node.kind == "divide":
-            if not values[1]:
-                raise Undefined("a division by zero")
-            result = values[0] / values[1]
-        elif node.kind == "power":
-            result = self.power(values[0], values[1])
-        else:
-            result = self.function(str(node.value), values)
+        match node.kind:
+            case "add":
+                result = sum(values[1:], values[0])
+            case "multiply":
+                result = values[0] * values[1]
+            case "negate":
+                result = -values[0]
+            case "divide":
+                if not values[1]:
+                    raise Undefined("a division by zero")
+                result = values[0] / values[1]
+            case "power":
+                result = self.power(values[0], values[1])
+            case _:
+                result = self.function(str(node.value), values)
         return result
 
     @abstractmethod
     def known(self, node: Node) -> Value | None:
         """The value of a number, a symbol or a constant, or of any formula of which it is known without a walk."""
-
-    @abstractmethod
-    def total(self, values: list[Value]) -> Value:
-        """The sum of terms."""
 
     @abstractmethod
     def power(self, base: Value, exponent: Value) -> Value | None:
@@ -78,7 +75,3 @@ class Evaluator(ABC, Generic[Value]):
     @abstractmethod
     def function(self, name: str, values: list[Value]) -> Value | None:
         """The value of a function, of which roots are one."""
-
-    def checked(self, value: Value | None) -> Value | None:
-        """The value of a step if it is within the caps."""
-        return value

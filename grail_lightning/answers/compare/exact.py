@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 from grail_lightning.answers.compare.evaluate import Evaluator, TooLarge, Undefined
 from grail_lightning.answers.grammar.nodes import Node
@@ -11,7 +12,7 @@ __all__ = ["is_terminating", "rational"]
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
 _MAX_FACTORIAL = 2000
-_ROOT_ROUNDS = 4096
+_ROOT_BITS = 4096
 
 
 def rational(node: Node) -> Fraction | None:
@@ -33,8 +34,11 @@ class _Rationals(Evaluator[Fraction]):
     def known(self, node: Node) -> Fraction | None:
         return node.value if isinstance(node.value, Fraction) else None
 
-    def total(self, values: list[Fraction]) -> Fraction:
-        return sum(values, Fraction(0))
+    def applied(self, node: Node, values: list[Any]) -> Fraction | None:
+        value = super().applied(node, values)
+        if value is not None and value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
+            raise TooLarge("a number of more than 39,000 digits")
+        return value
 
     def power(self, base: Fraction, exponent: Fraction) -> Fraction | None:
         if exponent.denominator != 1:
@@ -42,32 +46,25 @@ class _Rationals(Evaluator[Fraction]):
             return None if root is None else self.power(root, Fraction(exponent.numerator))
         if not base and exponent <= 0:
             raise Undefined("zero to a power of zero or less")
-        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if abs(base) != 1 and bits * abs(exponent) > _MAX_BITS:
-            raise TooLarge("a power of more than 39,000 digits")
         if abs(base) == 1:
             return base if exponent % 2 else Fraction(1)
+        if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
+            raise TooLarge("a power of more than 39,000 digits")
         return base**exponent.numerator
 
     def function(self, name: str, values: list[Fraction]) -> Fraction | None:
-        first = values[0]
-        if name == "root":
-            return _root(*values)
-        if name == "abs":
-            return abs(first)
-        if name in ("floor", "ceil"):
-            return Fraction(math.floor(first) if name == "floor" else math.ceil(first))
-        if name == "factorial":
-            return Fraction(math.factorial(_count(first)))
-        if name == "binomial":
-            upper, lower = _count(first), _count(values[1])
-            return Fraction(math.comb(upper, lower))
+        match name:
+            case "root":
+                return _root(*values)
+            case "abs":
+                return abs(values[0])
+            case "floor" | "ceil":
+                return Fraction(getattr(math, name)(values[0]))
+            case "factorial":
+                return Fraction(math.factorial(_count(values[0])))
+            case "binomial":
+                return Fraction(math.comb(_count(values[0]), _count(values[1])))
         return None
-
-    def checked(self, value: Fraction | None) -> Fraction | None:
-        if value is not None and value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
-            raise TooLarge("a number of more than 39,000 digits")
-        return value
 
 
 _RATIONALS = _Rationals()
@@ -82,20 +79,15 @@ def _count(value: Fraction) -> int:
 
 
 def _root(value: Fraction, degree: Fraction) -> Fraction | None:
-    """The real root if it is rational."""
-    if degree.denominator != 1 or not 1 < degree <= 64:
+    """The real root if it is rational; the principal root of a negative number is, for an odd degree, the real one."""
+    if degree.denominator != 1 or not 1 < degree <= 64 or (value < 0 and degree % 2 == 0):
         return None
-    n = degree.numerator
-    if value < 0:
-        # The principal root of a negative number is complex; an odd root of it is meant as the real one.
-        positive = _root(-value, degree) if n % 2 else None
-        return None if positive is None else -positive
-    upper, lower = _whole_root(value.numerator, n), _whole_root(value.denominator, n)
-    return Fraction(upper, lower) if upper is not None and lower is not None else None
+    upper, lower = (_whole_root(whole, degree.numerator) for whole in (abs(value.numerator), value.denominator))
+    return None if upper is None or lower is None else Fraction(upper, lower) * (-1 if value < 0 else 1)
 
 
 def _whole_root(value: int, degree: int) -> int | None:
-    if value.bit_length() > _ROOT_ROUNDS:
+    if value.bit_length() > _ROOT_BITS:
         return None
     low, high = 0, 1 << (value.bit_length() // degree + 1)
     while low < high:
@@ -105,11 +97,6 @@ def _whole_root(value: int, degree: int) -> int | None:
 
 
 def is_terminating(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion."""
-    rest = value.denominator
-    if rest.bit_length() > 4096:
-        return False
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return rest == 1
+    """Whether a fraction has a finite decimal expansion: twos and fives divide its denominator, and nothing else."""
+    bits = value.denominator.bit_length()
+    return bits <= 4096 and 10**bits % value.denominator == 0

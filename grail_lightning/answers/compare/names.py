@@ -2,22 +2,13 @@
 
 import re
 
-from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
+from grail_lightning.answers.grammar.brackets import group_end
+from grail_lightning.answers.grammar.functions import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
-from grail_lightning.answers.grammar.nodes import letters
-from grail_lightning.answers.grammar.normalise import group_end, string_key
+from grail_lightning.answers.grammar.nodes import letters, number
+from grail_lightning.answers.grammar.normalise import string_key
 
-__all__ = [
-    "bare_number",
-    "distinct_names",
-    "has_other_letters",
-    "head",
-    "is_name",
-    "letters_of",
-    "named_sides",
-    "named_value",
-    "without_letters",
-]
+__all__ = ["distinct_names", "has_other_letters", "head", "is_name", "named_sides", "named_value", "without_letters"]
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
 _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
@@ -44,6 +35,11 @@ _OF_ANGLE = re.compile(
 _DERIVATIVE = re.compile(r"\\frac\{d\s?[a-z]?\}\{d\s?[a-z]\}")
 _COMPOSITION = re.compile(r"\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)")
 _FORMULA_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
+# A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
+_SYMBOL = (
+    rf"(?:[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
+)
+_SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 # In small letters: `NO` is a segment.
 _DENIAL = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
 
@@ -85,15 +81,34 @@ def _is_ratio(source: str) -> bool:
     return _is_one_name(upper.strip()) and _is_one_name(lower.strip())
 
 
-def named_sides(relation: Relation) -> list[bool]:
+def _is_sum_or_product(source: str) -> bool:
+    r"""Whether a side is a sum, a difference or a product of different names: `a+b+c`, `b-a`, `mn`, `AB*AC`.
+
+    With a number or a power in it, as `2x+3y` and `x^2+y^2`, it is the side of a curve's equation.
+    """
+    source = source.strip()
+    if not _SUM_OR_PRODUCT.fullmatch(source) or _FORMULA_WORD.search(source) or _DENIAL.search(source):
+        return False
+    symbols = re.findall(_SYMBOL, source)
+    return len(set(symbols)) == len(symbols)
+
+
+def named_sides(relation: Relation, said: Answer | None = None) -> list[bool]:
     """Of each side whether it only names the others; at least one side is always a value.
 
-    A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio.
+    A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio. So are sums and
+    products where an equation is to say a number other than 0.
+
+    Args:
+        relation: a chain of sides.
+        said: what the relation is to say, if that is known.
     """
+    number_said = isinstance(said, Leaf) and without_letters(said) and said.node != number(0)
+    combined = number_said and set(relation.signs) == {"="}
     named = [is_name(source) for source in relation.sources]
     if not any(named):
-        ratios = [_is_ratio(source) for source in relation.sources]
-        named = [ratio and not all(ratios) for ratio in ratios]
+        wide = [_is_ratio(source) or (combined and _is_sum_or_product(source)) for source in relation.sources]
+        named = [name and not all(wide) for name in wide]
     if all(named):  # `x = y`: a formula that happens to look like a name
         named[-1] = False
     return named
@@ -131,14 +146,3 @@ def has_other_letters(side: Answer, name: Answer) -> bool:
         return False
     symbol = isinstance(name, Leaf) and name.node is not None and name.node.kind == "symbol" and name.node.value
     return symbol not in letters(side.node)
-
-
-def bare_number(relation: Relation) -> bool:
-    """Whether the last side has no letters."""
-    return without_letters(relation.sides[-1])
-
-
-def letters_of(relation: Relation) -> set[str]:
-    """The symbols of all sides."""
-    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
-    return set[str]().union(*(letters(node) for node in nodes))

@@ -9,114 +9,94 @@ simplification that could run away; the cost is that of a few evaluations.
 import logging
 import random
 import re
-from collections.abc import Callable
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
-from grail_lightning.answers.compare.estimates import differ, same_but_for_names
-from grail_lightning.answers.compare.evaluate import Evaluator, TooLarge, Undefined
-from grail_lightning.answers.compare.exact import rational
-from grail_lightning.answers.grammar.functions import COMMON, HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
-from grail_lightning.answers.grammar.nodes import Node, letters
+from grail_lightning.answers.compare.numeric import contexts, is_imaginary, value_at
+from grail_lightning.answers.grammar.functions import COMMON
+from grail_lightning.answers.grammar.nodes import Node, letters, mentions
 
-__all__ = ["Symbolic", "load"]
+__all__ = ["equal", "external", "load", "ratio_sign"]
 
-
-def _set(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_DIGITS = (60, 120)
-# Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
-_MAX_LOG2 = 10**6
-_MAX_FACTORIAL = 10**6
 _NUM_POINTS = 10
 _EXTERNAL_CHARACTERS = 400
-_KNOWN_COMMANDS = COMMON | _set(
+_OTHER_COMMANDS = (
     "frac sqrt pi infty int sum prod lim "
     "to binom lfloor rfloor lceil rceil max min gcd lcm det bmod mod pmod begin end left right cdot circ "
     "overline partial nabla alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma "
     "tau phi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega vec hat bar mathbb in cup cap setminus "
     "emptyset { } |"
 )
+_KNOWN_COMMANDS = COMMON | frozenset(_OTHER_COMMANDS.split())
 
 
 def load() -> None:
     """Import what answering needs, so that no pair pays for it."""
     import math_verify  # noqa: F401
 
-    _contexts()
+    from grail_lightning.answers.compare import estimates  # noqa: F401
+
+    contexts()
     logging.disable(logging.CRITICAL)
 
 
-@cache
-def _contexts() -> tuple[Any, ...]:
-    import mpmath
+def equal(left: Node, right: Node, tolerance: float) -> bool:
+    """Whether two formulas agree wherever both are defined.
 
-    contexts = []
-    for digits in _DIGITS:
-        context = mpmath.MPContext()
-        context.dps = digits
-        contexts.append(context)
-    return tuple(contexts)
-
-
-class Symbolic:
-    """Both layers behind the interface that `judge` asks for."""
-
-    def equal(self, left: Node, right: Node, tolerance: float) -> bool:
-        """Whether two formulas agree wherever both are defined.
-
-        Args:
-            left: the reference.
-            right: the prediction.
-            tolerance: relative; for formulas without letters only.
-        """
-        names = sorted(letters(left) | letters(right))
-        keep_complex = _mentions(left, "i") or _mentions(right, "i")
-        compared = 0
-        for positive, point in _points(names):
-            agree = _agree(left, right, point, 0.0 if names else tolerance, keep_complex or positive)
-            if agree is False:
-                return False
-            compared += bool(agree)
-        return compared >= (2 if names else 1)
-
-    def ratio_sign(self, left: Node, right: Node) -> int:
-        """The sign of left/right if it is the same real number at all points and both have the same letters, else 0."""
-        names = letters(left)
-        if not names or names != letters(right):
-            return 0
-        context = _contexts()[0]
-        ratios = []
-        for _, point in _points(sorted(names)):
-            one, two = _value(left, point, context), _value(right, point, context)
-            if one is not None and two is not None:
-                if abs(two) < context.mpf(10) ** -30 or abs(one) < context.mpf(10) ** -30:
-                    return 0
-                ratios.append(one / two)
-        if len(ratios) < 3 or any(abs(ratio - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -40 for ratio in ratios):
-            return 0
-        first = context.mpc(ratios[0])
-        return 0 if abs(first.imag) > abs(first) * context.mpf(10) ** -40 else (1 if first.real > 0 else -1)
-
-    def external(self, gold: str, prediction: str, tolerance: float) -> bool | None:
-        """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
-        parsed = [_sympy_of(text) for text in (gold, prediction)]
-        if parsed[0] is None or parsed[1] is None:
-            return None
-        if same_but_for_names(parsed[0], parsed[1]):
-            return True
-        if differ(parsed[0], parsed[1]):
+    Args:
+        left: the reference.
+        right: the prediction.
+        tolerance: relative; for formulas without letters only.
+    """
+    names = sorted(letters(left) | letters(right))
+    keep_complex = mentions(left, "i") or mentions(right, "i")
+    compared = 0
+    for positive, point in _points(names):
+        agree = _agree(left, right, point, 0.0 if names else tolerance, keep_complex or positive)
+        if agree is False:
             return False
-        from math_verify import verify
+        compared += bool(agree)
+    return compared >= (2 if names else 1)
 
-        try:
-            accepted = verify(parsed[0], parsed[1], timeout_seconds=None, allow_set_relation_comp=True)
-        except Exception:  # a fault of the library's, on a formula that only it can read
-            return None
-        return bool(accepted) and _relatively_close(parsed[0], parsed[1], tolerance)
+
+def ratio_sign(left: Node, right: Node) -> int:
+    """The sign of left/right if it is the same real number at all points and both have the same letters, else 0."""
+    names = letters(left)
+    if not names or names != letters(right):
+        return 0
+    context = contexts()[0]
+    ratios = []
+    for _, point in _points(sorted(names)):
+        one, two = value_at(left, point, context), value_at(right, point, context)
+        if one is not None and two is not None:
+            if min(abs(one), abs(two)) < 1e-30:
+                return 0
+            ratios.append(context.mpc(one / two))
+    if len(ratios) < 3:
+        return 0
+    first, slack = ratios[0], abs(ratios[0]) * 1e-40
+    constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in ratios)
+    return (1 if first.real > 0 else -1) if constant else 0
+
+
+def external(gold: str, prediction: str, tolerance: float) -> bool | None:
+    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
+    from math_verify import verify
+
+    from grail_lightning.answers.compare.estimates import differ, same_but_for_names
+
+    one, two = _sympy_of(gold), _sympy_of(prediction)
+    if one is None or two is None:
+        return None
+    if same_but_for_names(one, two):
+        return True
+    if differ(one, two):
+        return False
+    try:
+        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
+    except Exception:  # a fault of the library's, on a formula that only it can read
+        return None
+    return bool(accepted) and _relatively_close(one, two, tolerance)
 
 
 def _sympy_of(text: str) -> Any:
@@ -145,10 +125,6 @@ def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
     return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
 
 
-def _mentions(node: Node, constant: str) -> bool:
-    return (node.kind == "constant" and node.value == constant) or any(_mentions(a, constant) for a in node.args)
-
-
 def _points(names: list[str]) -> list[tuple[bool, dict[str, Fraction]]]:
     """Points with positive coordinates, then with coordinates of any sign; one empty point if there are no names."""
     if not names:
@@ -167,94 +143,19 @@ def _points(names: list[str]) -> list[tuple[bool, dict[str, Fraction]]]:
 
 def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float, keep_complex: bool) -> bool | None:
     """Whether two formulas are equal at a point; None where one of them is undefined (or not real, if that counts)."""
-    differences, size = [], None
-    for context in _contexts():
-        one, two = _value(left, point, context), _value(right, point, context)
+    differences: list[Any] = []
+    size: Any = None
+    for context in contexts():
+        one, two = value_at(left, point, context), value_at(right, point, context)
         if one is None or two is None:
             return None
-        if not keep_complex and (_imaginary(one) or _imaginary(two)):
+        if not keep_complex and (is_imaginary(one) or is_imaginary(two)):
             return None
         size = max(abs(one), abs(two))
         differences.append(abs(one - two))
         if differences[-1] <= tolerance * abs(one):
             return True
-        if differences[-1] > size * context.mpf(10) ** -15 and size > context.mpf(10) ** -30:
+        if differences[-1] > size * 1e-15 and size > 1e-30:
             return False
-    context = _contexts()[-1]
     coarse, fine = differences
-    return bool(fine <= size * context.mpf(10) ** -100 or fine <= coarse * context.mpf(10) ** -45)
-
-
-def _imaginary(value: Any) -> bool:
-    return bool(abs(value.imag) > abs(value) * 1e-30)
-
-
-def _value(node: Node, point: dict[str, Fraction], context: Any) -> Any:
-    try:
-        value = _AtPoint(point, context).value(node)
-    except (ZeroDivisionError, Undefined, OverflowError):
-        return None
-    return value if value is not None and context.isfinite(value) else None
-
-
-class _AtPoint(Evaluator[Any]):
-    """Numbers of many digits (mpmath), with a rational number for each letter."""
-
-    def __init__(self, point: dict[str, Fraction], context: Any) -> None:
-        self.point = point
-        self.context = context
-
-    def known(self, node: Node) -> Any:
-        context = self.context
-        if node.kind == "constant":
-            return {"pi": context.pi, "e": context.e, "i": context.mpc(0, 1), "inf": context.inf}[str(node.value)] * 1
-        exact = self.point[str(node.value)] if node.kind == "symbol" else None if letters(node) else _exact(node)
-        return None if exact is None else context.mpf(exact.numerator) / exact.denominator
-
-    def total(self, values: list[Any]) -> Any:
-        return sum(values, self.context.mpf(0))
-
-    def power(self, base: Any, exponent: Any) -> Any:
-        if base == 0:
-            if self.context.re(exponent) <= 0:
-                raise Undefined("zero to a power of zero or less")
-            return base
-        if abs(exponent) * (abs(self.context.log(abs(base), 2)) + 5) > _MAX_LOG2:
-            raise TooLarge("a power beyond the caps")
-        return base**exponent
-
-    def function(self, name: str, values: list[Any]) -> Any:
-        first = values[0]
-        if name == "root":
-            if values[1] == 0:
-                raise Undefined("a root of degree zero")
-            odd_real = not _imaginary(first) and first.real < 0 and values[1] == int(values[1].real) % 2 * values[1]
-            return -((-first) ** (1 / values[1])) if odd_real else self.power(first, 1 / values[1]) if first else first
-        if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL:
-            raise TooLarge("a factorial beyond the caps")
-        if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
-            raise TooLarge("an exponential beyond the caps")
-        if name in LOGARITHMS and first == 0:
-            raise Undefined("the logarithm of zero")
-        function = _functions(self.context).get(name)
-        if function is None:
-            raise Undefined(name)
-        return function(*values)
-
-
-def _exact(node: Node) -> Fraction | None:
-    try:
-        return rational(node)
-    except TooLarge:
-        return None
-
-
-def _functions(context: Any) -> dict[str, Callable[..., Any]]:
-    return {
-        **{name: getattr(context, name) for name in (*TRIGONOMETRIC, *HYPERBOLIC, "coth", "exp")},
-        **{name: getattr(context, name) for name in ("factorial", "binomial", "floor", "ceil")},
-        **{inverse: getattr(context, f"a{name}") for name, inverse in INVERSE.items()},
-        **dict.fromkeys(LOGARITHMS, context.log),
-        "abs": abs,
-        "degrees": lambda value: value * context.pi / 180,
-    }
+    return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45)

@@ -1,31 +1,28 @@
-"""What kind of thing an answer is: a formula, a tuple, a set, an interval, a relation, a ratio, a matrix, a word."""
+"""What kind of thing an answer is: a formula, a tuple, an interval, a set, a relation, a ratio, a matrix, words."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from grail_lightning.answers.grammar.nodes import Node
 from grail_lightning.answers.grammar.units import Quantity
 
-__all__ = ["Answer", "Base", "Broken", "Group", "Leaf", "Many", "Matrix", "Ratio", "Relation", "Union", "Words"]
+__all__ = ["Answer", "Broken", "Group", "Leaf", "Many", "Relation", "Union", "Words", "members"]
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One formula; `node` is None if the grammar does not cover it."""
 
     quantity: Quantity
     node: Node | None
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A tuple or an interval: its brackets and two or more ordered items."""
+class Group(NamedTuple):
+    """Ordered items and what holds them: two brackets, `:` a ratio, `&` a row, `matrix` and `determinant` rows."""
 
     brackets: str
     items: tuple["Answer", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Many:
+class Many(NamedTuple):
     """Several answers in no order; `braced` if written as a set, `joint` is `and`, `or` or a comma."""
 
     items: tuple["Answer", ...]
@@ -33,8 +30,7 @@ class Many:
     joint: str = ","
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(NamedTuple):
     r"""A chain such as `1<x\le 3`: sides and the signs between them; `sources` are the sides as text."""
 
     sides: tuple["Answer", ...]
@@ -42,50 +38,29 @@ class Relation:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Union:
+class Union(NamedTuple):
     r"""Sets joined by `\cup`, `\cap` or `\setminus`."""
 
     parts: tuple["Answer", ...]
     signs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """`3:4`, also a time of day."""
-
-    items: tuple["Answer", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """Digits in a number base."""
-
-    digits: str
-    base: str
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Rows of entries; a factor before it is multiplied in. `kind` is `v` for a determinant."""
-
-    rows: tuple[tuple["Answer", ...], ...]
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """An answer in words, lower case."""
+class Words(NamedTuple):
+    """What is compared as text: words, in lower case and as written, and digits in a number base."""
 
     text: str
     exact: str
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """An answer that cannot be read."""
 
     reason: str
 
 
-Answer = Leaf | Group | Many | Relation | Union | Ratio | Base | Matrix | Words | Broken
+Answer = Leaf | Group | Many | Relation | Union | Words | Broken
+
+
+def members(answer: Answer) -> tuple[Answer, ...]:
+    """The members of a list, and any other answer as the only member of one."""
+    return answer.items if isinstance(answer, Many) and not answer.braced else (answer,)

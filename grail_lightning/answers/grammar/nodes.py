@@ -1,9 +1,10 @@
 """The tree of a formula."""
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["Node", "has_sign", "letters", "number", "signed"]
+__all__ = ["Node", "has_sign", "letters", "mentions", "negated", "number", "signed"]
 
 
 class Node(NamedTuple):
@@ -25,15 +26,32 @@ def number(value: Fraction | int) -> Node:
     return Node("number", Fraction(value))
 
 
+def negated(node: Node) -> Node:
+    """Minus a formula."""
+    return Node("negate", "", (node,))
+
+
+def _all(node: Node) -> Iterator[Node]:
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting.extend(part.args)
+
+
 def letters(node: Node) -> set[str]:
     """The symbols of a formula."""
-    own = {str(node.value)} if node.kind == "symbol" else set()
-    return own.union(*(letters(argument) for argument in node.args))
+    return {str(part.value) for part in _all(node) if part.kind == "symbol"}
+
+
+def mentions(node: Node, constant: str) -> bool:
+    """Whether a constant such as i or infinity occurs in a formula."""
+    return any(part.kind == "constant" and part.value == constant for part in _all(node))
 
 
 def has_sign(node: Node) -> bool:
     """Whether a plus-minus occurs in a formula."""
-    return node.kind == "sign" or any(has_sign(argument) for argument in node.args)
+    return any(part.kind == "sign" for part in _all(node))
 
 
 def signed(node: Node, sign: str) -> Node:
@@ -41,4 +59,4 @@ def signed(node: Node, sign: str) -> Node:
     args = tuple(signed(argument, sign) for argument in node.args)
     if node.kind != "sign":
         return Node(node.kind, node.value, args)
-    return args[0] if node.value == sign else Node("negate", "", args)
+    return args[0] if node.value == sign else negated(args[0])

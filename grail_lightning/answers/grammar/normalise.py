@@ -9,30 +9,17 @@ import unicodedata
 from functools import lru_cache
 
 from grail_lightning.answers.find.boxes import last_box
+from grail_lightning.answers.grammar import spellings
+from grail_lightning.answers.grammar.brackets import balanced, group_end
 from grail_lightning.answers.grammar.numerals import grouped, repeating
-from grail_lightning.answers.grammar.spellings import (
-    COMMANDS,
-    LOOKS,
-    SPACES,
-    SUB,
-    SUPER,
-    SYMBOLS,
-    TEXT,
-    TEXT_SYNONYMS,
-    TRANSPARENT,
-    UNIT_LETTERS,
-    UPRIGHT,
-    WRAPPED_FUNCTIONS,
-)
 
-__all__ = ["balanced", "capped", "group_end", "normalise", "string_key"]
-
+__all__ = ["capped", "normalise", "string_key"]
 
 # Answers come again when they are short; what is kept of long ones would be a model's to grow.
 CACHED_CHARACTERS = 128
 
-_RAISED = re.compile(f"[{''.join(SUPER)}]+")
-_LOWERED = re.compile(f"[{''.join(SUB)}]+")
+_RAISED = re.compile(f"[{''.join(map(chr, spellings.SUPER))}]+")
+_LOWERED = re.compile(f"[{''.join(map(chr, spellings.SUB))}]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+|.)", re.DOTALL)
 _LEAD = re.compile(
     r"^\s*(?:(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?(?:\s+(?:is|are))?\s*[:=]?|\\approx|\\text\{\s*(?:(?:the\s+)?"
@@ -49,6 +36,7 @@ _CONTINUED = re.compile(
     r"^(?:[-+*/=<>&]|\\(?:cdot|times|[lg]eq?|neq?|in|approx)(?![a-zA-Z]))|(?:[-+*/=<>:&]|\\\\|\\(?:cdot|times|[lg]eq?|neq?|in|approx|quad)|(?<![\\A-Za-z])[A-Za-z]{2,})$"
 )
 _TOKEN = re.compile(r"\s*([A-Za-z0-9]|\\[A-Za-z]+)")
+_OPENING = re.compile(r"\s*\{")
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 _PLAIN_LIST = re.compile(r"[0-9,.\s+-]+,\s+[0-9,.\s+-]+", re.ASCII)
@@ -80,32 +68,6 @@ def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) ->
     return False
 
 
-def balanced(text: str) -> bool:
-    r"""Whether braces nest, and the other brackets are as many open as closed (kinds may mix: `[0,1)`)."""
-    braces = others = 0
-    for token in re.finditer(r"\\(?:[a-zA-Z]+|.)|[{}()\[\]]", text, re.DOTALL):
-        braces += (token[0] == "{") - (token[0] == "}")
-        others += token[0] in ("(", "[", r"\{", r"\lfloor", r"\lceil", r"\langle")
-        others -= token[0] in (")", "]", r"\}", r"\rfloor", r"\rceil", r"\rangle")
-        if braces < 0 or others < 0:
-            return False
-    return braces == 0 and others == 0
-
-
-def group_end(text: str, start: int) -> int:
-    """Index after the brace that closes the one at `start`; -1 if none does."""
-    depth, place = 0, start
-    while place < len(text):
-        if text[place] == "\\":
-            place += 2
-            continue
-        depth += (text[place] == "{") - (text[place] == "}")
-        place += 1
-        if depth == 0:
-            return place
-    return -1
-
-
 def normalise(text: str) -> str:
     """The answer in one spelling.
 
@@ -126,7 +88,7 @@ def _normalised(text: str) -> str:
     text = _trailing(text)
     text = _trailing(_spaces(_LEAD.sub("", text)))
     # A function of nothing is a word.
-    return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in WRAPPED_FUNCTIONS else text
+    return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in spellings.WRAPPED_FUNCTIONS else text
 
 
 _of_short = lru_cache(maxsize=1 << 12)(_normalised)
@@ -156,14 +118,12 @@ def _unicode(text: str) -> str:
         return text
     text = _BARRED.sub(lambda run: rf"\overline{{{re.sub('[^0-9]', '', run[0])}}}", text)
     text = _DOTTED.sub(r"\\dot{\1}", text)
-    text = _RAISED.sub(lambda run: "^{" + "".join(map(SUPER.__getitem__, run[0])) + "}", text)
-    text = _LOWERED.sub(lambda run: "_{" + "".join(map(SUB.__getitem__, run[0])) + "}", text)
-    return "".join(SYMBOLS.get(character) or _compatible(character) for character in text)
+    text = _RAISED.sub(lambda run: "^{" + run[0].translate(spellings.SUPER) + "}", text)
+    text = _LOWERED.sub(lambda run: "_{" + run[0].translate(spellings.SUB) + "}", text)
+    return "".join(map(_compatible, text.translate(spellings.SYMBOLS)))
 
 
 def _compatible(character: str) -> str:
-    if character in SYMBOLS:
-        return ""
     form = unicodedata.normalize("NFKC", character)
     upper, slash, lower = form.partition("\u2044")  # one half is a single character
     return rf"\frac{{{upper}}}{{{lower}}}" if slash and lower else form
@@ -183,84 +143,68 @@ def _commands(text: str) -> str:
         written.append(text[place : command.start()])
         place = command.end()
         name = command[1]
-        if name in LOOKS:
+        if name in spellings.LOOKS:
             if name in ("left", "right", "middle") and text.startswith(".", place):
                 place += 1
             written.append(" " if name.isalpha() and text[place : place + 1].isalnum() else "")
-        elif name == "!":
-            pass
-        elif name in SPACES:
+        elif name in spellings.SPACES:
             written.append(" ")
-        elif name in UPRIGHT:
+        elif name in spellings.UPRIGHT:
             place = _upright(text, place, name, written)
-        elif name in TRANSPARENT or name in ("color", "textcolor", "phantom", "hspace", "tag", "label"):
-            place = _transparent(text, place, name, written)
+        elif name in spellings.WRAPPERS:
+            place = _wrapped(text, place, name, written)
         else:
-            written.append(COMMANDS.get(name, "\\" + name))
+            written.append(spellings.COMMANDS.get(name, "\\" + name))
     written.append(text[place:])
     return "".join(written).replace("~", " ").replace("!=", r"\ne ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 
 def _argument(text: str, place: int) -> tuple[str, int] | None:
     """The brace group at or after `place` (spaces skipped), without its braces, and the index after it."""
-    start = place + len(text[place:]) - len(text[place:].lstrip())
-    if not text.startswith("{", start) or (end := group_end(text, start)) < 0:
+    opening = _OPENING.match(text, place)
+    if opening is None or (end := group_end(text, opening.end() - 1)) < 0:
         return None
-    return text[start + 1 : end - 1], end
+    return text[opening.end() : end - 1], end
 
 
-def _transparent(text: str, place: int, name: str, written: list[str]) -> int:
+def _wrapped(text: str, place: int, name: str, written: list[str]) -> int:
     found = _argument(text, place)
-    if found is None and name in ("bar", "hat", "vec") and (token := _TOKEN.match(text, place)):
+    if found is None and name in spellings.ACCENTS and (token := _TOKEN.match(text, place)):
         found = token[1], token.end()
     if found is None:
         return place
-    content, end = found
-    if name in TRANSPARENT:
-        written.append(
-            "{" + _commands(content) + "}" if name not in ("bar", "hat", "vec") else rf"\{name}{{{content}}}"
-        )
-    return end
+    if name in spellings.ACCENTS:
+        written.append(rf"\{name}{{{found[0]}}}")
+    elif name in spellings.TRANSPARENT:
+        written.append("{" + _commands(found[0]) + "}")
+    return found[1]
 
 
 def _upright(text: str, place: int, name: str, written: list[str]) -> int:
-    if text.startswith("*", place):
-        place += 1
-    found = _argument(text, place)
+    found = _argument(text, place + text.startswith("*", place))
     if found is None:
         return place
-    content, end = found
-    inner = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r"\1", _commands(content)))
-    word = inner.strip()
-    word = TEXT_SYNONYMS.get(word, word)
-    if (
-        name in TEXT
-        and (word in UNIT_LETTERS or _UNIT.fullmatch(word))
-        and re.search(r"[0-9})]\s*$", written[-1] if written else "")
-    ):
+    inner = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r"\1", _commands(found[0])))
+    word = spellings.TEXT_SYNONYMS.get(inner.strip(), inner.strip())
+    unit = name in spellings.TEXT and (word in spellings.UNIT_LETTERS or _UNIT.fullmatch(word))
+    if unit and re.search(r"[0-9})]\s*$", written[-1] if written else ""):
         written.append(rf"\text{{{word}}}")
-    elif word in WRAPPED_FUNCTIONS:
+    elif word in spellings.WRAPPED_FUNCTIONS:
         written.append(rf"\{word} ")
-    elif len(word) == 1 or not re.search(r"[A-Za-z]{2}|[A-Za-z]\.", re.sub(r"\\[A-Za-z]+", "", word)):
+    elif len(word) == 1 or not _has_word(word):
         written.append(f" {word} " if word else " ")
     elif re.fullmatch(r"\(\s*[A-Za-z]\s*\)", word):
         written.append(word)
-    elif _LISTED.search(inner):
-        written.append(_listed(inner))
+    elif _LISTED.search(inner):  # `\text{red, blue and 3}` is `\text{red},\text{blue}\text{and}3`
+        written += [rf"\text{{{piece}}}" if _has_word(piece) else f" {piece} " for piece in _LISTED.split(inner)]
     else:
         written.append(rf"\text{{{inner}}}")
-    return end
+    return found[1]
 
 
-def _listed(inner: str) -> str:
-    r"""`\text{red, blue and 3}` as `\text{red},\text{blue}\text{and}3`: each member as if it stood alone."""
-    written = []
-    for piece in _LISTED.split(inner):
-        if re.search(r"[A-Za-z]{2}|[A-Za-z]\.", re.sub(r"\\[A-Za-z]+", "", piece)):
-            written.append(rf"\text{{{piece}}}")
-        else:
-            written.append(f" {piece} ")
-    return "".join(written)
+def _has_word(text: str) -> bool:
+    """Whether a text has two letters side by side, or an abbreviation, beside its commands."""
+    return re.search(r"[A-Za-z]{2}|[A-Za-z]\.", re.sub(r"\\[A-Za-z]+", "", text)) is not None
 
 
 def _spaces(text: str) -> str:

@@ -9,22 +9,39 @@ two literal integers is a mixed number; `\sin 2x \cos x` is (sin 2x)(cos x); a l
 except in `f(x)` and `I(0)`.
 """
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from grail_lightning.answers.grammar.functions import FUNCTIONS, INVERSE
-from grail_lightning.answers.grammar.nodes import Node, number
-from grail_lightning.answers.grammar.tokens import (
-    BARE_WORDS,
-    CLOSING,
-    DOTS,
-    FUNCTION_LETTERS,
-    GREEK,
-    SCIENTIFIC,
-    TOKEN,
-)
+from grail_lightning.answers.grammar.brackets import group_end
+from grail_lightning.answers.grammar.functions import BARE_WORDS, FUNCTIONS, GREEK, INVERSE
+from grail_lightning.answers.grammar.nodes import Node, negated, number
 
-__all__ = ["Unreadable", "parse"]
+__all__ = ["E_NOTATION", "Unreadable", "parse"]
+
+E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
+# `1e-5` inside a formula; not `2e-5`, which is 2·e − 5.
+_E_LITERAL = r"(?:[0-9]+\.[0-9]*|\.[0-9]+|1)[eE][+-]?[0-9]{1,3}|[0-9]+(?:E[+-]?|e|e[+-]0)[0-9]{1,3}"
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<number>(?:{_E_LITERAL})(?![0-9.])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
+    r"|(?P<command>\\(?:[a-zA-Z]+|.))"
+    r"|(?P<word>(?:arc)?(?:sinh?|cosh?|tanh?|cot|sec|csc)(?![a-z])|ln(?![a-z])|log(?![a-z])|exp(?![a-z])|sqrt(?![a-z])"
+    r"|infinity|infty|inf(?![a-z])|oo(?![a-z])|pi(?![a-z]))|(?P<letter>[a-zA-Z])|(?P<other>\S))?",
+    re.ASCII,
+)
+_CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
+_SIGNS = {"-": ("negate", ""), r"\pm": ("sign", "+"), r"\mp": ("sign", "-")}
+_DEGREES = re.compile(r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})")
+_GOES_ON = re.compile(r"\\[cl]?dots(?![a-zA-Z])(?=\s*(?:[-+)\]}]|\Z))")
+_OVERLINED = re.compile(r"\\overline\s*\{\s*([0-9]+)\s*\}")
+# What an integer makes a mixed number with.
+_FRACTION = re.compile(
+    r"\\frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"
+)
+# `f(2)` and `f(x)` are one name where f is the usual name of a function, and I(0) is not I times zero.
+_APPLIED = re.compile(r"\(\s*([a-zA-Z]|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*\)")
+_AT_ZERO = re.compile(r"\(\s*(0)\s*\)")
+_FUNCTION_LETTERS = "fghFGHPQVTIuvy"
 
 
 class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -40,51 +57,54 @@ def parse(text: str) -> Node:
     Raises:
         Unreadable: If it is not one, or has something outside of the grammar.
     """
-    scientific = SCIENTIFIC.fullmatch(text.replace(" ", ""))
-    if scientific:
-        exponent = int(scientific[2])
-        return number(Fraction(scientific[1]) * Fraction(10) ** exponent)
+    if E_NOTATION.fullmatch(literal := text.replace(" ", "")):
+        return number(Fraction(literal))
     parser = _Parser(text)
     tree = parser.over(parser.sum())
-    parser.expect("")
+    if parser.kind != "end":
+        raise Unreadable(f"expected the end, got {parser.piece!r}")
     return tree
 
 
 class _Parser:
+    """A place in a text, and the token there: its kind and itself, a command with its backslash."""
+
     def __init__(self, text: str) -> None:
-        self.tokens: list[tuple[str, str]] = []
-        for found in TOKEN.finditer(text):
-            if found.lastgroup is not None:
-                self.tokens.append((found.lastgroup, found[found.lastgroup]))
-        self.tokens.append(("end", ""))
-        self.place = 0
+        self.text = text
         self.bars = 0
+        self.go_to(0)
 
-    def peek(self, ahead: int = 0) -> str:
-        """The next token: itself, commands with their backslash."""
-        kind, value = self.tokens[min(self.place + ahead, len(self.tokens) - 1)]
-        return "\\" + value if kind == "command" else value
-
-    @property
-    def kind(self) -> str:
-        return self.tokens[self.place][0]
+    def go_to(self, place: int) -> None:
+        token = _TOKEN.match(self.text, place)
+        assert token is not None
+        self.kind = token.lastgroup or "end"
+        self.piece = token[token.lastgroup] if token.lastgroup else ""
+        self.start, self.stop = token.end() - len(self.piece), token.end()
 
     def take(self) -> str:
-        piece = self.peek()
-        self.place += 1
+        piece = self.piece
+        if not piece:
+            raise Unreadable("the end, too early")
+        self.go_to(self.stop)
         return piece
 
-    def accept(self, *tokens: str) -> str:
-        return self.take() if self.peek() in tokens and self.kind != "end" else ""
+    def accept(self, *pieces: str) -> str:
+        return self.take() if self.piece in pieces else ""
 
     def expect(self, piece: str) -> None:
-        if self.peek() != piece or (piece == "" and self.kind != "end"):
-            raise Unreadable(f"expected {piece!r}, got {self.peek()!r}")
-        self.place += piece != ""
+        if self.take() != piece:
+            raise Unreadable(f"expected {piece!r}")
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Take what a pattern matches here."""
+        found = pattern.match(self.text, self.start)
+        if found is not None:
+            self.go_to(found.end())
+        return found
 
     def sum(self) -> Node:
         terms = [self.signed()]
-        while self.peek() in ("+", "-", r"\pm", r"\mp"):
+        while self.piece in ("+", "-", r"\pm", r"\mp"):
             terms.append(self.signed())
         return terms[0] if len(terms) == 1 else Node("add", "", tuple(terms))
 
@@ -92,55 +112,39 @@ class _Parser:
         sign = self.accept("+", "-", r"\pm", r"\mp")
         if not sign:
             return self.product()
-        term = self.signed() if self.peek() in ("+", "-") else self.rest_of_series() or self.product()
-        if sign == "+":
-            return term
-        return Node("negate", "", (term,)) if sign == "-" else Node("sign", "+" if sign == r"\pm" else "-", (term,))
-
-    def rest_of_series(self) -> Node | None:
-        r"""`\cdots` as the last term: a name for what is not written, equal to nothing but itself."""
-        if self.peek() in DOTS and self.peek(1) in ("", "+", "-", ")", "]", "}"):
-            self.place += 1
-            return Node("symbol", "...")
-        return None
+        if self.piece in ("+", "-"):
+            term = self.signed()
+        else:  # dots as the last term are a name for what is not written, equal to nothing but itself
+            term = Node("symbol", "...") if self.match(_GOES_ON) else self.product()
+        return term if sign == "+" else Node(*_SIGNS[sign], (term,))
 
     def product(self) -> Node:
         left = self.factor()
         while True:
-            if self.accept("*"):
-                left = Node("multiply", "", (left, self.signed_factor()))
-            elif self.accept("/"):
-                left = Node("divide", "", (left, self.signed_factor()))
-            elif self.begins_factor():
-                if self.kind == "number":
-                    raise Unreadable("two numbers side by side")
-                left = Node("multiply", "", (left, self.factor()))
-            else:
+            operator = self.accept("*", "/")
+            if not operator and not self.begins_factor():
                 return left
+            if not operator and self.kind == "number":
+                raise Unreadable("two numbers side by side")
+            right = self.signed_factor() if operator else self.factor()
+            left = Node("divide" if operator == "/" else "multiply", "", (left, right))
 
     def signed_factor(self) -> Node:
         if self.accept("-"):
-            return Node("negate", "", (self.signed_factor(),))
+            return negated(self.signed_factor())
         self.accept("+")
         return self.factor()
 
     def begins_factor(self) -> bool:
-        if self.kind in ("number", "word", "letter"):
-            return True
-        piece = self.peek()
-        if self.kind == "command":
-            name = piece[1:]
-            return name in FUNCTIONS or name in GREEK or name in _ATOMS or piece == r"\{"
-        return piece in ("(", "[", "{") or (piece == "|" and self.bars == 0)
+        if self.piece == "|":
+            return self.bars == 0
+        known = self.kind == "command" and self.piece[1:] in _COMMANDS
+        return known or self.kind in ("number", "word", "letter") or self.piece in _CLOSING
 
     def factor(self) -> Node:
         base = self.atom()
         while True:
-            if self.peek() == "^" and self.peek(1) == r"\circ":
-                self.place += 2
-                base = Node("function", "degrees", (base,))
-            elif self.peek() == "^" and self.peek(1) == "{" and self.peek(2) == r"\circ" and self.peek(3) == "}":
-                self.place += 4
+            if self.match(_DEGREES):
                 base = Node("function", "degrees", (base,))
             elif self.accept("^"):
                 base = Node("power", "", (base, self.script()))
@@ -153,138 +157,67 @@ class _Parser:
 
     def script(self) -> Node:
         """What stands raised: a group, or one token (`x^23` is x²·3 in TeX; here the whole number is taken)."""
-        if self.peek() == "{":
-            return self.group()
-        if self.accept("-"):
-            return Node("negate", "", (self.script(),))
-        return self.atom()
-
-    def group(self) -> Node:
-        self.expect("{")
-        bars, self.bars = self.bars, 0
-        inner = self.sum()
-        inner = self.over(inner)
-        self.bars = bars
-        self.expect("}")
-        return inner
+        return negated(self.script()) if self.accept("-") else self.atom()
 
     def over(self, upper: Node) -> Node:
         r"""`{a \over b}` and `{n \choose k}`."""
         if self.accept(r"\over"):
             return Node("divide", "", (upper, self.sum()))
-        if self.accept(r"\choose"):
-            return Node("function", "binomial", (upper, self.sum()))
-        return upper
+        return Node("function", "binomial", (upper, self.sum())) if self.accept(r"\choose") else upper
 
     def atom(self) -> Node:
-        piece = self.peek()
         if self.kind == "number":
             return self.numeral()
-        if self.kind == "word":
-            return self.word()
         if self.kind == "letter":
             return self.symbol(self.take())
-        if self.kind == "command" and piece[1:] in FUNCTIONS:
-            return self.function(self.take()[1:])
-        if self.kind == "command" and piece[1:] in GREEK:
-            return self.symbol(self.take()[1:])
-        if self.kind == "command" and piece[1:] in _ATOMS:
-            self.place += 1
-            return _ATOMS[piece[1:]](self)
-        if piece == "|":
-            return self.absolute()
-        if piece in CLOSING:
-            return self.bracketed()
-        raise Unreadable(f"unexpected {piece!r}")
+        name = self.piece.removeprefix("\\")
+        if self.kind == "word" or (self.kind == "command" and name in _COMMANDS):
+            self.take()
+            read = _COMMANDS.get("pi" if name in BARE_WORDS else name, _Parser.function)
+            return read(self, name)
+        return self.bracketed()
 
     def bracketed(self) -> Node:
-        if self.peek() == "{":
-            return self.group()
-        if self.peek() not in CLOSING:
-            raise Unreadable(f"expected a bracket, got {self.peek()!r}")
-        closing = CLOSING[self.take()]
-        bars, self.bars = self.bars, 0
+        opening = self.take()
+        if opening not in _CLOSING and opening != "|":
+            raise Unreadable(f"unexpected {opening!r}")
+        bars, self.bars = self.bars, self.bars + 1 if opening == "|" else 0
         inner = self.sum()
+        if opening == "{":
+            inner = self.over(inner)
         self.bars = bars
-        self.expect(closing)
-        return inner
-
-    def absolute(self) -> Node:
-        self.expect("|")
-        self.bars += 1
-        inner = self.sum()
-        self.bars -= 1
-        self.expect("|")
-        return Node("function", "abs", (inner,))
+        self.expect(_CLOSING.get(opening, "|"))
+        return Node("function", "abs", (inner,)) if opening == "|" else inner
 
     def numeral(self) -> Node:
+        r"""A literal, perhaps with the block that repeats (`0.1\overline{6}` is 0.1 + 6/9 · 10⁻¹) or a fraction."""
         literal = self.take()
         value = Fraction(literal)
-        if self.peek() == r"\overline":
-            return self.repeating(literal)
-        # `\frac` copies no tokens unless an integer comes right before it: the parser stays linear on sums of fractions
-        if (literal.isdigit() and self.peek() in ("\\frac",)) or (literal.isdigit() and self.kind == "number"):
-            fraction = self.mixed()
-            if fraction is not None:
-                value += fraction
+        if self.piece == r"\overline":
+            block = self.match(_OVERLINED)
+            if block is None or "." not in literal:
+                raise Unreadable("a bar over something that is not the end of a decimal")
+            places = len(literal.partition(".")[2])
+            return number(value + Fraction(int(block[1]), (10 ** len(block[1]) - 1) * 10**places))
+        start = self.start
+        if literal.isdigit() and (fraction := self.match(_FRACTION)):
+            upper, lower = map(int, filter(None, fraction.groups()))
+            if 0 < upper < lower:
+                return number(value + Fraction(upper, lower))
+            self.go_to(start)
         return number(value)
 
-    def repeating(self, literal: str) -> Node:
-        r"""`0.1\overline{6}`: 0.1 + 6/9 · 10⁻¹."""
-        self.place += 1
-        self.expect("{")
-        digits = self.take()
-        self.expect("}")
-        if "." not in literal or not digits.isdigit():
-            raise Unreadable("a bar over something that is not the end of a decimal")
-        places = len(literal.partition(".")[2])
-        return number(Fraction(literal) + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places))
-
-    def mixed(self) -> Fraction | None:
-        r"""The fraction that follows an integer in `2\frac{3}{5}`, `2\frac35` or `2 3/5`."""
-        start, saved = self.place, list(self.tokens)
-        if self.accept(r"\frac"):
-            parts = [self.literal_argument() for _ in range(2)]
-            if parts[0] is not None and parts[1] is not None and 0 < parts[0] < parts[1]:
-                return Fraction(parts[0], parts[1])
-        elif self.kind == "number" and self.peek(1) == "/" and self.tokens[self.place + 2][0] == "number":
-            upper, _, lower = self.take(), self.take(), self.take()
-            if upper.isdigit() and lower.isdigit() and 0 < int(upper) < int(lower):
-                return Fraction(int(upper), int(lower))
-        self.place, self.tokens = start, saved
-        return None
-
-    def literal_argument(self) -> int | None:
-        if self.peek() == "{" and self.peek(1).isdigit() and self.peek(2) == "}":
-            self.place += 3
-            return int(self.peek(-2))
-        if self.kind == "number" and self.peek().isdigit():
-            return int(self.digit())
-        return None
-
-    def digit(self) -> str:
-        r"""One digit of a number: `\frac12` has the arguments 1 and 2."""
-        kind, value = self.tokens[self.place]
-        if len(value) == 1:
-            self.place += 1
-        elif value.isdigit():
-            self.tokens[self.place] = (kind, value[1:])
-        else:
-            raise Unreadable("half of a decimal as an argument")
-        return value[0]
-
     def argument(self) -> Node:
-        """A command's argument: a group, or one token."""
-        if self.peek() == "{":
-            return self.group()
-        if self.kind == "number" and self.peek()[0].isdigit():
-            return number(int(self.digit()))
-        return self.atom()
+        r"""A command's argument: a group, or one token, of a number one digit: `\frac12` has the arguments 1 and 2."""
+        if self.kind != "number" or self.piece.startswith("."):
+            return self.atom()
+        if not self.piece.isdigit():
+            raise Unreadable("half of a decimal as an argument")
+        digit = self.piece[0]
+        self.go_to(self.start + 1)
+        return number(int(digit))
 
-    def fraction(self) -> Node:
-        return Node("divide", "", (self.argument(), self.argument()))
-
-    def root(self) -> Node:
+    def root(self, name: str) -> Node:
         degree = number(2)
         if self.accept("["):
             degree = self.sum()
@@ -293,60 +226,39 @@ class _Parser:
         inner = number(Fraction(self.take())) if self.kind == "number" else self.argument()
         return Node("function", "root", (inner, degree))
 
-    def word(self) -> Node:
-        name = self.take()
-        if name == "sqrt":
-            return self.root()
-        if name in BARE_WORDS:
-            return Node("constant", BARE_WORDS[name])
-        return self.function(name)
-
     def symbol(self, name: str) -> Node:
-        while self.peek() == "'":
+        while self.piece == "'":
             name += self.take()
         if self.accept("_"):
             name += "_" + self.subscript()
         if name in ("e", "i"):
             return Node("constant", name)
-        return Node("symbol", name + self.applied(name))
-
-    def applied(self, name: str) -> str:
-        """`(0)` or `(x)` after the usual name of a function: I(0) is not I times zero."""
-        argument = self.tokens[min(self.place + 1, len(self.tokens) - 1)]
-        if self.peek() != "(" or self.peek(2) != ")":
-            return ""
-        if argument != ("number", "0") and not (name[0] in FUNCTION_LETTERS and argument[0] in ("number", "letter")):
-            return ""
-        self.place += 3
-        return f"({argument[1]})"
+        argument = self.match(_APPLIED if name[0] in _FUNCTION_LETTERS else _AT_ZERO)
+        return Node("symbol", f"{name}({argument[1]})" if argument else name)
 
     def accented(self, accent: str) -> Node:
         r"""`\bar{x}`: a name of its own."""
         return self.symbol(f"\\{accent} {self.subscript()}")
 
     def subscript(self) -> str:
-        if not self.accept("{"):
+        if self.piece != "{":
             return self.take()
-        depth, name = 1, ""
-        while depth:
-            if self.kind == "end":
-                raise Unreadable("an open subscript")
-            piece = self.take()
-            depth += (piece == "{") - (piece == "}")
-            name += piece if depth else ""
-        return name.removeprefix(r"\text").strip("{}() ")
+        start, stop = self.start, group_end(self.text, self.start)
+        if stop < 0:
+            raise Unreadable("an open subscript")
+        self.go_to(stop)
+        return "".join(self.text[start + 1 : stop - 1].split()).removeprefix(r"\text").strip("{}() ")
 
     def function(self, name: str) -> Node:
         base, power = None, None
-        while self.peek() in ("_", "^"):
+        while self.piece in ("_", "^"):
             if self.take() == "_":
                 base = self.script()
             else:
                 power = self.script()
-        if power == Node("negate", "", (number(1),)) and name in INVERSE:
+        if power == negated(number(1)) and name in INVERSE:
             name, power = INVERSE[name], None
-        argument = self.function_argument()
-        result = Node("function", name, (argument,))
+        result = Node("function", name, (self.function_argument(),))
         if base is not None:
             if name != "log":
                 raise Unreadable("a base under something other than a logarithm")
@@ -354,42 +266,33 @@ class _Parser:
         return result if power is None else Node("power", "", (result, power))
 
     def function_argument(self) -> Node:
-        if self.peek() in ("(", "[", "{", r"\{"):
+        if self.piece in _CLOSING:
             inner = self.bracketed()
-            while self.peek() == "!":
-                self.place += 1
+            while self.accept("!"):
                 inner = Node("function", "factorial", (inner,))
             return inner
         if self.accept("-"):
-            return Node("negate", "", (self.function_argument(),))
+            return negated(self.function_argument())
         argument = self.factor()
-        while self.begins_factor() and self.kind != "number" and not self.begins_function():
+        while self.begins_factor() and self.kind != "number" and self.piece != "(":
+            if (self.kind == "word" and self.piece not in BARE_WORDS) or self.piece[1:] in FUNCTIONS:
+                break
             argument = Node("multiply", "", (argument, self.factor()))
         return argument
 
-    def begins_function(self) -> bool:
-        piece = self.peek()
-        return (self.kind == "word" and piece not in BARE_WORDS) or piece[1:] in FUNCTIONS or piece == "("
-
-    def binomial(self) -> Node:
-        return Node("function", "binomial", (self.argument(), self.argument()))
-
-    def rounded(self, name: str, closing: str) -> Node:
+    def rounded(self, name: str) -> Node:
         inner = self.sum()
-        self.expect(closing)
-        return Node("function", name, (inner,))
+        self.expect(rf"\r{name[1:]}")
+        return Node("function", name[1:], (inner,))
 
 
-_ATOMS: dict[str, Callable[[_Parser], Node]] = {
-    "frac": _Parser.fraction,
+_COMMANDS: dict[str, Callable[[_Parser, str], Node]] = {
+    **dict.fromkeys(FUNCTIONS, _Parser.function),
+    **dict.fromkeys(GREEK, _Parser.symbol),
+    **dict.fromkeys(["pi", "infty"], lambda _, name: Node("constant", BARE_WORDS[name])),
+    **dict.fromkeys(["bar", "hat", "vec", "tilde"], _Parser.accented),
+    **dict.fromkeys(["lfloor", "lceil"], _Parser.rounded),
     "sqrt": _Parser.root,
-    "binom": _Parser.binomial,
-    "pi": lambda parser: Node("constant", "pi"),
-    "infty": lambda parser: Node("constant", "inf"),
-    "lfloor": lambda parser: parser.rounded("floor", r"\rfloor"),
-    "lceil": lambda parser: parser.rounded("ceil", r"\rceil"),
-    "bar": lambda parser: parser.accented("bar"),
-    "hat": lambda parser: parser.accented("hat"),
-    "vec": lambda parser: parser.accented("vec"),
-    "tilde": lambda parser: parser.accented("tilde"),
+    "frac": lambda parser, _: Node("divide", "", (parser.argument(), parser.argument())),
+    "binom": lambda parser, _: Node("function", "binomial", (parser.argument(), parser.argument())),
 }

@@ -7,8 +7,8 @@ in nothing else are the same string.
 import math
 import re
 
-from grail_lightning.answers.grammar.functions import FUNCTIONS
-from grail_lightning.answers.grammar.tokens import BARE_WORDS
+from grail_lightning.answers.grammar.functions import BARE_WORDS, FUNCTIONS
+from grail_lightning.answers.grammar.parser import E_NOTATION
 
 __all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "sentence"]
 
@@ -22,7 +22,6 @@ _HALF_POWER = re.compile(
     r"(?:\{([0-9]+)\}|(?<![0-9])([0-9]+))\^(?:\{1/2\}|\{\\frac\{1\}\{2\}\}|\\frac\{1\}\{2\})",
     re.ASCII,
 )
-_E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
 _E_LITERAL = re.compile(r"(?<![0-9.A-Za-z\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,3})(?![0-9.])", re.ASCII)
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{2,}(?![A-Za-z])", re.ASCII)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -57,7 +56,7 @@ def _reduced(found: re.Match[str]) -> str:
 
 def is_e_notation(text: str) -> bool:
     """Whether a whole answer is one number such as `2e-5`."""
-    return _E_NOTATION.fullmatch(text) is not None
+    return E_NOTATION.fullmatch(text) is not None
 
 
 def e_notation_spelled_out(text: str) -> str:

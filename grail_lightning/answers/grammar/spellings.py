@@ -2,68 +2,28 @@
 
 # ruff: noqa: RUF001 (these are tables of letters that look alike)
 
-from grail_lightning.answers.grammar.functions import FUNCTIONS
+from grail_lightning.answers.grammar.functions import FUNCTIONS, GREEK_LETTERS
 
-__all__ = [
-    "COMMANDS",
-    "LOOKS",
-    "SPACES",
-    "SUB",
-    "SUPER",
-    "SYMBOLS",
-    "TEXT",
-    "TEXT_SYNONYMS",
-    "TRANSPARENT",
-    "UNIT_LETTERS",
-    "UPRIGHT",
-    "WRAPPED_FUNCTIONS",
-]
-
-
-def _set(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_GREEK_NAMES = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+# Characters with the command of each.
+_NAMED = (
+    "∞infty √sqrt ≤le ⩽le ≥ge ⩾ge ≠ne ±pm ∓mp ∪cup ∩cap ∅emptyset ∈in ≈approx ∠angle ⌊lfloor ⌋rfloor ⌈lceil ⌉rceil "
+    "∖setminus ⟨langle ⟩rangle …ldots"
 )
-_GREEK = dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK_NAMES.split(), strict=True))
-SYMBOLS = {
-    **{character: rf"\{name} " for character, name in _GREEK.items()},
-    **dict.fromkeys("−–—‒﹣－", "-"),
-    **dict.fromkeys("⋅·∙•×✕∗", "*"),
-    **dict.fromkeys("÷∕⁄", "/"),
-    **dict.fromkeys("′’‘", "'"),
-    **dict.fromkeys("“”", '"'),
-    **{
-        "∞": r"\infty ",
-        "√": r"\sqrt ",
-        "∛": r"\sqrt[3] ",
-        "°": r"^\circ ",
-        "º": r"^\circ ",
-        "≤": r"\le ",
-        "⩽": r"\le ",
-    },
-    **{"≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap "},
-    **{"∅": r"\emptyset ", "∈": r"\in ", "≈": r"\approx ", "∠": r"\angle ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}"},
-    **{"ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}", "ℂ": r"\mathbb{C}", "⌊": r"\lfloor ", "⌋": r"\rfloor "},
-    **{"⌈": r"\lceil ", "⌉": r"\rceil ", "∖": r"\setminus ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|"},
-    **{
-        "£": r"\$",
-        "€": r"\$",
-        "¥": r"\$",
-        "¢": r"\text{cents}",
-        "％": "%",
-        "\u200b": "",
-        "\ufeff": "",
-        "…": r"\ldots ",
-    },
-}
-SUPER = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
-SUB = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-", strict=True))
-
-
+SYMBOLS = str.maketrans(
+    {letter: rf"\{name} " for letter, name in GREEK_LETTERS.items()}
+    | {named[0]: rf"\{named[1:]} " for named in _NAMED.split()}
+    | {letter: rf"\mathbb{{{plain}}}" for letter, plain in zip("ℝℤℚℕℂ", "RZQNC", strict=True)}
+    | dict.fromkeys("−–—‒﹣－", "-")
+    | dict.fromkeys("⋅·∙•×✕∗", "*")
+    | dict.fromkeys("÷∕⁄", "/")
+    | dict.fromkeys("′’‘", "'")
+    | dict.fromkeys("“”", '"')
+    | dict.fromkeys("°º", r"^\circ ")
+    | dict.fromkeys("£€¥", r"\$")
+    | {"∛": r"\sqrt[3] ", "∣": "|", "¢": r"\text{cents}", "％": "%", "\u200b": "", "\ufeff": ""}
+)
+SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
 COMMANDS = {
     **dict.fromkeys(["dfrac", "tfrac", "cfrac"], r"\frac"),
     **dict.fromkeys(["dbinom", "tbinom"], r"\binom"),
@@ -86,22 +46,25 @@ COMMANDS = {
     **{"imath": "i", "backslash": r"\setminus ", "smallsetminus": r"\setminus ", "minus": "-", "lg": r"\log_{10}"},
 }
 # Commands that change how something looks, not what it is.
-LOOKS = _set(
+_LOOKS = (
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
     "scriptstyle limits nolimits rm bf it cal mathstrut strut nonumber notag normalsize large Large small "
-    "boldsymbol bm"
+    "boldsymbol bm !"
 )
-SPACES = _set(", ; : > ! quad qquad thinspace medspace thickspace enspace space nobreakspace") | {
-    " ",
-    "\n",
-}
+LOOKS = frozenset(_LOOKS.split())
+_SPACES = ", ; : > quad qquad thinspace medspace thickspace enspace space nobreakspace"
+SPACES = frozenset([*_SPACES.split(), " ", "\n"])
 # Wrappers of upright or bold type: a number, a symbol or a formula inside stands for itself, a word is a word.
-UPRIGHT = _set(
+_UPRIGHT = (
     "text textbf textit textrm textsf texttt textnormal mathrm mathbf mathit mathsf mathtt mathnormal mbox hbox "
     "operatorname emph mathop textup mathcal textsc textsl textmd"
 )
+UPRIGHT = frozenset(_UPRIGHT.split())
 TEXT = frozenset(["text", "textrm", "textnormal", "mathrm", "mbox", "hbox", "textup"])
 UNIT_LETTERS = frozenset("mgsLlJNWVAKChFPT")
-TRANSPARENT = _set("underline boxed fbox ensuremath mathord mathrel mathbin hat bar vec")
-WRAPPED_FUNCTIONS = FUNCTIONS | _set("max min gcd lcm det floor ceil")
+ACCENTS = ("bar", "hat", "vec")
+TRANSPARENT = ("underline", "boxed", "fbox", "ensuremath", "mathord", "mathrel", "mathbin")
+# With those whose argument is nothing that is read.
+WRAPPERS = frozenset([*ACCENTS, *TRANSPARENT, "color", "textcolor", "phantom", "hspace", "tag", "label"])
+WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det", "floor", "ceil"}
 TEXT_SYNONYMS = {"arccotg": "arccot", "sh": "sinh", "ch": "cosh", "th": "tanh"}

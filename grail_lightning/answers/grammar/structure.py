@@ -5,49 +5,28 @@ r"""From a normalised answer to its kind and its parts (`kinds`).
 """
 
 import itertools
+import math
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
+from grail_lightning.answers.grammar.brackets import CLOSING, balanced, pieces, split
 from grail_lightning.answers.grammar.functions import COMMON
-from grail_lightning.answers.grammar.kinds import (
-    Answer,
-    Base,
-    Broken,
-    Group,
-    Leaf,
-    Many,
-    Matrix,
-    Ratio,
-    Relation,
-    Union,
-    Words,
-)
+from grail_lightning.answers.grammar.kinds import Answer, Broken, Group, Leaf, Many, Relation, Union, Words, members
 from grail_lightning.answers.grammar.nodes import has_sign, signed
-from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS, balanced
+from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS
 from grail_lightning.answers.grammar.parser import Unreadable, parse
 from grail_lightning.answers.grammar.units import split_quantity
 
 __all__ = ["read"]
 
-
-def _set(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_PIECE = re.compile(r"\\text\{[^{}]*\}|\\begin\{[a-z*]+\}|\\end\{[a-z*]+\}|\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
-_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
-_CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
-_RELATIONS = _set(r"= < > \le \ge \ne \in \approx \equiv")
+_RELATIONS = [r"=", r"<", r">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv"]
 _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
     re.IGNORECASE,
 )
 _BASE = re.compile(r"\{?([0-9A-F]+(?:\.[0-9A-F]+)?)\}?_(?:\{?\(?([0-9]{1,2})\)?\}?|\{?\\text\{([a-z]+)\}\}?)", re.ASCII)
-_BASES = {
-    name: str(value)
-    for value, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)
-}
+_BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASES = {name: str(base) for base, name in enumerate(_BASE_NAMES, 2)}
 # The first digits of a number that goes on.
 _CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _MATRIX = re.compile(
@@ -61,14 +40,18 @@ _BRACKETED_ARRAY = re.compile(
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
-    **dict.fromkeys(
-        ["no solution", "no solutions", "no real solution", "no real solutions", "none", "empty set"], "none"
-    ),
-    **dict.fromkeys(["does not exist", "dne", "undefined"], "does not exist"),
-    **dict.fromkeys(
-        ["all real numbers", "all reals", "all real", "real numbers", "any real number"], "all real numbers"
-    ),
+    synonym: word
+    for word, synonyms in {
+        "none": "no solution|no solutions|no real solution|no real solutions|none|empty set",
+        "does not exist": "does not exist|dne|undefined",
+        "all real numbers": "all real numbers|all reals|all real|real numbers|any real number",
+    }.items()
+    for synonym in synonyms.split("|")
 }
+_SHORT_WORDS = ("yes", "no", "dne")
+_FORMULA_WORDS = COMMON | {"sqrt"}
+_NAMED_NUMBERS = r"(?:[A-Za-z]|\\[a-z]+|\((?:[A-Za-z](?:_\{?[0-9]\}?)?,?)+\))(?:_\{?[0-9A-Za-z]\}?)?"
+_ANY_REAL = re.compile(rf"{_NAMED_NUMBERS}(?:\s*\\in\s*(?:\\mathbb\{{?R\}}?(?:\^\{{?[0-9n]\}}?)?))?")
 
 
 def read(text: str) -> Answer:
@@ -91,34 +74,11 @@ def _read(text: str) -> Answer:
     text = text.strip().strip("\x00")
     if not text:
         return Broken("nothing")
-    readers = (_words, _list, _relation, _set_operation, _bracketed, _matrix, _ratio, _base)
-    for reader in readers:
+    for reader in (_words, _list, _relation, _set_operation, _bracketed, _matrix, _ratio, _base):
         answer = reader(text)
         if answer is not None:
             return answer
     return _leaf(text)
-
-
-def _pieces(text: str) -> Iterator[tuple[int, str, int]]:
-    """Tokens of a text with their place and the depth of brackets before them."""
-    depth = 0
-    for found in _PIECE.finditer(text):
-        piece = found[0]
-        closes = piece in _CLOSING or piece.startswith(r"\end{")
-        depth -= closes
-        yield found.start(), piece, depth
-        depth += piece in _OPENING or piece.startswith(r"\begin{")
-
-
-def _split(text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Parts of a text between separators outside of all brackets, and the separators."""
-    parts, found, start = [], [], 0
-    for place, piece, depth in _pieces(text):
-        if depth == 0 and piece in separators:
-            parts.append(text[start:place])
-            found.append(piece)
-            start = place + len(piece)
-    return [*parts, text[start:]], found
 
 
 def _words(text: str) -> Words | None:
@@ -129,129 +89,89 @@ def _words(text: str) -> Words | None:
         return None
     runs = re.findall(r"[A-Za-z]+", plain)
     longest = max(map(len, runs))
-    if plain.lower() in _SHORT_WORDS:
-        return Words(_SYNONYMS.get(plain.lower(), plain.lower()), plain)
-    if longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1)):
-        return None
-    if plain.lower() in ("infinity", "infty") or (not wrapped and any(run in _FORMULA_WORDS for run in runs)):
+    short = longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1))
+    formula = plain.lower() in ("infinity", "infty") or not (wrapped or _FORMULA_WORDS.isdisjoint(runs))
+    if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
     return Words(_SYNONYMS.get(lower, lower), plain)
 
 
-_SHORT_WORDS = _set("yes no dne")
-_FORMULA_WORDS = COMMON | {"sqrt"}
-
-
 def _list(text: str) -> Answer | None:
-    marked, joint = _marked_connectives(text)
-    parts, _ = _split(marked, frozenset([";", "\x01"]))
-    if len(parts) == 1:
-        parts, _ = _split(marked, frozenset([","]))
-    elif all(_split(part, frozenset([","]))[1] for part in parts if part.strip()) is False or joint != ",":
-        parts = [piece for part in parts for piece in _split(part, frozenset([","]))[0]]
+    """A list; a plus-minus inside of it stands for two of its members."""
+    joints = {(found[1] or found[2]).lower() for found in _CONNECTIVE.finditer(text)}
+    joint = joints.pop() if len(joints) == 1 else ","
+    marked = _CONNECTIVE.sub("\x01", text)
+    parts, _ = split(marked, [";", "\x01"])
+    if len(parts) == 1 or joint != "," or not all(split(part, [","])[1] for part in parts if part.strip()):
+        parts = [piece for part in parts for piece in split(part, [","])[0]]
     if len(parts) == 1:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):
         return Broken("a list that begins or ends with its connective")
-    parts = [part for part in parts if part.strip()]
-    return Many(tuple(_flat(_read(part) for part in parts)), joint=joint) if parts else Broken("an empty list")
-
-
-def _marked_connectives(text: str) -> tuple[str, str]:
-    r"""The text with `and` and `or` as one separator character, and which of them it was."""
-    joints = {(found[1] or found[2]).lower() for found in _CONNECTIVE.finditer(text)}
-    joint = joints.pop() if len(joints) == 1 else ","
-    return _CONNECTIVE.sub("\x01", text), joint
-
-
-def _flat(items: Iterator[Answer]) -> Iterator[Answer]:
-    """A plus-minus inside a list stands for two of its members."""
-    for item in items:
-        if isinstance(item, Many) and not item.braced:
-            yield from item.items
-        else:
-            yield item
+    items = [item for part in parts if part.strip() for item in members(_read(part))]
+    return Many(tuple(items), joint=joint) if items else Broken("an empty list")
 
 
 def _relation(text: str) -> Answer | None:
-    parts, signs = _split(text, _RELATIONS)
+    parts, signs = split(text, _RELATIONS)
     if not signs:
         return None
     parts = [part.strip() for part in parts]
     if not all(parts):
         return Broken("a relation with a missing side")
-    return Relation(tuple(_read(part) for part in parts), tuple(signs), tuple(parts))
+    return Relation(tuple(map(_read, parts)), tuple(signs), tuple(parts))
 
 
 def _set_operation(text: str) -> Answer | None:
-    parts, signs = _split(text, frozenset([r"\cup", r"\cap", r"\setminus"]))
-    return Union(tuple(_read(part) for part in parts), tuple(signs)) if signs else None
+    parts, signs = split(text, (r"\cup", r"\cap", r"\setminus"))
+    return Union(tuple(map(_read, parts)), tuple(signs)) if signs else None
 
 
 def _ratio(text: str) -> Answer | None:
-    parts, signs = _split(text, frozenset([":"]))
-    return Ratio(tuple(_read(part) for part in parts)) if signs else None
+    parts, signs = split(text, [":"])
+    return Group(":", tuple(map(_read, parts))) if signs else None
 
 
 def _bracketed(text: str) -> Answer | None:
     if text in (r"\emptyset", r"\{\}", "{}"):
         return Many((), braced=True)
-    opening = _PIECE.match(text)
-    assert opening is not None
-    if opening[0] not in _OPENING or opening[0] in (r"\lfloor", r"\lceil"):
+    opening = re.match(r"[(\[{]|\\\{|\\langle(?![a-zA-Z])", text)
+    if opening is None:
         return None
-    closing = _closing_place(text)
-    if closing is None:
-        return None
+    closing = next((place for place, _, depth in pieces(text) if place and depth == 0), len(text))
     inner, closed = text[opening.end() : closing], text[closing:]
+    if closed not in CLOSING:
+        return None
     if opening[0] == "{" and closed == "}":
         return _read(inner)
     if opening[0] == r"\{":
         return _braces(inner) if closed == r"\}" else Broken("a set that closes with another bracket")
-    return _group(opening[0], inner, closed)
+    return _group("()" if opening[0] == r"\langle" else opening[0] + closed, inner)
 
 
-def _closing_place(text: str) -> int | None:
-    """Where the first bracket closes, if that is the end of the text."""
-    for place, piece, depth in _pieces(text):
-        if place and depth == 0:
-            return place if place + len(piece) == len(text) and piece in _CLOSING else None
-    return None
-
-
-def _group(opening: str, inner: str, closed: str) -> Answer:
-    separators = frozenset([";"]) if _split(inner, frozenset([";"]))[1] else frozenset([","])
-    parts = _split(inner, separators)[0]
-    brackets = "()" if opening == r"\langle" else opening + closed
-    if len(parts) == 1:
+def _group(brackets: str, inner: str) -> Answer:
+    parts, found = split(inner, [";"])
+    if not found:
+        parts, found = split(inner, [","])
+    if not found:
         return _read(inner) if brackets in ("()", "[]") else Broken("an interval with one end")
-    items = [_read(part) for part in parts]
-    choices = [item.items if isinstance(item, Many) and not item.braced else (item,) for item in items]
-    if any(len(choice) > 1 for choice in choices):  # plus-minus inside a tuple
-        if len(list(itertools.islice(itertools.product(*choices), 9))) > 8:
-            return Broken("too many plus-minus signs")
-        return Many(tuple(Group(brackets, choice) for choice in itertools.product(*choices)))
-    return Group(brackets, tuple(items))
-
-
-_ANY_REAL = re.compile(
-    r"(?:[A-Za-z]|\\[a-z]+|\((?:[A-Za-z](?:_\{?[0-9]\}?)?,?)+\))(?:_\{?[0-9A-Za-z]\}?)?(?:\s*\\in\s*(?:\\mathbb\{?R\}?(?:\^\{?[0-9n]\}?)?))?"
-)
+    choices = [members(_read(part)) for part in parts]  # a plus-minus inside a tuple makes several
+    if math.prod(map(len, choices)) > 8:
+        return Broken("too many plus-minus signs")
+    groups = [Group(brackets, choice) for choice in itertools.product(*choices)]
+    return groups[0] if len(groups) == 1 else Many(tuple(groups))
 
 
 def _braces(inner: str) -> Answer:
     for bar in (r"\mid", "|", ":"):
-        parts, signs = _split(inner, frozenset([bar]))
+        parts, signs = split(inner, [bar])
         if len(parts) == 2 and signs and any(sign in parts[1] for sign in ("<", ">", r"\le", r"\ge", r"\ne", r"\in")):
             if _ANY_REAL.fullmatch(parts[0].strip()):
                 return _read(parts[1])
             # What the members look like is part of the answer: the doubles of x > 1 are not the x > 1.
-            return Ratio((_read(parts[0]), _read(parts[1])))
-    answer = _read(inner)
-    if isinstance(answer, Many) and not answer.braced:
-        return Many(answer.items, braced=True)
-    return Many((answer,), braced=True)
+            return Group(":", tuple(map(_read, parts)))
+    return Many(members(_read(inner)), braced=True)
 
 
 def _matrix(text: str) -> Answer | None:
@@ -260,25 +180,20 @@ def _matrix(text: str) -> Answer | None:
         return None
     rows = [row.strip() for row in re.split(r"\\\\|\\cr", found["body"]) if row.strip() not in ("", r"\hline")]
     factor = found["factor"].strip().removesuffix("*").strip()
-    cells = [[_scaled(factor, cell.strip()) for cell in row.split("&")] for row in rows]
+    cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row.split("&")] for row in rows]
     if not rows or len({len(row) for row in cells}) != 1:
         return Broken("a matrix with rows of different lengths")
-    kind = found["kind"]
-    return Matrix(tuple(tuple(row) for row in cells), "v" if kind in ("v", "V") else "m")
+    kind = "determinant" if found["kind"] in ("v", "V") else "matrix"
+    return Group(kind, tuple(Group("&", tuple(map(_read, row))) for row in cells))
 
 
-def _scaled(factor: str, cell: str) -> Answer:
-    if not factor:
-        return _read(cell)
-    return _read(f"{factor}({cell})")
-
-
-def _base(text: str) -> Answer | None:
+def _base(text: str) -> Words | None:
     found = _BASE.fullmatch(text)
-    if found is None:
+    base = found and (found[2] or _BASES.get(found[3] or ""))
+    if not found or not base:
         return None
-    base = found[2] or _BASES.get(found[3] or "")
-    return Base(found[1].lstrip("0") or "0", base.lstrip("0")) if base else None
+    digits = f"{found[1].lstrip('0') or '0'}_{base.lstrip('0')}"
+    return Words(digits, digits)
 
 
 def _leaf(text: str) -> Answer:
@@ -287,7 +202,7 @@ def _leaf(text: str) -> Answer:
         return Leaf(quantity, None)
     try:
         node = parse(_CUT_OFF.sub("", quantity.text))
-    except (Unreadable, IndexError):
+    except Unreadable:
         return Leaf(quantity, None)
     if not has_sign(node):
         return Leaf(quantity, node)

@@ -8,55 +8,28 @@ from grail_lightning.answers.grammar.functions import ELEMENTARY, TRIGONOMETRIC
 __all__ = ["Quantity", "split_quantity"]
 
 
-def _set(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_NAMES = {
-    "m": "m meter meters metre metres",
-    "cm": "cm centimeter centimeters centimetre centimetres cms",
-    "mm": "mm millimeter millimeters millimetre millimetres",
-    "km": "km kilometer kilometers kilometre kilometres kms",
-    "in": "in inch inches",
-    "ft": "ft foot feet",
-    "yd": "yd yard yards yds",
-    "mi": "mi mile miles",
-    "s": "s sec secs second seconds",
-    "min": "min mins minute minutes",
-    "h": "h hr hrs hour hours",
-    "day": "day days",
-    "week": "week weeks",
-    "month": "month months",
-    "year": "year years yr yrs",
-    "g": "g gram grams",
-    "kg": "kg kilogram kilograms kgs",
-    "mg": "mg milligram milligrams",
-    "lb": "lb lbs pound pounds",
-    "oz": "oz ounce ounces",
-    "L": "l liter liters litre litres",
-    "mL": "ml milliliter milliliters",
-    "gal": "gallon gallons gal",
-    "dollar": "dollar dollars usd buck bucks",
-    "cent": "cent cents",
-    "J": "j joule joules",
-    "N": "n newton newtons",
-    "W": "w watt watts",
-    "V": "v volt volts",
-    "Hz": "hz hertz",
-    "mph": "mph",
-    "K": "kelvin kelvins",
-    "unit": "unit units",
-}
-_CANONICAL = {name: unit for unit, names in _NAMES.items() for name in names.split()}
+# The names of each unit, the first of which stands for all.
+_NAMES = (
+    "m meter meters metre metres|cm centimeter centimeters centimetre centimetres cms|km kilometer kilometers "
+    "kilometre kilometres kms|mm millimeter millimeters millimetre millimetres|in inch inches|ft foot feet|"
+    "yd yard yards yds|mi mile miles|s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|"
+    "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
+    "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
+    "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
+    "mph|kelvin kelvins|unit units"
+)
+_CANONICAL = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Words that make another statement of a number than its bare value.
-_STOP = _set(
+_STOP_WORDS = (
     "or and not no none never if when where is are was only but either neither minus plus times over more less "
     "than least most about approximately nearly almost around between through except without to so then because "
     "unless some any all many few several with from by mod modulo base choose squared cubed half double twice "
-    "wrong false true ways? unknown undefined repeating recurring"
-) - {"ways?"}
-_FUNCTION_WORDS = _set("sqrt pi max min gcd lcm lim det arg mod inf infty").union(ELEMENTARY)
+    "wrong false true unknown undefined repeating recurring"
+)
+_STOP = frozenset(_STOP_WORDS.split())
+_OPERATORS = "sqrt pi max min gcd lcm lim det arg mod inf infty"
+_FUNCTION_WORDS = frozenset([*ELEMENTARY, *_OPERATORS.split()])
 
 _TEXT_SUFFIX = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
@@ -97,16 +70,14 @@ def split_quantity(text: str) -> Quantity:
         text: such as `75\text{square inches}` or `\$42.75`.
     """
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
-    quantity = Quantity(money[1] + text[money.end() :], unit="dollar") if money else Quantity(text)
-    quantity = quantity._replace(text=re.sub(r"\s*\\\$$", "", quantity.text))
-    if r"\text" in quantity.text:
-        quantity = quantity._replace(
-            text=_PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], quantity.text)
-        )
+    bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
+    if r"\text" in bare:
+        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], bare)
+    quantity = Quantity(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
         if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
-            return quantity
+            break
         quantity = shorter
     return quantity
 
@@ -139,34 +110,26 @@ def _with_words(quantity: Quantity, rest: str, words: str, power: str | None) ->
     found = [word.lower() for word in _WORD.findall(words)]
     if not re.fullmatch(r"[A-Za-z\s./^0-9²³*\\-]*", words) or re.search(r"(?<!\^)[0-9](?!\s*[A-Za-z])", words):
         return None
-    if any(word in _STOP for word in found) or len(found) > 5:
-        return None
-    if "percent" in found or "pct" in found:
+    if len(found) > 5 or not _STOP.isdisjoint(found) or "percent" in found or "pct" in found:
         return None
     if found in (["degrees"], ["degree"], ["deg"]):
         return quantity._replace(text=rest, degrees=True)
     zeros = quantity.zeros + sum(_MULTIPLIERS.get(word, 0) for word in found)
     slash = _OVER.search(rest)
+    unit = _canonical([word for word in found if word not in _MULTIPLIERS], words, power)
     if slash:
-        rest = rest[: slash.start()]
-    unit = _canonical(found, words, power)
-    if slash and unit:
-        unit = "/" + unit
+        rest, unit = rest[: slash.start()], unit and "/" + unit
     return quantity._replace(text=rest.rstrip(), unit=unit + quantity.unit, zeros=zeros)
 
 
 def _canonical(found: list[str], words: str, power: str | None) -> str:
-    found = [word for word in found if word not in _MULTIPLIERS]
-    if not found:
-        return ""
-    if (half_of_day := "".join(found)) in ("am", "pm"):
+    if (half_of_day := "".join(found)) in ("", "am", "pm"):
         return half_of_day
     if found[0] in ("square", "sq", "cubic"):
         power, found = ("3" if found[0] == "cubic" else "2"), found[1:]
     inside = re.search(r"\^\{?([23])\}?", words)
     power = power or (inside[1] if inside else None)
-    if len(found) == 1 and found[0] in _CANONICAL and "/" not in words:
-        return _CANONICAL[found[0]] + (f"^{power}" if power else "")
-    if len(found) == 2 and all(word in _CANONICAL for word in found) and words.count("/") == 1:
+    # One unit, or one over another.
+    if len(found) == 1 + words.count("/") < 3 and all(word in _CANONICAL for word in found):
         return "/".join(_CANONICAL[word] for word in found) + (f"^{power}" if power else "")
     return "?"

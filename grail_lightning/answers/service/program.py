@@ -9,14 +9,14 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from grail_lightning.answers.compare.conventions import Conventions
 from grail_lightning.answers.find.boxes import box_content
 from grail_lightning.answers.grammar.normalise import capped, normalise
-from grail_lightning.answers.service.verifier import Verdict, Verifier
+from grail_lightning.answers.service.verifier import Verifier
 
 __all__ = ["main"]
 
@@ -98,28 +98,18 @@ def _grade_file(verifier: Verifier, rows: list[dict[str, Any]]) -> int:
     start = time.perf_counter()
     verdicts = verifier.grade([(row["gold"], _bare(str(row["prediction"]))) for row in rows])
     seconds = time.perf_counter() - start
-    by_category: dict[str, list[tuple[dict[str, Any], Verdict]]] = defaultdict(list)
-    for row, verdict in zip(rows, verdicts, strict=True):
-        by_category[str(row["category"])].append((row, verdict))
     print(f"{'category':<28}{'pairs':>7}{'right':>7}{'false accepts':>15}{'misses':>8}")
-    for category, graded in sorted(by_category.items()):
-        _print_line(category, graded)
-    _print_line("TOTAL", list(zip(rows, verdicts, strict=True)))
+    graded = list(zip(rows, verdicts, strict=True))
+    missed = [(row, v) for row, v in graded if row["expected"] is not None and bool(row["expected"]) != v.correct]
+    for category in [*sorted({str(row["category"]) for row in rows}), None]:
+        ours, wrong = ([v for row, v in some if category in (None, str(row["category"]))] for some in (graded, missed))
+        accepts = sum(verdict.correct for verdict in wrong)
+        right = sum(verdict.correct for verdict in ours)
+        print(f"{category or 'TOTAL':<28}{len(ours):>7}{right:>7}{accepts:>15}{len(wrong) - accepts:>8}")
     print("status:", dict(Counter(verdict.status for verdict in verdicts).most_common()))
     print("accepted by:", dict(Counter(verdict.layer for verdict in verdicts if verdict.correct).most_common()))
     print(f"{len(rows) / seconds:.0f} pairs a second")
-    missed = [pair for pair in zip(rows, verdicts, strict=True) if _disagrees(*pair)]
     for row, verdict in missed:
         kind = "false accept" if verdict.correct else "miss"
         print(f"{kind}: gold {row['gold']!r}, prediction {row['prediction']!r}: {verdict.status}, {verdict.layer}")
     return 1 if missed else 0
-
-
-def _disagrees(row: dict[str, Any], verdict: Verdict) -> bool:
-    return row["expected"] is not None and bool(row["expected"]) != verdict.correct
-
-
-def _print_line(name: str, graded: list[tuple[dict[str, Any], Verdict]]) -> None:
-    right = sum(verdict.correct for _, verdict in graded)
-    missed = [verdict.correct for row, verdict in graded if _disagrees(row, verdict)]
-    print(f"{name:<28}{len(graded):>7}{right:>7}{sum(missed):>15}{len(missed) - sum(missed):>8}")

@@ -96,9 +96,6 @@ class Verifier:
         self.memory_gib = memory_gib
         self.cache_size = cache_size
         self.conventions = conventions or Conventions()
-        self._open()
-
-    def _open(self) -> None:
         self._pool = WorkerPool(self.num_workers, self.timeout_seconds, int(self.memory_gib * 2**30))
         self._cache: OrderedDict[tuple[str, str], Outcome] = OrderedDict()
         self._cache_lock = threading.Lock()
@@ -114,24 +111,30 @@ class Verifier:
         Raises:
             ValueError: If something other than two strings is paired.
         """
-        pairs = [_checked(pair) for pair in pairs]
+        asked: list[tuple[str, str]] = []
+        for gold, prediction in pairs:
+            if not isinstance(gold, str) or not isinstance(prediction, str):
+                raise ValueError(
+                    f"`pairs` must hold (gold, prediction) as two strings, but got ({gold!r}, {prediction!r}). "
+                    "A response without an answer is `Verdict.missing(gold)`."
+                )
+            asked.append((gold, prediction))
         if self._pid != os.getpid():  # a fork: its copy of the lock may be held by a thread that does not exist here
             self._cache_lock, self._pid = threading.Lock(), os.getpid()
         outcomes: dict[tuple[str, str], Outcome] = {}
         waiting = []
-        for pair in dict.fromkeys(pairs):
+        for pair in dict.fromkeys(asked):
             outcome = self._cached(pair) or self._judge_here(pair)
             if outcome is None:
                 waiting.append(pair)
             else:
                 self._keep(pair, outcome)
                 outcomes[pair] = outcome
-        outcomes |= self._ask_workers(waiting)
-        return [_verdict(pair, outcomes[pair]) for pair in pairs]
+        if waiting:
+            outcomes |= self._ask_workers(waiting)
+        return [_verdict(pair, outcomes[pair]) for pair in asked]
 
     def _ask_workers(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
-        if not pairs:
-            return {}
         conventions = asdict(self.conventions)
         requests = [{"gold": gold, "prediction": answer, "conventions": conventions} for gold, answer in pairs]
         outcomes = {}
@@ -195,23 +198,9 @@ class Verifier:
     ) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("num_workers", "timeout_seconds", "memory_gib", "cache_size", "conventions")
-        return {name: getattr(self, name) for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
-
-
-def _checked(pair: tuple[str, str]) -> tuple[str, str]:
-    gold, prediction = pair
-    if not isinstance(gold, str) or not isinstance(prediction, str):
-        raise ValueError(
-            f"`pairs` must hold (gold, prediction) as two strings, but got ({gold!r}, {prediction!r}). "
-            "A response without an answer is `Verdict.missing(gold)`."
-        )
-    return gold, prediction
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (self.num_workers, self.timeout_seconds, self.memory_gib, self.cache_size, self.conventions)
+        return type(self), settings
 
 
 def _verdict(pair: tuple[str, str], outcome: Outcome) -> Verdict:

@@ -41,18 +41,12 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from grail_lightning.answers.compare import symbolic
     from grail_lightning.answers.compare.conventions import Conventions
     from grail_lightning.answers.compare.judge import judge
     from grail_lightning.answers.service.faults import fault_of
 
     try:
-        outcome = judge(
-            request["gold"],
-            request["prediction"],
-            Conventions(**request["conventions"]),
-            symbolic.Symbolic(),
-        )
+        outcome = judge(request["gold"], request["prediction"], Conventions(**request["conventions"]), slow=True)
     except MemoryError:
         return {"status": "crashed", "layer": "none", "fault": ""}
     except Exception as error:  # a bug of a layer costs this one answer, and is told

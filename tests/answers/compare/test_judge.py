@@ -9,8 +9,8 @@ from grail_lightning.answers.compare.conventions import Conventions
 from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
 from grail_lightning.answers.compare.exact import rational
 from grail_lightning.answers.compare.judge import judge
-from grail_lightning.answers.compare.symbolic import Symbolic
-from grail_lightning.answers.grammar.normalise import balanced, normalise
+from grail_lightning.answers.grammar.brackets import balanced
+from grail_lightning.answers.grammar.normalise import normalise
 from grail_lightning.answers.grammar.parser import Unreadable, parse
 
 DEFAULT = Conventions()
@@ -18,7 +18,7 @@ DEFAULT = Conventions()
 
 def outcome(gold, prediction, conventions=DEFAULT):
     """Both halves in this process: first without the slow layers, then with them."""
-    return judge(gold, prediction, conventions) or judge(gold, prediction, conventions, Symbolic())
+    return judge(gold, prediction, conventions) or judge(gold, prediction, conventions, slow=True)
 
 
 EQUAL = [

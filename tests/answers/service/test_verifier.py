@@ -150,7 +150,7 @@ def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
         assert statuses(verdicts) == ["crashed", "crashed", "crashed", "wrong", "right"]
         assert verifier._pool.workers[0].process.pid == pid  # the worker lives on
         assert sorted(verifier.faults.values()) == [1, 2]
-        assert any("ValueError: Invalid literal for Fraction: 'none' (judge.py:" in key for key in verifier.faults)
+        assert any("ValueError: Invalid literal for Fraction: 'none' (formulas.py:" in key for key in verifier.faults)
         assert any("TypeError" in key and "(symbolic.py:" in key for key in verifier.faults)
     assert len(caplog.records) == 2  # each kind once
     assert "The verifier has a bug: ValueError" in caplog.messages[0]
