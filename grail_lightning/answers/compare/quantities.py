@@ -42,12 +42,16 @@ def factors_between(
             yield ours, theirs
         if conventions.percent_as_fraction:
             yield ([*ours, _HUNDREDTH], theirs) if left.percent else (ours, [*theirs, _HUNDREDTH])
-    elif left.degrees and not right.degrees and r"\pi" in right.text:
+    elif left.degrees and _in_radians(right):
         yield [*ours, _DEGREE], theirs
-    elif right.degrees and not left.degrees and r"\pi" in left.text:
+    elif right.degrees and _in_radians(left):
         yield ours, [*theirs, _DEGREE]
     else:
         yield ours, theirs
+
+
+def _in_radians(quantity: Quantity) -> bool:
+    return not quantity.degrees and (quantity.unit == "rad" or r"\pi" in quantity.text)
 
 
 def slack_between(left: Quantity, right: Quantity, tolerance: float) -> float:

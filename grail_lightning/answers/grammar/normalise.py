@@ -26,6 +26,14 @@ _LEAD = re.compile(
     r"(?:final\s+)?(?:answer|solution|result)s?(?:\s+(?:is|are))?\s*[:=]?\s*)\}\s*:?|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z])",
     re.IGNORECASE,
 )
+# Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
+_INTRODUCTION = re.compile(
+    r"\\text\{\s*(?:(?P<inside>(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?\s+(?:is|are)\s*[:,]?\s(?=[^\s}]))"
+    r"|(?:(?:so|thus|hence|therefore|then|finally)\s*,?|[A-Za-z][A-Za-z ,']*?\s(?:is|are|equals|equal to))"
+    r"\s*:?\s*\}\s*(?=\S))",
+    re.IGNORECASE,
+)
+_DENIAL = re.compile(r"\b(?:not?|never|nor|neither|cannot|false|wrong|unless|if|whether)\b|n't", re.IGNORECASE)
 # `1{,}000`, `1,\!000`, `1\,000`, `1\ 000`: separators that are no list commas.
 _SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\[ :;>]|~)\s*(?=\d{3}(?!\d))")
 _BARRED = re.compile("((?:[0-9][\u0304\u0305])+)")
@@ -86,9 +94,16 @@ def _normalised(text: str) -> str:
         text = re.sub(r",\s+", ";", text)
     text = _spaces(text)
     text = _trailing(text)
-    text = _trailing(_spaces(_LEAD.sub("", text)))
+    text = _trailing(_spaces(_LEAD.sub("", _introduced(text))))
     # A function of nothing is a word.
     return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in spellings.WRAPPED_FUNCTIONS else text
+
+
+def _introduced(text: str) -> str:
+    r"""The text without a phrase in upright type that introduces an answer: `\text{The area is }12`."""
+    if (phrase := _INTRODUCTION.match(text)) is None or _DENIAL.search(phrase[0]):
+        return text
+    return rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
 
 
 _of_short = lru_cache(maxsize=1 << 12)(_normalised)
@@ -130,7 +145,7 @@ def _compatible(character: str) -> str:
 
 
 def _delimiters(text: str) -> str:
-    text = re.sub(r"\\\(|\\\)|\\\[(?!\d+pt)|(?<!\\)\\\]", " ", text)
+    text = re.sub(r"\\\(|\\\)|\\\[(?![\d.]+(?:pt|em|ex|mm|cm)\])|(?<!\\)\\\]", " ", text)
     text = _GOES_ON.sub(r"\\ldots ", text.replace(r"\text{\$}", r"\$"))
     # A dollar is money or a delimiter; neither changes the number. `\$` marks money for the unit rules.
     return re.sub(r"(?<!\\)\$", " ", text)

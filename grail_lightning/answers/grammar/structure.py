@@ -24,7 +24,9 @@ _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
     re.IGNORECASE,
 )
-_BASE = re.compile(r"\{?([0-9A-F]+(?:\.[0-9A-F]+)?)\}?_(?:\{?\(?([0-9]{1,2})\)?\}?|\{?\\text\{([a-z]+)\}\}?)", re.ASCII)
+_BASE = re.compile(
+    r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})\)?\}?|\{?\\text\{([a-z]+)\}\}?)", re.ASCII
+)
 _BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASES = {name: str(base) for base, name in enumerate(_BASE_NAMES, 2)}
 # The first digits of a number that goes on.
@@ -37,6 +39,8 @@ _MATRIX = re.compile(
 _BRACKETED_ARRAY = re.compile(
     r"[\[(]\\begin\{array\}(?:\{[lcr|]*\})?((?:(?!\\begin).)*?)\\end\{array\}[\])]", re.DOTALL
 )
+# `\\[4pt]` is a line break with more space.
+_ROW_END = re.compile(r"\\\\(?:\[[0-9.]+(?:pt|em|ex|mm|cm)\])?|\\cr")
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
@@ -44,6 +48,7 @@ _SYNONYMS = {
     for word, synonyms in {
         "none": "no solution|no solutions|no real solution|no real solutions|none|empty set",
         "does not exist": "does not exist|dne|undefined",
+        "infinitely many": "infinitely many|infinitely many solutions|infinite solutions|infinite number of solutions",
         "all real numbers": "all real numbers|all reals|all real|real numbers|any real number",
     }.items()
     for synonym in synonyms.split("|")
@@ -178,7 +183,7 @@ def _matrix(text: str) -> Answer | None:
     found = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\\begin{bmatrix}\1\\end{bmatrix}", text))
     if found is None:
         return None
-    rows = [row.strip() for row in re.split(r"\\\\|\\cr", found["body"]) if row.strip() not in ("", r"\hline")]
+    rows = [row.strip() for row in _ROW_END.split(found["body"]) if row.strip() not in ("", r"\hline")]
     factor = found["factor"].strip().removesuffix("*").strip()
     cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row.split("&")] for row in rows]
     if not rows or len({len(row) for row in cells}) != 1:
@@ -188,7 +193,8 @@ def _matrix(text: str) -> Answer | None:
 
 
 def _base(text: str) -> Words | None:
-    found = _BASE.fullmatch(text)
+    # `3\text{A}7_{16}`: a single letter keeps its upright type, or stands between spaces.
+    found = _BASE.fullmatch(re.sub(r"\s*(?:\\text\{([A-F]+)\}|([A-F]))\s*", r"\1\2", text))
     base = found and (found[2] or _BASES.get(found[3] or ""))
     if not found or not base:
         return None

@@ -16,7 +16,7 @@ _NAMES = (
     "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
     "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
     "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "mph|kelvin kelvins|unit units"
+    "mph|kelvin kelvins|rad rads radian radians|unit units"
 )
 _CANONICAL = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}

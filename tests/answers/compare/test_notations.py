@@ -173,6 +173,27 @@ RIGHT = {
         (r"\frac{17}{3}", r"x+y=\frac{17}{3}"), (r"\frac{17}{3}", r"p-q=17/3"), (r"3\sqrt{2}", r"a+b=\sqrt{18}"), (r"12\pi", r"R+r=12\pi"),
         ("-17", "x-y=-17"), (r"17\text{ cm}", r"a+b=17\text{ cm}"), ("3,5", "x+y=3, xy=5"), ("17", r"\boxed{m+n=17}"), ("1024", "m+n=1,024"),
     ],
+    "phrases before the answer": [
+        (r"\frac38", r"\text{The probability is } \frac38"), (r"2\sqrt{13}", r"\text{Therefore, } AB = 2\sqrt{13}"),
+        (r"\text{Yes}", r"\text{The answer is yes.}"), ("12", r"\text{The area is }12"), ("7", r"\text{Thus, } x=7"), ("7", r"\text{So }7"),
+        ("0", r"\text{The number of solutions is }0"), ("7", r"\mathrm{The\ answer\ is\ }7"), ("odd", r"\text{The result is odd}"),
+        ("(1,2)", r"\text{The points are }(1,2)"), ("5", r"\text{Hence the value is } 5"), ("5", r"\text{The final answer is: } 5"),
+    ],
+    "radians": [
+        (r"45^\circ", r"\frac{\pi}{4}\text{ rad}"), (r"\frac{\pi}{4}", r"\frac{\pi}{4}\text{ radians}"), ("2", r"2\text{ rad}"),
+        (r"\frac{\pi}{4}\text{ radians}", r"45^\circ"), (r"2\text{ radians}", "2"),
+    ],
+    "rows with more space": [
+        (r"\begin{pmatrix}1/2\\-3\end{pmatrix}", r"\begin{pmatrix}\frac12\\[4pt]-3\end{pmatrix}"),
+        (r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{bmatrix}1&2\\[0.5em]3&4\end{bmatrix}"),
+    ],
+    "numbers with a base": [
+        ("2102_{3}", "(2102)_3"), ("2102_3", "(2102)_{3}"), ("3A7_{16}", r"3\text{A}7_{16}"), (r"\mathrm{BE}_{16}", "BE_{16}"),
+        (r"1010_2", r"{1010}_{2}"),
+    ],
+    "infinitely many": [
+        (r"\text{infinitely many}", r"\text{Infinitely many solutions}"), (r"\text{infinitely many solutions}", r"\text{infinitely many}"),
+    ],
 }  # fmt: skip
 
 WRONG = {
@@ -300,6 +321,24 @@ WRONG = {
         ("17", "m+n=p+q"), ("17", r"a+b=\pm 17"), ("17", "m+n=17, p=3"), ("0", "x-y=0"), ("0", "x+y=0"), ("0", "xy=0"), ("0", "0=x+y"), ("x", "a+b=x"),
         ("2x+1", "a+b=2x+1"), ("c", "a+b=c"), ("(1,2)", "a+b=(1,2)"), ("a+b=17", "17"), ("x+y=17", "x-y=17"), ("x+y=17", "x=17"), ("x=17", "x+y=17"),
     ],
+    "phrases before the answer": [
+        ("5", r"\text{The answer is not } 5"), ("5", r"\text{It is false that the answer is } 5"), ("5", r"\text{The answer is never } 5"),
+        ("5", r"\text{The area is }5\text{ and the perimeter is }6"), (r"\text{yes}", r"\text{The answer is no.}"),
+        (r"\text{if and only if } n=3", "n=3"), ("5", r"\text{The answer isn't what it is } 5"), ("12", r"\text{The area is }13"),
+        ("7", r"\text{Thus, } x=8"), (r"\text{no}", r"\text{The answer is none}"),
+    ],
+    "radians": [
+        (r"45^\circ", r"45\text{ radians}"), (r"2^\circ", r"2\text{ rad}"), (r"2\text{ rad}", r"2^\circ"), (r"\frac{\pi}{4}", r"\frac{\pi}{4}^\circ"),
+        (r"5\text{ rad}", r"5\text{ cm}"),
+    ],
+    "rows with more space": [
+        (r"\begin{pmatrix}1/2\\-3\end{pmatrix}", r"\begin{pmatrix}\frac12\\[4pt]3\end{pmatrix}"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\[2]\end{pmatrix}"),
+    ],
+    "numbers with a base": [
+        ("2102_{3}", "(2102)_4"), ("2102_{3}", "(2012)_3"), ("3A7_{16}", r"3\text{B}7_{16}"), ("3A7_{16}", "3A7"), ("2102_3", "2102"),
+    ],
+    "infinitely many": [(r"\text{infinitely many}", r"\text{no solutions}"), (r"\text{infinitely many}", r"\text{finitely many}")],
 }  # fmt: skip
 
 
