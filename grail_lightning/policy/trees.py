@@ -142,12 +142,9 @@ def tree_layout(
     every = torch.full(responses.shape, -1, dtype=torch.long)
     every[responses] = torch.arange(int(responses.sum()))
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
-    if kernel == "flex":
-        pad = -len(ids) % BLOCK_TOKENS
-        ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
-        attention = _by_blocks(torch.cat([tree.end, torch.arange(len(tree.end), len(ids)) + 1]), device)
-    else:
-        attention = _by_units(_units(tree, starts), device)
+    pad = -len(ids) % BLOCK_TOKENS if kernel == "flex" else 0
+    ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
+    attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
     tensors = {
         "ids": ids[None],
         "positions": positions[None],
@@ -254,7 +251,7 @@ def _by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torc
     return attention
 
 
-def _by_blocks(end: Tensor, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
-    """The decoder's arguments for `flex_attention`."""
-    mask = make_block_mask(end, device)
+def _by_blocks(end: Tensor, pad: int, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+    """The decoder's arguments for `flex_attention`. Each of the `pad` places after the tokens attends to itself."""
+    mask = make_block_mask(torch.cat([end, torch.arange(len(end), len(end) + pad) + 1]), device)
     return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
