@@ -17,6 +17,7 @@ from grail_lightning.answers.compare.names import (
     distinct_names,
     has_other_letters,
     head,
+    inverted,
     is_name,
     named_sides,
     named_value,
@@ -25,7 +26,7 @@ from grail_lightning.answers.compare.names import (
 from grail_lightning.answers.compare.sets import Cuts, as_cuts
 from grail_lightning.answers.compare.words import same_wording, spelled_alike
 from grail_lightning.answers.grammar.kinds import Answer, Broken, Group, Leaf, Many, Relation, Union, Words
-from grail_lightning.answers.grammar.nodes import Node, letters, negated
+from grail_lightning.answers.grammar.nodes import Node, letters, negated, number
 from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
 from grail_lightning.answers.grammar.prose import e_notation_spelled_out, is_e_notation, lowest_terms, sentence
 from grail_lightning.answers.grammar.structure import read
@@ -256,6 +257,11 @@ class _Comparison(Formulas):
                 return True
         if gold.signs[0] != "=":
             return False
+        upside_down, value = inverted(gold.sources[0]), gold.sides[-1]
+        if upside_down is not None and head(upside_down) == theirs[0] and isinstance(value, Leaf) and value.node:
+            turned = Node("divide", "", (number(1), value.node))  # AB/CD = 3/2 says CD/AB = 2/3
+            twin = other.sides[-1]
+            return isinstance(twin, Leaf) and twin.node is not None and self.nodes(turned, twin.node, 0.0)
         named = is_name(gold.sources[0]) and is_name(other.sources[0]) and ours[0] != theirs[0]
         if named and (without_letters(gold.sides[-1]) or without_letters(other.sides[-1])):
             return False  # x=5 is not y=5

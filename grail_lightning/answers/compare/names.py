@@ -8,7 +8,16 @@ from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
 from grail_lightning.answers.grammar.nodes import letters, number
 from grail_lightning.answers.grammar.normalise import string_key
 
-__all__ = ["distinct_names", "has_other_letters", "head", "is_name", "named_sides", "named_value", "without_letters"]
+__all__ = [
+    "distinct_names",
+    "has_other_letters",
+    "head",
+    "inverted",
+    "is_name",
+    "named_sides",
+    "named_value",
+    "without_letters",
+]
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
 _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
@@ -67,6 +76,12 @@ def head(source: str) -> str:
 
 def _plain(found: re.Match[str]) -> str:
     return "" if found[0] == "m" else found[1] or "P"
+
+
+def inverted(source: str) -> str | None:
+    r"""The inverse of a quotient of two names: `\frac{CD}{AB}` for `\frac{AB}{CD}`; None for anything else."""
+    found = re.fullmatch(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", source.strip())
+    return rf"\frac{{{found[2]}}}{{{found[1]}}}" if found and _is_ratio(source) else None
 
 
 def _is_ratio(source: str) -> bool:

@@ -29,8 +29,9 @@ _LEAD = re.compile(
 # Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
 _INTRODUCTION = re.compile(
     r"\\text\{\s*(?:(?P<inside>(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?\s+(?:is|are)\s*[:,]?\s(?=[^\s}]))"
-    r"|(?:(?:so|thus|hence|therefore|then|finally)\s*,?|[A-Za-z][A-Za-z ,']*?\s(?:is|are|equals|equal to))"
-    r"\s*:?\s*\}\s*(?=\S))",
+    r"|(?:(?:so|thus|hence|therefore|then|finally)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)|\s*:)"
+    r"|the\s+(?:line|circle|parabola|ellipse|hyperbola|plane|curve|equation|function|interval|set|point|value))"
+    r"\s*:?\s*\}\s*(?=\S)|(?:for\s+)?all\s*\}\s*(?=[A-Za-z]\s*(?:[<>]|\\(?:[lg]e|ne|in)(?![a-zA-Z]))))",
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"\b(?:not?|never|nor|neither|cannot|false|wrong|unless|if|whether)\b|n't", re.IGNORECASE)
@@ -121,7 +122,7 @@ def _lines(text: str) -> str:
     """Relations on lines of their own are a list; other line breaks are spaces."""
     if "\n" not in text:
         return text
-    lines = [line.strip().rstrip(",;") for line in text.split("\n") if line.strip()]
+    lines = [line.strip().removesuffix(r"\\").strip().rstrip(",;") for line in text.split("\n") if line.strip()]
     whole = all(balanced(line) and line.count(r"\begin") == line.count(r"\end") for line in lines)
     if whole and all(_RELATION.search(line) and not _CONTINUED.search(line) for line in lines):
         return ";".join(lines)

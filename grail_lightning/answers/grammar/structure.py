@@ -194,7 +194,8 @@ def _matrix(text: str) -> Answer | None:
 
 def _base(text: str) -> Words | None:
     # `3\text{A}7_{16}`: a single letter keeps its upright type, or stands between spaces.
-    found = _BASE.fullmatch(re.sub(r"\s*(?:\\text\{([A-F]+)\}|([A-F]))\s*", r"\1\2", text))
+    joined = re.sub(r"\s*(?:\\text\{([A-F]+)\}|([A-F]))\s*", r"\1\2", text)
+    found = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", joined))
     base = found and (found[2] or _BASES.get(found[3] or ""))
     if not found or not base:
         return None

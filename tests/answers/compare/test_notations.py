@@ -191,6 +191,13 @@ RIGHT = {
         ("2102_{3}", "(2102)_3"), ("2102_3", "(2102)_{3}"), ("3A7_{16}", r"3\text{A}7_{16}"), (r"\mathrm{BE}_{16}", "BE_{16}"),
         (r"1010_2", r"{1010}_{2}"),
     ],
+    "ratios upside down": [
+        (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac23"), (r"\frac{x}{y}=4", r"\frac{y}{x}=0.25"), (r"\frac{AB}{CD}=\sqrt2", r"\frac{CD}{AB}=\frac{1}{\sqrt2}"),
+    ],
+    "phrases without a verb": [
+        (r"\frac16", r"\text{Probability: }\frac16"), ("x>2", r"\text{all } x > 2"), ("y=2x+1", r"\text{the line } y = 2x+1"),
+        ("-6, 4", "x = 4 \\\\\nx = -6"), ("(1,2)", r"\text{the point } (1,2)"), (r"1\,0110_2", r"10110_{\text{two}}"),
+    ],
     "infinitely many": [
         (r"\text{infinitely many}", r"\text{Infinitely many solutions}"), (r"\text{infinitely many solutions}", r"\text{infinitely many}"),
     ],
@@ -337,6 +344,14 @@ WRONG = {
     ],
     "numbers with a base": [
         ("2102_{3}", "(2102)_4"), ("2102_{3}", "(2012)_3"), ("3A7_{16}", r"3\text{B}7_{16}"), ("3A7_{16}", "3A7"), ("2102_3", "2102"),
+    ],
+    "ratios upside down": [
+        (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac32"), (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{EF}=\frac23"), (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac25"),
+        (r"\frac{x}{2}=3", r"\frac{2}{x}=3"), (r"\frac{x}{y}=0", r"\frac{y}{x}=0"),
+    ],
+    "phrases without a verb": [
+        (r"\frac16", r"\text{Not the probability: }\frac16"), ("x>2", r"\text{all } x \ge 2"), ("x>2", r"\text{not all } x > 2"), ("5", r"\text{all but } 5"),
+        ("-6, 4", "x = 4 \\\\\nx = 6"), (r"1\,0110_2", r"10111_{\text{two}}"), ("5", r"\text{wrong value: } 5"),
     ],
     "infinitely many": [(r"\text{infinitely many}", r"\text{no solutions}"), (r"\text{infinitely many}", r"\text{finitely many}")],
 }  # fmt: skip
