@@ -24,7 +24,10 @@ _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
 _VECTOR = (
     r"\\(?:bar|hat|vec|tilde|overline|overrightarrow|overleftarrow|widehat|overarc|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
 )
-_SIZE = rf"\|(?:[A-Zzw]|[A-Z]{{2}}|[A-Z](?:\s?\\(?:cap|cup)\s?[A-Z])+|{_VECTOR})\||\\\|(?:[A-Za-z]|{_VECTOR})\\\|"
+_COMPLEX = r"[zw](?:_[0-9])?"
+_MODULUS = rf"{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|\\frac\{{{_COMPLEX}\}}\{{{_COMPLEX}\}}"
+_INTERSECTION = r"[A-Z](?:\s?\\(?:cap|cup)\s?[A-Z])+"
+_SIZE = rf"\|(?:[A-Z]|{_MODULUS}|[A-Z]{{2}}|{_INTERSECTION}|{_VECTOR})\||\\\|(?:[A-Za-z]|{_VECTOR})\\\|"
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _FORMULAS = f"frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text"
 _COMMAND = rf"\\(?:det|dim|deg|gcd|lcm|Pr)\s?[A-Za-z]?|\\(?!{_FORMULAS})[a-zA-Z]+"
@@ -38,8 +41,9 @@ _NAME = re.compile(
     re.VERBOSE,
 )
 # A function of an angle that has a name. `\sin x=7` and `\ln x=7` are equations to be solved.
+_ANGLE = r"[2-9]?\s?(?:\\angle\s?[A-Z]{1,3}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega)(?![a-zA-Z]))"
 _OF_ANGLE = re.compile(
-    rf"\\(?:{_ANGULAR})\s?\(?(?:\\angle\s?[A-Z]{{1,3}}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega))\)?"
+    rf"\\(?:{_ANGULAR})\s?(?:\^\{{?[2-9]\}}?\s?)?(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
 )
 _DERIVATIVE = re.compile(r"\\frac\{d\s?[a-z]?\}\{d\s?[a-z]\}")
 _COMPOSITION = re.compile(r"\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)")

@@ -191,6 +191,10 @@ RIGHT = {
         ("2102_{3}", "(2102)_3"), ("2102_3", "(2102)_{3}"), ("3A7_{16}", r"3\text{A}7_{16}"), (r"\mathrm{BE}_{16}", "BE_{16}"),
         (r"1010_2", r"{1010}_{2}"),
     ],
+    "functions of angles, sizes of numbers": [
+        (r"\sin 2\alpha=\frac{24}{25}", r"\frac{24}{25}"), (r"\frac12", r"\cos(\alpha+\beta)=\frac12"), (r"\frac14", r"\sin^2\theta=\frac14"),
+        (r"\frac45", r"\cos\frac{\theta}{2}=\frac45"), (r"|\frac{z}{w}|=\frac{\sqrt{10}}{2}", r"\frac{\sqrt{10}}{2}"), ("5", r"|z_1+z_2|=5"), ("5", r"|zw|=5"),
+    ],
     "ratios upside down": [
         (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac23"), (r"\frac{x}{y}=4", r"\frac{y}{x}=0.25"), (r"\frac{AB}{CD}=\sqrt2", r"\frac{CD}{AB}=\frac{1}{\sqrt2}"),
     ],
@@ -344,6 +348,10 @@ WRONG = {
     ],
     "numbers with a base": [
         ("2102_{3}", "(2102)_4"), ("2102_{3}", "(2012)_3"), ("3A7_{16}", r"3\text{B}7_{16}"), ("3A7_{16}", "3A7"), ("2102_3", "2102"),
+    ],
+    "functions of angles, sizes of numbers": [
+        (r"\frac12", r"\sin 2x=\frac12"), (r"\sin 2\alpha=\frac{24}{25}", r"\frac{7}{25}"), ("7", r"|x|=7"), ("7", r"|x+y|=7"), ("5", r"|z|=6"),
+        (r"\sin 2\alpha=\frac12", r"\cos 2\alpha=\frac12"), ("2", r"\sin 2\alpha"), (r"\frac12", r"2\sin\alpha=\frac12"),
     ],
     "ratios upside down": [
         (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac32"), (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{EF}=\frac23"), (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac25"),
