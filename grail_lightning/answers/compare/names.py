@@ -134,8 +134,12 @@ def named_sides(relation: Relation, said: Answer | None = None) -> list[bool]:
 
 
 def named_value(relation: Relation) -> Answer | None:
-    """What a relation says of its name, or None if it is more than a name and a value."""
-    named = named_sides(relation)
+    """What a relation says of its name, or None if it is more than a name and a value.
+
+    `m+n=113` says 113. With coordinates alone, `x+y=113` is a line.
+    """
+    line = all(re.fullmatch(r"[xyz\s+-]*|[0-9.\s-]*", source) for source in relation.sources)
+    named = named_sides(relation, None if line else relation.sides[-1])
     if set(relation.signs) <= {"=", r"\in"} and named[0]:
         return relation.sides[-1]
     if relation.signs == ("=",) and named[1]:

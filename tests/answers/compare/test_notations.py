@@ -195,6 +195,7 @@ RIGHT = {
         (r"\sin 2\alpha=\frac{24}{25}", r"\frac{24}{25}"), (r"\frac12", r"\cos(\alpha+\beta)=\frac12"), (r"\frac14", r"\sin^2\theta=\frac14"),
         (r"\frac45", r"\cos\frac{\theta}{2}=\frac45"), (r"|\frac{z}{w}|=\frac{\sqrt{10}}{2}", r"\frac{\sqrt{10}}{2}"), ("5", r"|z_1+z_2|=5"), ("5", r"|zw|=5"),
     ],
+    "references that name a sum": [("m+n=113", "113"), ("a+b=17", "17"), (r"mn=\frac{3}{4}", "0.75"), ("AB+BC=12", "12")],
     "ratios upside down": [
         (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac23"), (r"\frac{x}{y}=4", r"\frac{y}{x}=0.25"), (r"\frac{AB}{CD}=\sqrt2", r"\frac{CD}{AB}=\frac{1}{\sqrt2}"),
     ],
@@ -330,7 +331,7 @@ WRONG = {
         ("17", "|x|+|y|=17"), ("17", "x!+y=17"), ("17", r"a+b\ne 17"), ("17", "a+b<17"), ("17", r"a+b\in 17"), ("17", "no+x=17"),
         ("17", "a+b+c=18"), ("17", "m+n=17=18"), ("17", "m+n=18=17"), ("17", "m+n=-17"), ("17", "m+n=7"), ("17", "m+n=17x"), ("17", "m+n"),
         ("17", "m+n=p+q"), ("17", r"a+b=\pm 17"), ("17", "m+n=17, p=3"), ("0", "x-y=0"), ("0", "x+y=0"), ("0", "xy=0"), ("0", "0=x+y"), ("x", "a+b=x"),
-        ("2x+1", "a+b=2x+1"), ("c", "a+b=c"), ("(1,2)", "a+b=(1,2)"), ("a+b=17", "17"), ("x+y=17", "x-y=17"), ("x+y=17", "x=17"), ("x=17", "x+y=17"),
+        ("2x+1", "a+b=2x+1"), ("c", "a+b=c"), ("(1,2)", "a+b=(1,2)"), ("x+y=17", "x-y=17"), ("x+y=17", "x=17"), ("x=17", "x+y=17"),
     ],
     "phrases before the answer": [
         ("5", r"\text{The answer is not } 5"), ("5", r"\text{It is false that the answer is } 5"), ("5", r"\text{The answer is never } 5"),
@@ -353,6 +354,7 @@ WRONG = {
         (r"\frac12", r"\sin 2x=\frac12"), (r"\sin 2\alpha=\frac{24}{25}", r"\frac{7}{25}"), ("7", r"|x|=7"), ("7", r"|x+y|=7"), ("5", r"|z|=6"),
         (r"\sin 2\alpha=\frac12", r"\cos 2\alpha=\frac12"), ("2", r"\sin 2\alpha"), (r"\frac12", r"2\sin\alpha=\frac12"),
     ],
+    "references that name a sum": [("x+y=113", "113"), ("m+n=113", "112"), ("2m+n=113", "113"), ("xy=12", "12"), ("m+n=0", "0"), ("m+n=p", "p")],
     "ratios upside down": [
         (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac32"), (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{EF}=\frac23"), (r"\frac{AB}{CD}=\frac32", r"\frac{CD}{AB}=\frac25"),
         (r"\frac{x}{2}=3", r"\frac{2}{x}=3"), (r"\frac{x}{y}=0", r"\frac{y}{x}=0"),
