@@ -91,10 +91,24 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--trainer.callbacks+=LearningRateFinder"], "must leave out LearningRateFinder"),
         (["--trainer.callbacks+=KeepRolouts"], "`trainer.callbacks` must be one of .*Did you mean KeepRollouts"),
         (["--trainer.logger=CSVLoger"], "`trainer.logger` must be one of .*Did you mean CSVLogger"),
-        (["--trainer.logger.init_args.save_dir=/dev/null/runs"], "Not a directory"),
-        (["--export.folder=/dev/null/export"], "`export.folder` must be a folder that can be written, but"),
-        (["--last_checkpoint.folder=/dev/null/x"], "`last_checkpoint.folder` must be a folder that can be written"),
         (["--trainer.devices=-3"], "should be an int > 0"),
+        (
+            ["--trainer.strategy=ModelParallelStrategy", "--trainer.strategy.tensor_parallel_size=2"],
+            "`tensor_parallel_size` 1, since layers are never split, but got 1 and 2",
+        ),
+        (["--model.policy="], "`policy` must be a model on the hub or a folder, but got nothing"),
+        (["--verbose=true"], "no option `verbose`. `grail-lightning fit --help`"),
+        (["--checkpoint.train_time_interval=soon"], "must be a time such as 1:30:00 or null, but got 'soon'"),
+        (["--model.credit=grail_lightning.credit.TokenCredit"], "objects can be made, but got .*Write __call__ in it"),
+        (["--data=grail_lightning.credit.Uniform"], "`data` must be one of ArithmeticData, MathData"),
+        (
+            ["--data=MathData", "--data.task.rewards=[{function: correct}]"],
+            "`data.task` must be given a class before its options, one of .*`--data.task=MathTask`",
+        ),
+        (
+            ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval=batch"],
+            "`trainer.callbacks.logging_interval` must be one of step, epoch or null, but got 'batch'",
+        ),
         (["--seed_everything=-5"], "-5 is not in bounds"),
         (["--model.policy=arithmetc"], "`policy` must be arithmetic, .*'arithmetc'. Did you mean arithmetic?"),
         (["--model.pol=arithmetic"], "There is no option `model.pol`. Did you mean `model.policy`?"),
@@ -150,6 +164,8 @@ def test_a_missing_module_is_named_with_the_extra_that_installs_it(capsys, monke
         (b"- 1\n", "must hold options, .* but got a list"),
         (b"model:\n  policy: [a\ntrainer: {}\n", "wrong.yaml, line 3, column 8: malformed YAML"),
         (b"model:\n\tpolicy: a\n", "wrong.yaml, line 2, column 1: malformed YAML"),
+        (b"model: {policy: a}\ntrainer: {}\nmodel: {policy: b}\n", "wrong.yaml, line 3, column 1: .*a second 'model'"),
+        (b"model: {credit: [GRAIL]}\n", "`model.credit` must be one of .*'GRAIL'.*It is set in"),
         (b"\xff\xfe", "must be UTF-8 text, but byte 0 is not"),
         (b"config: wrong.yaml\n", "`config` must name another file .*: wrong.yaml -> wrong.yaml"),
         (b"config: other.yaml\n", "`config` must name another file .*: wrong.yaml -> other.yaml -> wrong.yaml"),
@@ -162,6 +178,27 @@ def test_a_mistake_in_a_file_is_one_line_with_the_files_name(content, message, c
     said = fails(capsys, "fit", *SHORT, "--config=wrong.yaml")
     assert re.search(message, said)
     assert "wrong.yaml" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "trainer:\nseed_everything: 1\n",
+            "`trainer` must be a group of options, but got null. Fill it in, or leave the line out",
+        ),
+        ("trainer: [1]\n", r"`trainer` must be a group of options, but got \[1\]"),
+        ("evaluation:\nseed_everything: 1\n", "`evaluation` must be a group of options, but got null"),
+        ("model: {execution: }\n", "`model.execution` must be a group of options, but got null"),
+        (
+            "model: {sampling: {max_response_length: 44, temperature: 1,5}}\n",
+            "must be text, but got 5. Numbers have a dec",
+        ),
+    ],
+)
+def test_a_group_without_options_or_a_key_that_is_a_number_is_one_line(content, message, capsys, tmp_path):
+    (tmp_path / "wrong.yaml").write_text(content)
+    assert re.search(message, fails(capsys, "fit", *SHORT, "--config=wrong.yaml"))
 
 
 def test_an_option_of_the_command_line_is_not_blamed_on_a_file(capsys, tmp_path):

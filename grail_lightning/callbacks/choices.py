@@ -33,6 +33,11 @@ UNUSABLE_CALLBACKS = {
     "LearningRateFinder": "it needs the loss of automatic optimisation, and the module's is manual. Set "
     "`model.optimizer.lr`.",
     "BatchSizeFinder": "memory depends on `model.execution.token_budget`, not on the batch. Set that.",
+    "StochasticWeightAveraging": "it needs automatic optimisation, and the module's is manual.",
+    "ModelPruning": "it prunes weights before the policy is loaded. Prune the policy beforehand.",
+    "BackboneFinetuning": "a policy has no `backbone`. Train adapters instead: `model.loading.lora`.",
+    "SpikeDetection": "it needs the loss of automatic optimisation, and the module's is manual. "
+    "`model.execution.max_grad_norm` limits what a spike can do.",
 }
 
 
@@ -43,6 +48,11 @@ def choices(option: str) -> list[str]:
     base, modules = _BASES[option]
     shown = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items()}
     return sorted(name for name, value in shown.items() if _is_choice(name, value, base))
+
+
+def base_classes() -> set[str]:
+    """The names of the base classes of all options that accept a class."""
+    return {base.__name__ for base, _ in _BASES.values()}
 
 
 def unusable(name: str) -> str:

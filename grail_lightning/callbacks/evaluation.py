@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,13 +13,16 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.figures import Figures, test_table
+from grail_lightning.callbacks.figures import Figures, figure_names, test_table
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.data.names import metric_names
 from grail_lightning.runtime.collectives import all_gather_objects, all_gather_rows, sum_by_name, world_size
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput
 from grail_lightning.tasks.base import Prompt
+
+# What the names of the figures of each dataset begin with; the others are logged for all datasets together.
+_OF_EACH_DATASET = ("accuracy", "pass_at", "completions/mean_length", "completions/clipped_ratio")
 
 
 class Evaluation(Callback):
@@ -126,6 +130,13 @@ class Evaluation(Callback):
         """Remember the step of the checkpoint, at which validation and test log."""
         self._loaded = checkpoint["global_step"]
 
+    def logged(self, datasets: Iterable[str]) -> list[str]:
+        """The names of the metrics that a validation with these datasets logs."""
+        names = figure_names(self.pass_at)
+        parts = [f"{part}/{name}" for part in metric_names(datasets).values() for name in names]
+        shown = [part for part in parts if part.partition("/")[2].startswith(_OF_EACH_DATASET)]
+        return [*(f"val/{name}" for name in (*names, *shown)), "step"]
+
     def state_dict(self) -> dict[str, Any]:
         """The first and the last accuracy of the run, with their conditions."""
         return {"first": self.first, "last": self.last}
@@ -227,8 +238,7 @@ class Evaluation(Callback):
         logged = {f"{stage}/{name}": value for name, value in overall.items() if name != "problems"}
         for dataset, part in metric_names(self._datasets()).items():
             figures = self._figures.get(dataset) or Figures(self.pass_at, pl_module.device)
-            shown = ("accuracy", "pass_at", "completions/mean_length", "completions/clipped_ratio")
-            found = {name: value for name, value in figures.compute().items() if name.startswith(shown)}
+            found = {name: value for name, value in figures.compute().items() if name.startswith(_OF_EACH_DATASET)}
             logged |= {f"{stage}/{part}/{name}": value for name, value in found.items()}
         kept = {name: value for name, value in logged.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.

@@ -52,7 +52,7 @@ class ExportPolicy(Callback):
         if self.folder and Path(self.folder).is_file():
             raise ValueError(f"`folder` must be a folder, but {self.folder} is a file. Name another one.")
         if self.folder and stage == "fit" and trainer.is_global_zero:
-            check_writable(Path(self.folder), "export.folder")
+            check_writable(Path(self.folder), "`export.folder`")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import SumMetric
 
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
-from grail_lightning.metrics import AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
+from grail_lightning.metrics import STATUSES, AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
 
 _CONFIDENCE = 0.95
 Interval = tuple[float, float]
@@ -57,6 +57,17 @@ class Figures:
         total = sum(counts.values(), torch.tensor(0)).clamp(min=1)
         figures |= {f"verdict/{status}": count / total for status, count in counts.items()}
         return {name: float(value) for name, value in figures.items()}
+
+
+def figure_names(pass_at: Sequence[int]) -> list[str]:
+    """The names under which the figures of a set of problems are logged."""
+    lengths = ("mean_length", "min_length", "max_length", "clipped_ratio")
+    return [
+        "accuracy",
+        *(f"pass_at_{k}" for k in pass_at),
+        *(f"completions/{name}" for name in lengths),
+        *(f"verdict/{status}" for status in STATUSES),
+    ]
 
 
 def mean_interval(shares: Tensor, noise: Tensor) -> Interval:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from grail_lightning.step.outputs import StepOutput
 
@@ -37,6 +37,18 @@ def output_of(outputs: object) -> StepOutput:
 def fast_dev_run(trainer: Trainer) -> bool:
     """Whether the trainer only tries a few batches, and writes nothing. Lightning does not declare the attribute."""
     return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """The callbacks of a run. Lightning does not declare the attribute."""
+    found: list[Callback] = getattr(trainer, "callbacks", [])
+    return found
+
+
+def data_of(trainer: Trainer) -> LightningDataModule | None:
+    """The data module of a run; None if it has loaders alone. Lightning does not declare the attribute."""
+    found: LightningDataModule | None = getattr(trainer, "datamodule", None)
+    return found
 
 
 def _is_ours(pl_module: LightningModule) -> TypeGuard[GrailModule]:

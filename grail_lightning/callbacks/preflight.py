@@ -17,6 +17,7 @@ from grail_lightning.credit.base import TokenWeights
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name
+from grail_lightning.runtime.quiet import HELD
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
 from grail_lightning.step.options import Execution, Objective
@@ -67,14 +68,13 @@ class Preflight(Callback):
         self._looked = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the settings of the trainer before the model is loaded, rather than let a fit fail later.
+        """Check the settings and the data before the model is loaded, rather than let a run fail later.
 
         Raises:
-            ValueError: If a callback does not work with this module, validation would never be due, or the folder of
-                the run cannot be written.
+            ValueError: If the run would fail; see `check_run`.
         """
-        if stage == "fit":
-            check_run(trainer)
+        check_run(trainer, pl_module, stage)
+        HELD.release()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the sampler and dropout."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
-import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,16 +31,18 @@ from grail_lightning.callbacks import (
     RolloutTable,
     Throughput,
 )
+from grail_lightning.callbacks.requirements import check_callbacks, check_folders
 from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
-from grail_lightning.distributed.checkpoint_io import check_whole
+from grail_lightning.distributed.checkpoint_check import check_checkpoint
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
+from grail_lightning.policy.checks import check_weights
 from grail_lightning.policy.options import check_dtype, check_precision
-from grail_lightning.runtime.quiet import leave_out_messages
+from grail_lightning.runtime.quiet import HELD, leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 
@@ -108,8 +110,9 @@ class GrailCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
-            known = {name for sub in self._subcommand_parsers.values() for name, _ in sub.get_defaults().items()}
             given = args if isinstance(args, list) else sys.argv[1:]
+            parsers = [sub for name, sub in self._subcommand_parsers.items() if name in given[:1]]
+            known = {name for sub in parsers for name, _ in sub.get_defaults().items()}
             raise ValueError(option_error(error, sorted(known), given)) from error
 
     def _parse_ckpt_path(self) -> None:
@@ -129,6 +132,7 @@ class GrailCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer.strategy)
         default_mesh_sizes(trainer)
+        check_callbacks(trainer)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning would use the logger's.
@@ -136,7 +140,8 @@ class GrailCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Reject options that the module cannot follow, before any object is built."""
-        trainer = self.config[self.subcommand].trainer
+        check_groups(options := self.config[self.subcommand])
+        trainer = options.trainer
         for name, (honoured, instead) in LEFT_OUT.items():
             if (given := trainer.get(name)) not in honoured:
                 raise ValueError(f"`trainer.{name}` must be left out, but got {given}. {instead}")
@@ -146,8 +151,11 @@ class GrailCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         folder = RunFolder(self.trainer)
+        check_folders(self.trainer)
         kwargs["ckpt_path"] = folder.checkpoint(kwargs.get("ckpt_path"))
-        check_whole(kwargs["ckpt_path"])
+        weights = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only"))
+        if weights is not None:
+            check_weights(self.model.policy_name, self.model.loading, weights)
         if subcommand != "fit" and not self._leaves_nothing():
             folder.shared()
             keep_tables(self.trainer.loggers)
@@ -169,6 +177,29 @@ class GrailCLI(LightningCLI):
         return bool(getattr(self.trainer, "fast_dev_run", False))
 
 
+def check_groups(options: Any) -> None:
+    """Check that no group of options is null or a value, and that no callback of every run is listed a second time.
+
+    Raises:
+        ValueError: If one is.
+    """
+    groups = ["trainer", "model", *(name for name, made in ALWAYS_ON.items() if inspect.signature(made).parameters)]
+    groups += [f"model.{name}" for name in ("sampling", "loading", "objective", "execution")]
+    for name in groups:
+        if not isinstance(value := options.get(name), Namespace):
+            given = "null" if value is None else repr(value)
+            raise ValueError(
+                f"`{name}` must be a group of options, but got {given}. Fill it in, or leave the line out."
+            )
+    listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in _as_list(options.trainer.get("callbacks"))}
+    for name, callback in ALWAYS_ON.items():
+        if callback.__name__ in listed and callback is not ModelCheckpoint:
+            raise ValueError(
+                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set its options with "
+                f"`--{name}.…`."
+            )
+
+
 def strategy_options(given: Any) -> Any:
     """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it.
 
@@ -186,54 +217,63 @@ def strategy_options(given: Any) -> Any:
 
 
 def default_mesh_sizes(trainer: Any) -> None:
-    """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node."""
-    strategy = trainer.strategy
+    """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node.
+
+    Raises:
+        ValueError: If the sizes that are given do not fit the devices.
+    """
+    strategy, devices = trainer.strategy, trainer.num_devices * trainer.num_nodes
     if isinstance(strategy, ModelParallelStrategy):
         if strategy._data_parallel_size == "auto":
-            strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
+            strategy._data_parallel_size = devices
         if strategy._tensor_parallel_size == "auto":
             strategy._tensor_parallel_size = 1
+        sizes = strategy._data_parallel_size, strategy._tensor_parallel_size
+        if sizes != (devices, 1):
+            raise ValueError(
+                f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
+                f"never split, but got {sizes[0]} and {sizes[1]}. Leave both out of `trainer.strategy`."
+            )
 
 
 def main(args: ArgsType = None) -> None:
     """Entry point. A user's mistake is reported in one line with exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
     # Lightning 2.6 calls `add_instantiator`, which jsonargparse 4.53 deprecates. A user cannot change that.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    # `keep_tables` has moved the files that this warning says would be deleted.
-    warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
     leave_out_messages()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     quiet = {"exit_on_error": False}
     given = sys.argv[1:] if args is None else args
-    try:
-        if isinstance(given, list):
-            given = expand_configs(given)
-            check_subcommand(given)
-        if args is None:
-            sys.argv[1:] = given
-        GrailCLI(
-            GrailModule,
-            LightningDataModule,
-            subclass_mode_data=True,
-            args=None if args is None else given,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            parser_kwargs={
-                "version": __version__,
-                "allow_abbrev": False,
-                **quiet,
-                **dict.fromkeys(SUBCOMMANDS, quiet),
-            },
-        )
-    except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
-        if not explain(error):
-            raise
-        if os.environ.get("GRAIL_DEBUG"):
-            traceback.print_exc()
-        refuse(one_line(error))
+    with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
+        try:
+            if isinstance(given, list):
+                given = expand_configs(given)
+                check_subcommand(given)
+            if args is None:
+                sys.argv[1:] = given
+            GrailCLI(
+                GrailModule,
+                LightningDataModule,
+                subclass_mode_data=True,
+                args=None if args is None else given,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                parser_kwargs={
+                    "version": __version__,
+                    "allow_abbrev": False,
+                    **quiet,
+                    **dict.fromkeys(SUBCOMMANDS, quiet),
+                },
+            )
+        except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+            if not explain(error):
+                raise
+            if os.environ.get("GRAIL_DEBUG"):
+                traceback.print_exc()
+            refuse(one_line(error))
 
 
 def _as_list(value: Any) -> list[Any]:

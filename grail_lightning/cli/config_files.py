@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
 CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
 
 
@@ -62,7 +63,7 @@ def read_options(file: Path) -> dict[str, Any]:
         ValueError: If it cannot be read, is no YAML, or does not hold options. The message names file and line.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506  (a SafeLoader)
     except OSError as error:
         raise ValueError(
             f"`--config` must name a YAML file, but {file} cannot be read: File does not exist (looked in "
@@ -83,6 +84,20 @@ def read_options(file: Path) -> dict[str, Any]:
             "or leave it out."
         )
     return content
+
+
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader, which refuses a key that a mapping has twice: the first value would be lost."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """The mapping of a node."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"a second {key.value!r}", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from grail_lightning.cli.commands import DEBUG_HINT
 from grail_lightning.cli.config_files import file_that_sets
 from grail_lightning.cli.option_errors import refusal
+from grail_lightning.policy.checks import other_policy
 
 PACKAGE = str(Path(__file__).parents[1])
 CONFIG_LIBRARIES = (
@@ -24,8 +25,10 @@ CONFIG_LIBRARIES = (
     "lightning/fabric/accelerators",
     "lightning/fabric/utilities/device_parser",
     "lightning/fabric/utilities/seed",
+    "lightning/fabric/plugins/environments",
 )
 MISMATCH = "Error(s) in loading state_dict"
+NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
 CHOOSE = "Choose another folder."
 # Errors of the operating system that the user can correct, wherever they are raised.
 REMEDIES = {
@@ -45,13 +48,14 @@ def explain(error: BaseException) -> bool:
     """
     if isinstance(error, (ArgumentError, MisconfigurationException)):
         return True
-    if isinstance(error, RuntimeError):
-        return str(error).startswith(MISMATCH)
+    if isinstance(error, RuntimeError) and str(error).startswith((MISMATCH, NOT_LOGGED)):
+        return True
     if isinstance(error, OSError) and error.errno in REMEDIES and error.filename is not None:
         return True
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
-    return raised_in.startswith(PACKAGE) or any(name in raised_in for name in CONFIG_LIBRARIES)
+    ours = raised_in.startswith(PACKAGE) and not isinstance(error, RuntimeError)
+    return ours or any(name in raised_in for name in CONFIG_LIBRARIES)
 
 
 def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence[str]) -> str:
@@ -72,11 +76,7 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     if text.startswith(MISMATCH):
         differing = re.findall(r'"([\w.]+)"|size mismatch for ([\w.]+)', text)
-        said = (
-            f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
-            f"shapes, such as {''.join(differing[0])}. Give the `model.policy` and `model.loading.lora` that it was "
-            "trained with; they are in the config.yaml of its run."
-        )
+        said = other_policy(["".join(names) for names in differing])
     elif isinstance(error, OSError):
         said = f"{error.strerror or error}: {error.filename}. {REMEDIES.get(error.errno or 0, '')}".strip()
     else:

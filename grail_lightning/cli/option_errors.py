@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jsonargparse import ArgumentParser
 
-from grail_lightning.callbacks.choices import choices, imported, unusable
+from grail_lightning.callbacks.choices import base_classes, choices, imported, unusable
 
 EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
 KINDS = {
@@ -26,12 +26,13 @@ KINDS = {
     "tuple": "a list",
     "dict": "a mapping",
     "NoneType": "null",
+    "timedelta": "a time such as 1:30:00",
     "collections.abc.Iterable": "a list",
 }
 # Lines without a reason: those that follow the reasons of a union, and those about a class that would be accepted.
 ASIDE = re.compile(
     r"Subtypes:|Errors:|Given value type:|Does not validate against|Not a valid subclass|Subclass types expect|"
-    r"a class path \(str\)|a dict with|a dict without|Not of type \w+:|Expected a path but .* not accessible or invalid"
+    r"a class path \(str\)|a dict with|a dict without|Expected a path but .* not accessible or invalid"
 )
 TREE = re.compile(r"Parser key|^Errors:|accept option '|unrecognized arguments:|required: |\.help:", re.MULTILINE)
 KEY = re.compile(r'Parser key "([\w.]+)":')
@@ -41,6 +42,9 @@ UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (.*)$")
 WRONG_CLASS = re.compile(r"Expected '([\w.]+)' to be a subclass of")
 NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 NOT_ACCEPTED = re.compile(r"(?:Option|accept option) '([\w.]+)'(?: is not accepted)?")
+ABSTRACT = re.compile(r"Expected an instantiatable class, but (?:([\w.]+) )?is abstract")
+NO_SUBCLASS = "Import path does not correspond to a subclass of"
+NO_TEXT = re.compile(r"Key must be a string, got: (.*?)\.?$")
 UNRECOGNISED = re.compile(r"unrecognized arguments: (\S+)")
 REQUIRED = re.compile(r"the following arguments are required: (.*)$")
 
@@ -90,9 +94,14 @@ def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
         text: The message of jsonargparse.
         known: The names of all options of the command line.
     """
+    if unnamed := NO_TEXT.match(text):
+        return "", (
+            f"The name of an option in a config file must be text, but got {unnamed[1]}. Numbers have a decimal point, "
+            "since a comma separates options."
+        )
     if not TREE.search(text):
         return "", " ".join(text.split())
-    found = complaints(text)
+    found = _without_base_class(complaints(text))
     # A message with more than a type is about a value that is nearly right. The deepest one is the most specific.
     specific = [c for c in found if not c.is_type and UNKNOWN_CLASS.match(c.text) is None]
     if specific:
@@ -106,6 +115,8 @@ def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
     typed = [c for c in deepest if c.is_type]
     kinds = list(dict.fromkeys(_kind(c.text) for c in typed))
     value = next((c.value for c in typed if c.value is not None), "")
+    if {*kinds} <= {"null", "true or false"} and (names := choices(typed[0].option)):
+        return typed[0].option, _class_expected(typed[0].option, names, value)
     return typed[0].option, f"`{typed[0].option}` must be {_listed(kinds)}, but got {value!r}."
 
 
@@ -129,6 +140,7 @@ def complaints(text: str) -> list[Complaint]:
         while node := KEY.search(content) or CLASS.search(content):
             nodes.append((indent, "key" if node.re is KEY else "class", node[1]))
             content = content[node.end() :].strip()
+        content = re.sub(r"^Not of type (\w+):.*$", r"Expected a \1", content)
         content = re.sub(r"^Type .* expects a function or a callable class: ", "", content)
         if not content or ASIDE.match(content):
             continue
@@ -140,6 +152,12 @@ def complaints(text: str) -> list[Complaint]:
         value = _value(typed[4]) if typed and typed[4] is not None else None
         found.append(Complaint(_name(nodes) or first, owner, content, value))
     return found
+
+
+def _without_base_class(found: list[Complaint]) -> list[Complaint]:
+    """The complaints without those about the base class of an option, which is tried beside the class that is given."""
+    given = [c for c in found if c.owner.rpartition(".")[2] not in base_classes()]
+    return given if any(c.owner for c in given) else found
 
 
 def _name(nodes: Sequence[tuple[int, str, str]]) -> str:
@@ -171,6 +189,10 @@ def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
         return _unknown(refused[1], complaint, known)
     if required := REQUIRED.search(text):
         return option, _missing(option, complaint.owner, required[1])
+    if abstract := ABSTRACT.search(text):
+        return option, _abstract(option, abstract[1], complaint.value)
+    if NO_SUBCLASS in text and (names := choices(option)):
+        return option, _class_expected(option, names, complaint.value or "")
     unknown = UNKNOWN_CLASS.search(text) or WRONG_CLASS.search(text)
     missing = NO_ATTRIBUTE.search(text)
     given = unknown[1] if unknown else f"{missing[1]}.{missing[2]}" if missing else ""
@@ -184,6 +206,20 @@ def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
         return option, f"`{option}` must be the import path of a class or a group of options, but got {given!r}."
     said = " ".join(text.split())
     return option, said if not option or option in said else f"`{option}`: {said}"
+
+
+def _abstract(option: str, base: str | None, given: str | None) -> str:
+    """The sentence for a class of which no object can be made: the user's, or the base class if only options came."""
+    names = choices(option)
+    if base is not None and names:
+        return (
+            f"`{option}` must be given a class before its options, one of {', '.join(names)}: `--{option}={names[-1]}`."
+        )
+    try:
+        missing = ", ".join(sorted(imported(given or "").__abstractmethods__))
+    except (ImportError, AttributeError, ValueError):
+        missing = "its abstract methods"
+    return f"`{option}` must be a class of which objects can be made, but got {given!r}. Write {missing} in it."
 
 
 def _class_expected(option: str, names: list[str], given: str) -> str:

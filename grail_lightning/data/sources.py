@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from grail_lightning.runtime.hub import hub_or_cache
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -100,6 +103,8 @@ def check_path(spec: DatasetSpec) -> None:
     file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if path.is_file() and not spec.is_file:
         raise ValueError(f"`path` must be a file of type {', '.join(_FILE_SUFFIXES)}, but got {spec.path}.")
+    if path.is_dir() and spec.is_file:
+        raise ValueError(f"The dataset `path` {spec.path} must be a file, but it is a folder. Name the file in it.")
     if path.exists():
         return
     if spec.is_file or file_name or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
@@ -120,6 +125,7 @@ def read_table(spec: DatasetSpec) -> Table:
     if suffix in (".jsonl", ".json"):
         table = _read_json(spec.path, path)
     elif suffix == ".parquet":
+        _check_parquet(path)
         table = Table(spec.path, _load("parquet", spec.path, data_files=str(path), split="train"))
     else:
         builder = str(path) if path.is_dir() else spec.path
@@ -197,17 +203,46 @@ def _check_unicode(row: Mapping[str, Any], place: str) -> None:
             ) from None
 
 
+def _check_parquet(path: Path) -> None:
+    """Check the end of a Parquet file, where its schema is."""
+    import pyarrow.parquet as pq
+
+    try:
+        pq.read_metadata(path)
+    except (ValueError, OSError) as error:  # `ArrowInvalid` is a ValueError.
+        raise ValueError(f"{path} must be a whole Parquet file, but got: {error} Write it again.") from None
+
+
 def _load(builder: str, source: str, /, **options: object) -> Any:
     import datasets
 
+    local = builder == "parquet" or Path(builder).is_dir()
+    with _without_bars() if local else hub_or_cache() as reason:
+        try:
+            return datasets.load_dataset(builder, **options)
+        # The library, the network and the hub raise many types. The user needs the name, the reason and the next step.
+        except Exception as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
+            if reason and isinstance(error, ConnectionError | FileNotFoundError):
+                said = f"there is no such file or folder here or in the cache, and the hub cannot be reached ({reason})"
+            raise ValueError(
+                f"Cannot load the dataset {source!r}: {said}. Check its name, `split` and `subset`, and the network; "
+                "or give a .jsonl or .parquet file."
+            ) from error
+
+
+@contextmanager
+def _without_bars() -> Iterator[str]:
+    """No progress bars of `datasets`, which would stand above the message about a file that is wrong."""
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(builder, **options)
-    # The library, the network and the hub raise many types. The user needs the name, the reason and the next step.
-    except Exception as error:
-        raise ValueError(
-            f"Cannot load the dataset {source!r}: {type(error).__name__}: {error} "
-            "Check its name, `split` and `subset`, and the network; or give a .jsonl or .parquet file."
-        ) from error
+        yield ""
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _cell(table: Table, index: int, row: Mapping[str, Any], column: str) -> Any:

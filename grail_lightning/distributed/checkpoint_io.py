@@ -69,7 +69,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
             if not Path(path).is_file() or _is_whole(Path(path)):
                 raise
-            raise _damaged(Path(path)) from error
+            raise damaged(Path(path)) from error
         return found
 
 
@@ -106,7 +106,7 @@ def check_whole(path: str | None) -> None:
         with file.open("rb") as opened:
             start = opened.read(2)
         if not start or (start == b"PK" and not zipfile.is_zipfile(file)):  # The directory of a zip file is at its end.
-            raise _damaged(file)
+            raise damaged(file)
 
 
 def _is_whole(file: Path) -> bool:
@@ -132,18 +132,19 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _damaged(file: Path) -> ValueError:
-    whole = [other for other in file.parent.glob("*.ckpt") if other != file and other.is_file() and _is_whole(other)]
+def damaged(path: Path) -> ValueError:
+    """The error about a checkpoint that is not as it was written. It names the newest whole one in the same folder."""
+    whole = [other for other in path.parent.glob("*.ckpt") if other != path and other.is_file() and _is_whole(other)]
     newest = max(whole, key=lambda other: other.stat().st_mtime, default=None)
     instead = "no other in its folder is whole: begin anew"
     if newest is not None:
         instead = f"the newest whole one in its folder is {newest}{_step(newest)}: give that"
-    return ValueError(f"`ckpt_path` must be a whole checkpoint, but got {file}, which is damaged; {instead}.")
+    return ValueError(f"`ckpt_path` must be a whole checkpoint, but got {path}, which is damaged; {instead}.")
 
 
 def _step(file: Path) -> str:
     """The optimiser step of a checkpoint, in words; empty if it cannot be read without reading the tensors."""
-    with contextlib.suppress(RuntimeError, KeyError, pickle.UnpicklingError):
+    with contextlib.suppress(RuntimeError, LookupError, TypeError, pickle.UnpicklingError):
         return f" (step {torch.load(file, map_location='meta', weights_only=True)['global_step']})"
     return ""
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
+from grail_lightning.policy.checks import check_decoder
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, choose_attention, read_config, resolve_policy
+from grail_lightning.policy.options import Loading, choose_attention, first_line, read_config, resolve_policy
 from grail_lightning.policy.tokenizer import load_tokenizer
+from grail_lightning.runtime.hub import hub_or_cache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _HEAD_TOLERANCE = 1e-3
 
@@ -48,11 +55,8 @@ def load_policy(
         common["dtype"] = config.dtype if dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_config(config, **common)
     else:
-        model = AutoModelForCausalLM.from_pretrained(resolve_policy(name), **common)
-    if not hasattr(model.get_decoder(), "layers"):
-        raise ValueError(
-            f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}."
-        )
+        model = _pretrained(name, common)
+    check_decoder(model)
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
     if loading.packing:
@@ -64,6 +68,30 @@ def load_policy(
     elif loading.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return policy
+
+
+def _pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:
+    """The model with its weights, from a folder or from the hub."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    path = resolve_policy(name)
+    with nullcontext() if os.path.isdir(path) else hub_or_cache():
+        try:
+            return AutoModelForCausalLM.from_pretrained(path, **options)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(
+                f"`policy` {name!r} cannot be loaded: {first_line(error)} Copy or download its weights again."
+            ) from error
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"`policy` {name!r} cannot be loaded: {first_line(error)}") from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ValueError(
+                f"`policy` {name!r} cannot be loaded: its weights have other shapes than its config.json says. Give "
+                "the config.json that belongs to them."
+            ) from error
 
 
 def check_head(policy: Policy) -> None:

@@ -1,10 +1,11 @@
-"""The options with which a policy is loaded, and the checks that can be made before any weights are read."""
+"""The options with which a policy is loaded, its config, and the checks of both."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
+from grail_lightning.runtime.hub import hub_or_cache
 
 _ASSETS = Path(__file__).parents[1] / "assets"
-_WEIGHTS_ENDINGS = (".safetensors", ".bin")
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
@@ -104,6 +105,10 @@ def resolve_policy(name: str) -> str:
             is nearly that of a packaged policy.
     """
     folder = Path(name).expanduser()
+    if not name.strip():
+        raise ValueError(
+            "`policy` must be a model on the hub or a folder, but got nothing. The packaged one: arithmetic."
+        )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"`policy` must be a folder with a `config.json`, but {folder} has none.")
@@ -123,40 +128,48 @@ def resolve_policy(name: str) -> str:
 
 
 def read_config(name: str, trust_remote_code: bool = False) -> Any:
-    """The model's config, from a policy's folder or from the hub."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
-
-
-def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
-    """Check cheaply that a policy can be loaded: its config exists, and so do its weights if it is local.
+    """The model's config, from a policy's folder or from the hub.
 
     Raises:
-        ValueError: If it cannot be loaded; the message says what to do.
+        ValueError: If it cannot be read.
     """
+    from transformers import AutoConfig
+
     path = resolve_policy(name)
-    try:
-        config = read_config(name, loading.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"`policy` {name!r} cannot be loaded: {str(error).splitlines()[0]} "
-            "Give a folder in Hugging Face format, a model on the hub, or the packaged `arithmetic`."
-        ) from error
+    local = Path(path).is_dir()
+    with nullcontext("") if local else hub_or_cache() as reason:
+        try:
+            return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except Exception as error:  # The library, the network and the hub raise many types.
+            said = first_line(error)
+            if reason and said.startswith("We couldn't connect"):
+                said = f"it is neither a folder here nor in the hub's cache, and the hub cannot be reached ({reason})."
+            raise ValueError(
+                f"`policy` {name!r} cannot be loaded: {said} "
+                "Give a folder in Hugging Face format, a model on the hub, or the packaged `arithmetic`."
+            ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).splitlines()), "").strip() or type(error).__name__
+
+
+def check_length(name: str, loading: Loading, response_length: int, prompt_length: int = 1) -> None:
+    """Check that a prompt and a response of these lengths fit into the positions of the model.
+
+    Raises:
+        ValueError: If they do not, or if the config cannot be read.
+    """
+    config = read_config(name, loading.trust_remote_code)
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and response_length >= limit:
+    if limit is not None and prompt_length + response_length > limit:
+        prompt = "a prompt" if prompt_length == 1 else f"the first prompt, of {prompt_length} tokens,"
+        remedy = "" if prompt_length == 1 else " Or leave long prompts out: `data.max_prompt_length`."
         raise ValueError(
-            f"`max_response_length` must leave room for a prompt in the {limit} positions of {name!r}, but got "
-            f"{response_length}. Lower it."
+            f"`max_response_length` must leave room for {prompt} in the {limit} positions of {name!r}, but got "
+            f"{response_length}. Lower it.{remedy}"
         )
-    folder = Path(path)
-    if folder.is_dir() and not loading.from_scratch and not any(f.suffix in _WEIGHTS_ENDINGS for f in folder.iterdir()):
-        raise ValueError(
-            f"`policy` {name!r} has a config but no weights. Set `loading.from_scratch: true` to make some."
-        )
-    _check_attention(loading.attention)
-    if loading.tree_attention == "flex" and not torch.cuda.is_available():
-        raise ValueError("`tree_attention: flex` needs a CUDA device, and there is none. Use auto or sdpa.")
 
 
 def check_precision(precision: object) -> None:
@@ -184,12 +197,14 @@ def check_dtype(name: str, loading: Loading) -> None:
         )
 
 
-def _check_attention(requested: Attention) -> None:
-    """Check that a requested attention implementation can run on this machine.
+def check_attention(requested: Attention, trees: TreeAttention = "auto") -> None:
+    """Check that the requested attention implementations can run on this machine.
 
     Raises:
-        ValueError: For flash-attn without CUDA or without the package.
+        ValueError: For flex_attention without CUDA, and for flash-attn without CUDA or without the package.
     """
+    if trees == "flex" and not torch.cuda.is_available():
+        raise ValueError("`tree_attention: flex` needs a CUDA device, and there is none. Use auto or sdpa.")
     if requested != "flash_attention_2":
         return
     if not torch.cuda.is_available():
@@ -207,7 +222,7 @@ def choose_attention(requested: Attention, half_precision: bool, packing: bool =
     Raises:
         ValueError: For flash-attn where it cannot run: without CUDA, without the package, or in full precision.
     """
-    _check_attention(requested)
+    check_attention(requested)
     if requested == "flash_attention_2" and not half_precision:
         raise ValueError(
             "`attention: flash_attention_2` runs in half precision only. "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from grail_lightning.policy.options import read_config, resolve_policy
+from grail_lightning.policy.options import first_line, read_config, resolve_policy
+from grail_lightning.runtime.hub import hub_or_cache
 from grail_lightning.tasks.base import Messages
 
 if TYPE_CHECKING:
@@ -12,10 +15,24 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it."""
+    """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it.
+
+    Raises:
+        ValueError: If there is none, or it cannot be read.
+    """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve_policy(name), trust_remote_code=trust_remote_code)
+    path = resolve_policy(name)
+    with nullcontext() if os.path.isdir(path) else hub_or_cache():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except Exception as error:  # The library, the network and the hub raise many types.
+            raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # Transformers makes one without words.
+        raise ValueError(
+            f"`policy` {name!r} must have a tokenizer, but its files (tokenizer.json, say) are missing. Copy them from "
+            "the model that it was made of."
+        )
     config = read_config(name, trust_remote_code)
     known = getattr(config.get_text_config(), "vocab_size", None) or len(tokenizer)
     # Masks are made from lengths, so any token can be the pad token. A token that was added to the tokenizer but not to

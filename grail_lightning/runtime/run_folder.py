@@ -15,7 +15,6 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning._version import __version__
@@ -64,11 +63,6 @@ class RunFolder:
             raise ValueError(
                 f"`ckpt_path` {wanted!r} must be last, best or a file, but {file} does not exist ({listed}). "
                 "Train first with the same `trainer.logger`, or give the file."
-            )
-        if file.is_dir() and not isinstance(self.trainer.strategy, ModelParallelStrategy):
-            raise ValueError(
-                f"`ckpt_path` {file} must be one file here, but got a folder of shards. Use the strategy that saved "
-                f"it, or run `python -m lightning.pytorch.utilities.consolidate_checkpoint {file}`."
             )
         return str(file)
 

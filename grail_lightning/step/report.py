@@ -23,6 +23,8 @@ from grail_lightning.step.advantages import token_advantages
 from grail_lightning.tasks.base import StepKind
 
 Kind = Literal["mean", "std", "min", "max"]
+# The figures of a step that progress bars show and callbacks can monitor; the others go to the loggers alone.
+SHOWN = ("reward", "accuracy")
 
 
 class Tally:

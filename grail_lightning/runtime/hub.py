@@ -1,0 +1,77 @@
+"""The Hugging Face hub, or its cache on this machine alone where the hub does not answer."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_PATIENCE = 4.0  # Seconds; `HF_HUB_ETAG_TIMEOUT` replaces it.
+_REMEMBERED = 60.0  # Seconds for which an answer holds.
+
+_asked: dict[str, tuple[float, str]] = {}
+
+
+def unreachable() -> str:
+    """The reason why the hub cannot be asked; empty if it answers, whatever it says.
+
+    huggingface_hub tries each request six times when there is no network, which takes half a minute for each file.
+    """
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    since, reason = _asked.get(constants.ENDPOINT, (-_REMEMBERED, ""))
+    if time.monotonic() - since > _REMEMBERED:
+        reason = _ask(constants.ENDPOINT)
+        _asked[constants.ENDPOINT] = (time.monotonic(), reason)
+    return reason
+
+
+@contextmanager
+def hub_or_cache() -> Iterator[str]:
+    """What is loaded inside the context comes from the hub, or from its cache alone if the hub cannot be reached.
+
+    Yields:
+        The reason why it cannot be reached; empty if it can.
+    """
+    from huggingface_hub import constants
+
+    reason = unreachable()
+    # `datasets` has a copy of its own, which it makes when it is imported.
+    modules: list[Any] = [constants, sys.modules.get("datasets.config")]
+    configs = [module for module in modules if module is not None and reason]
+    before = [config.HF_HUB_OFFLINE for config in configs]
+    for config in configs:
+        config.HF_HUB_OFFLINE = True
+    try:
+        yield reason
+    finally:
+        for config, value in zip(configs, before, strict=True):
+            config.HF_HUB_OFFLINE = value
+
+
+def _ask(endpoint: str) -> str:
+    """The reason why an address does not answer; empty if it does. Resolving a name has no time limit of its own."""
+    from huggingface_hub import constants, get_session
+
+    own = constants.HF_HUB_ETAG_TIMEOUT
+    patience = _PATIENCE if own == constants.DEFAULT_ETAG_TIMEOUT else float(own)
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=patience)
+            answers.put("")
+        except Exception as error:  # The network, its proxies and their certificates raise many types.
+            answers.put(str(error) or type(error).__name__)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answers.get(timeout=patience)
+    except queue.Empty:
+        return f"no answer within {patience:g} s"
