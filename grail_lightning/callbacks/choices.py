@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.loggers import Logger
 
+from grail_lightning.answers import AnswerForm
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.step.optimizer_check import UNUSABLE
@@ -24,6 +25,7 @@ _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
     "data": (LightningDataModule, ("grail_lightning.data",)),
     "data.task": (Task, ("grail_lightning.tasks",)),
+    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find.boxes", "grail_lightning.answers.find.forms")),
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
