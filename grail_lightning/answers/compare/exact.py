@@ -1,18 +1,82 @@
-"""Formulas without letters: exact rational values, with caps on every operation that can explode."""
+"""The value of a formula: one walk over its tree for all kinds of numbers, and exact rational numbers, with caps."""
 
 import math
+from abc import ABC, abstractmethod
 from fractions import Fraction
 from typing import Any
 
-from grail_lightning.answers.compare.evaluate import Evaluator, TooLarge, Undefined
 from grail_lightning.answers.grammar.nodes import Node
 
-__all__ = ["is_terminating", "rational"]
+__all__ = ["Evaluator", "TooLarge", "Undefined", "is_terminating", "rational"]
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
 _MAX_FACTORIAL = 2000
 _ROOT_BITS = 4096
+
+
+class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
+    """A number beyond the caps."""
+
+
+class Undefined(ValueError):  # noqa: N818 (it is caught, not reported)
+    """A value that does not exist, such as one over zero."""
+
+
+class Evaluator(ABC):
+    """Computes formulas in one kind of number.
+
+    A formula has no value (None) if one of its parts has none in this kind of number, such as a letter.
+    """
+
+    def value(self, node: Node) -> Any:
+        """The value of a formula, or None.
+
+        Args:
+            node: a formula.
+
+        Raises:
+            TooLarge: If a step passes the caps.
+            Undefined: If a step has no value.
+        """
+        known = self.known(node)
+        if known is not None or not node.args or node.kind == "sign":
+            return known
+        values: list[Any] = []
+        for argument in node.args:
+            values.append(self.value(argument))
+            if values[-1] is None:
+                return None
+        return self.applied(node, values)
+
+    def applied(self, node: Node, values: list[Any]) -> Any:
+        """The value of an operation on numbers."""
+        match node.kind:
+            case "add":
+                return sum(values[1:], values[0])
+            case "multiply":
+                return values[0] * values[1]
+            case "negate":
+                return -values[0]
+            case "divide":
+                if not values[1]:
+                    raise Undefined("a division by zero")
+                return values[0] / values[1]
+            case "power":
+                return self.power(values[0], values[1])
+        return self.function(str(node.value), values)
+
+    @abstractmethod
+    def known(self, node: Node) -> Any:
+        """The value of a number, a symbol or a constant, or of any formula of which it is known without a walk."""
+
+    @abstractmethod
+    def power(self, base: Any, exponent: Any) -> Any:
+        """A power."""
+
+    @abstractmethod
+    def function(self, name: str, values: list[Any]) -> Any:
+        """The value of a function, of which roots are one."""
 
 
 def rational(node: Node) -> Fraction | None:
@@ -25,17 +89,18 @@ def rational(node: Node) -> Fraction | None:
         TooLarge: If a step passes the caps.
         Undefined: If a step has no value.
     """
-    return _RATIONALS.value(node)
+    value: Fraction | None = _RATIONALS.value(node)
+    return value
 
 
-class _Rationals(Evaluator[Fraction]):
+class _Rationals(Evaluator):
     """Exact numbers: what has letters, or is not rational, has no value."""
 
     def known(self, node: Node) -> Fraction | None:
         return node.value if isinstance(node.value, Fraction) else None
 
     def applied(self, node: Node, values: list[Any]) -> Fraction | None:
-        value = super().applied(node, values)
+        value: Fraction | None = super().applied(node, values)
         if value is not None and value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
             raise TooLarge("a number of more than 39,000 digits")
         return value

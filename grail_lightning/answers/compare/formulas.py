@@ -1,18 +1,24 @@
-"""Are two formulas equal, with what surrounds them? Exact numbers first, then the slow layers."""
+"""Are two formulas equal, with their units, percent and degrees? Exact numbers first, then the slow layers."""
 
+import re
+from collections.abc import Iterator
 from fractions import Fraction
+from functools import reduce
 
 from grail_lightning.answers.compare import symbolic
 from grail_lightning.answers.compare.conventions import LAYERS, Conventions
 from grail_lightning.answers.compare.exact import is_terminating, rational
-from grail_lightning.answers.compare.quantities import clash, cut_off, factors_between, slack_between, times
-from grail_lightning.answers.compare.words import anagrams, wordy
 from grail_lightning.answers.grammar.kinds import Leaf
-from grail_lightning.answers.grammar.nodes import Node, mentions
+from grail_lightning.answers.grammar.nodes import Node, mentions, number
 from grail_lightning.answers.grammar.normalise import string_key
+from grail_lightning.answers.grammar.prose import anagrams, wordy
 from grail_lightning.answers.grammar.units import Quantity
 
 __all__ = ["Formulas", "Undecided", "Unparseable", "same_form"]
+
+_DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?|\\ldots)?", re.ASCII)
+_HUNDREDTH = number(Fraction(1, 100))
+_DEGREE = Node("function", "degrees", (number(1),))
 
 
 class Undecided(Exception):  # noqa: N818
@@ -32,19 +38,15 @@ class Formulas:
         self.layer = 0
 
     def reach(self, layer: str) -> None:
-        """Note that a layer was needed."""
-        self.layer = max(self.layer, LAYERS.index(layer))
-
-    def reach_slow(self, layer: str) -> None:
-        """Note that a slow layer was needed."""
-        if not self.slow:
+        """Note that a layer is needed, which must be allowed if it is slow."""
+        if layer in ("symbolic", "math-verify") and not self.slow:
             raise Undecided
-        self.reach(layer)
+        self.layer = max(self.layer, LAYERS.index(layer))
 
     def leaves(self, gold: Leaf, other: Leaf) -> bool:
         """Two formulas with what surrounds them."""
         left, right = gold.quantity, other.quantity
-        if clash(left.unit, right.unit) or (not self.conventions.missing_unit and left.unit != right.unit):
+        if _clash(left.unit, right.unit) or (not self.conventions.missing_unit and left.unit != right.unit):
             return False
         if string_key(left.text) == string_key(right.text) and left[2:] == right[2:]:
             return True
@@ -52,13 +54,13 @@ class Formulas:
             return False
         if gold.node is None or other.node is None:
             return self.unknown(left, right, other.node is None)
-        slack = slack_between(left, right, self.conventions.tolerance)
-        if cut_off(right.text) and not cut_off(left.text):
+        slack = _slack_between(left, right, self.conventions.tolerance)
+        if right.text.endswith(r"\ldots") and not left.text.endswith(r"\ldots"):  # no finite decimal goes on
             value = rational(gold.node)
             if not slack or (value is not None and is_terminating(value)):
                 return False
-        factors = factors_between(left, right, self.conventions)
-        return any(self.nodes(times(gold.node, *ours), times(other.node, *theirs), slack) for ours, theirs in factors)
+        factors = _factors_between(left, right, self.conventions)
+        return any(self.nodes(_times(gold.node, *ours), _times(other.node, *theirs), slack) for ours, theirs in factors)
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
         """Two formulas."""
@@ -77,7 +79,7 @@ class Formulas:
             return False
         if (left is not None and _single(other)) or (right is not None and _single(gold)):
             return False
-        self.reach_slow("symbolic")
+        self.reach("symbolic")
         return symbolic.equal(gold, other, slack)
 
     def unknown(self, left: Quantity, right: Quantity, prediction_unknown: bool) -> bool:
@@ -86,8 +88,10 @@ class Formulas:
             if prediction_unknown:
                 raise Unparseable
             return False
-        self.reach_slow("math-verify")
-        verdict = symbolic.external(left.text, right.text, self.conventions.tolerance)
+        self.reach("math-verify")
+        from grail_lightning.answers.compare import external  # it takes a while; a worker has it
+
+        verdict = external.equal(left.text, right.text, self.conventions.tolerance)
         if verdict is None:
             raise Unparseable
         return verdict
@@ -117,3 +121,47 @@ def same_form(one: Node, two: Node) -> bool:
 
 def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
+
+
+def _clash(gold: str, prediction: str) -> bool:
+    """Whether two units are both known and different, so that equal numbers are not equal answers."""
+    return gold != prediction and all(unit and "?" not in unit and "unit" not in unit for unit in (gold, prediction))
+
+
+def _times(node: Node, *factors: Node) -> Node:
+    """The product."""
+    return reduce(lambda product, factor: Node("multiply", "", (product, factor)), factors, node)
+
+
+def _factors_between(
+    left: Quantity, right: Quantity, conventions: Conventions
+) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What two formulas may be multiplied with before they are compared: powers of ten, percent and degrees."""
+    ours, theirs = ([number(10**side.zeros)] if side.zeros else [] for side in (left, right))
+    if left.percent != right.percent:
+        if conventions.percent_as_number:
+            yield ours, theirs
+        if conventions.percent_as_fraction:
+            yield ([*ours, _HUNDREDTH], theirs) if left.percent else (ours, [*theirs, _HUNDREDTH])
+    elif left.degrees and _in_radians(right):
+        yield [*ours, _DEGREE], theirs
+    elif right.degrees and _in_radians(left):
+        yield ours, [*theirs, _DEGREE]
+    else:
+        yield ours, theirs
+
+
+def _in_radians(quantity: Quantity) -> bool:
+    return not quantity.degrees and (quantity.unit == "rad" or r"\pi" in quantity.text)
+
+
+def _slack_between(left: Quantity, right: Quantity, tolerance: float) -> float:
+    """The relative tolerance: none unless exactly one of the two is a decimal of four or more digits."""
+    decimals = [_significant_digits(quantity.text) for quantity in (left, right)]
+    return tolerance if max(decimals) >= 4 and min(decimals) == 0 else 0.0
+
+
+def _significant_digits(text: str) -> int:
+    """Digits of a decimal literal from the first that is not zero; 0 for anything else."""
+    found = _DECIMAL.fullmatch(text.replace(" ", ""))
+    return len(found[1].replace(".", "").lstrip("0")) if found else 0

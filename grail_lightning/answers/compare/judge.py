@@ -9,41 +9,23 @@ they would be needed.
 
 from collections.abc import Sequence
 
-from grail_lightning.answers.compare import symbolic
+from grail_lightning.answers.compare import names, symbolic
 from grail_lightning.answers.compare.conventions import LAYERS, Conventions, Outcome
-from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
+from grail_lightning.answers.compare.exact import TooLarge, Undefined
 from grail_lightning.answers.compare.formulas import Formulas, Undecided, Unparseable, same_form
-from grail_lightning.answers.compare.names import (
-    distinct_names,
-    has_other_letters,
-    head,
-    inverted,
-    is_name,
-    named_sides,
-    named_value,
-    without_letters,
-)
 from grail_lightning.answers.compare.sets import Cuts, as_cuts
-from grail_lightning.answers.compare.words import same_wording, spelled_alike
 from grail_lightning.answers.grammar.kinds import Answer, Broken, Group, Leaf, Many, Relation, Union, Words
 from grail_lightning.answers.grammar.nodes import Node, letters, negated, number
 from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
-from grail_lightning.answers.grammar.prose import e_notation_spelled_out, is_e_notation, lowest_terms, sentence
+from grail_lightning.answers.grammar.prose import e_spelled_out, lowest_terms, same_wording, sentence, spelled_alike
 from grail_lightning.answers.grammar.structure import read
 from grail_lightning.answers.grammar.units import Quantity
 
 __all__ = ["judge"]
 
 _MOST_ITEMS = 64
-_ORDER = frozenset(["<", ">", r"\le", r"\ge"])
 # Of each sign the one that it is written with, and whether the sides are turned for that.
-_TURNS: dict[tuple[str, ...], tuple[str, int]] = {
-    ("<",): ("<", 1),
-    (">",): ("<", -1),
-    (r"\le",): (r"\le", 1),
-    (r"\ge",): (r"\le", -1),
-    (r"\ne",): (r"\ne", 0),
-}
+_TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
 
 
 def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
@@ -91,8 +73,7 @@ class _Comparison(Formulas):
             return Outcome("unparseable", "none")
         if string_key(gold) == string_key(prediction):
             return Outcome("right", "string")
-        if is_e_notation(gold):
-            prediction = e_notation_spelled_out(prediction)
+        prediction = e_spelled_out(prediction, gold)
         if _same_literals(gold, prediction):
             return Outcome("right", "number")
         if same_wording(gold, prediction, ignore_case=self.conventions.ignore_case) or self.sentences(gold, prediction):
@@ -158,7 +139,7 @@ class _Comparison(Formulas):
         if max(len(gold.items), len(other.items)) > _MOST_ITEMS:
             raise TooLarge("a collection of very many members")
         braced = gold.braced or other.braced
-        named = distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items)
+        named = names.distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items)
         if named or (self.ordered and not braced):
             return self.in_order(gold.items, other.items)
         if not braced:
@@ -197,14 +178,14 @@ class _Comparison(Formulas):
     def relations(self, gold: Answer, other: Answer) -> bool:
         if isinstance(gold, Relation) and isinstance(other, Relation):
             return self.two_relations(gold, other)
-        if isinstance(other, Relation) and set(other.signs) == {r"\approx"} and not is_name(other.sources[0]):
+        if isinstance(other, Relation) and set(other.signs) == {r"\approx"} and not names.is_name(other.sources[0]):
             return self.answers(gold, other.sides[0])  # `3\sqrt{7} \approx 7.94`: the exact value is the answer
         if isinstance(other, Relation):
             return self.claimed(gold, other) or self.same_set(gold, other)
         assert isinstance(gold, Relation)
         if set(gold.signs) == {r"\approx"}:
             return any(self.answers(side, other) for side in gold.sides)
-        value = named_value(gold)
+        value = names.named_value(gold)
         return (value is not None and self.answers(value, other)) or self.same_set(gold, other)
 
     def claimed(self, gold: Answer, relation: Relation, *, derived: bool = True) -> bool:
@@ -215,41 +196,37 @@ class _Comparison(Formulas):
         """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
-        named = named_sides(relation, gold)
+        named = names.named_sides(relation, gold)
         if r"\in" in relation.signs:
             return len(relation.sides) == 2 and named[0] and self.answers(gold, relation.sides[1])
         values = [side for side, name in zip(relation.sides, named, strict=True) if not name]
-        if derived and named[0] and without_letters(gold) and without_letters(values[-1]):
-            values = [side for side in values if not has_other_letters(side, relation.sides[0])]
+        if derived and named[0] and names.without_letters(gold) and names.without_letters(values[-1]):
+            values = [side for side in values if not names.has_other_letters(side, relation.sides[0])]
         return all(self.answers(gold, side) for side in values)
 
     def two_relations(self, gold: Relation, other: Relation) -> bool:
         if gold.signs == other.signs and (gold.signs == ("=",) or set(gold.signs) == {r"\in"}):
             return self.equations(gold, other)
-        if set(gold.signs + other.signs) == {"="}:
-            return self.chains(gold, other)
+        if set(gold.signs + other.signs) == {"="}:  # chains: the names at their heads, and the last sides
+            derived = all(map(names.without_letters, gold.sides[1:]))  # a reference that derives its value tells how
+            heads = names.head(gold.sources[0]) == names.head(other.sources[0]) and names.named_sides(gold)[0]
+            return heads and self.claimed(gold.sides[-1], other, derived=derived)
         left, right = as_cuts(gold), as_cuts(other)
         if left is not None and right is not None:
-            return _letters_of(gold) == _letters_of(other) and self.cuts(left, right)
+            return names.letters_of(gold) == names.letters_of(other) and self.cuts(left, right)
         if gold.signs == other.signs and self.in_order(gold.sides, other.sides):
             return True
-        (sign, turn), (twin, other_turn) = (_TURNS.get(relation.signs, ("", 0)) for relation in (gold, other))
+        (sign, turn), (twin, other_turn) = (_TURNS.get(" ".join(relation.signs), ("", 0)) for relation in (gold, other))
         if not sign or sign != twin:
             return False
         ratio = self.ratio(gold, other)
         return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
 
-    def chains(self, gold: Relation, other: Relation) -> bool:
-        """Two chains of equations with names at their heads: the names and the last sides."""
-        heads = head(gold.sources[0]) == head(other.sources[0]) and named_sides(gold)[0]
-        derived = all(map(without_letters, gold.sides[1:]))  # a reference that derives its value tells how
-        return heads and self.claimed(gold.sides[-1], other, derived=derived)
-
     def equations(self, gold: Relation, other: Relation) -> bool:
         nodes = [side.node for side in gold.sides + other.sides if isinstance(side, Leaf) and side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
-        ours, theirs = ([head(source) for source in relation.sources] for relation in (gold, other))
+        ours, theirs = ([names.head(source) for source in relation.sources] for relation in (gold, other))
         for left, right in ((0, 1), (1, 0)):
             if ours[0] == theirs[left] and self.answers(gold.sides[1], other.sides[right]):
                 return True
@@ -257,13 +234,13 @@ class _Comparison(Formulas):
                 return True
         if gold.signs[0] != "=":
             return False
-        upside_down, value = inverted(gold.sources[0]), gold.sides[-1]
-        if upside_down is not None and head(upside_down) == theirs[0] and isinstance(value, Leaf) and value.node:
+        upside_down, value = names.inverted(gold.sources[0]), gold.sides[-1]
+        if upside_down is not None and names.head(upside_down) == theirs[0] and isinstance(value, Leaf) and value.node:
             turned = Node("divide", "", (number(1), value.node))  # AB/CD = 3/2 says CD/AB = 2/3
             twin = other.sides[-1]
-            return isinstance(twin, Leaf) and twin.node is not None and self.nodes(turned, twin.node, 0.0)
-        named = is_name(gold.sources[0]) and is_name(other.sources[0]) and ours[0] != theirs[0]
-        if named and (without_letters(gold.sides[-1]) or without_letters(other.sides[-1])):
+            return isinstance(twin, Leaf) and twin.node is not None and self.nodes(turned, twin.node)
+        named = names.is_name(gold.sources[0]) and names.is_name(other.sources[0]) and ours[0] != theirs[0]
+        if named and (names.without_letters(gold.sides[-1]) or names.without_letters(other.sides[-1])):
             return False  # x=5 is not y=5
         return self.ratio(gold, other) != 0
 
@@ -277,12 +254,23 @@ class _Comparison(Formulas):
             if left.quantity[1:] != Quantity("")[1:] or right.quantity[1:] != Quantity("")[1:]:
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
-        self.reach_slow("symbolic")
+        self.reach("symbolic")
         return symbolic.ratio_sign(*differences)
 
 
 def _same_literals(one: str, two: str) -> bool:
     return string_key(lowest_terms(one)) == string_key(lowest_terms(two))
+
+
+def _empty(answer: Answer) -> bool:
+    """Whether an answer is the empty set, or says that there is nothing."""
+    return answer == Many((), braced=True) or (isinstance(answer, Words) and answer.text == "none")
+
+
+def _joined_alike(one: Many, two: Many) -> bool:
+    """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
+    bounds = any(isinstance(item, Relation) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in one.items)
+    return not bounds or {one.joint, two.joint} != {"and", "or"}
 
 
 def _unwrapped(answer: Answer) -> Answer:
@@ -297,19 +285,3 @@ def _vector(group: Group) -> tuple[Answer, ...] | None:
         rows = [row.items for row in group.items if isinstance(row, Group)]
         return rows[0] if len(rows) == 1 else tuple(row[0] for row in rows) if len(rows[0]) == 1 else None
     return group.items if group.brackets == "()" else None
-
-
-def _empty(answer: Answer) -> bool:
-    """Whether an answer is the empty set, or says that there is nothing."""
-    return answer == Many((), braced=True) or (isinstance(answer, Words) and answer.text == "none")
-
-
-def _joined_alike(one: Many, two: Many) -> bool:
-    """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
-    bounds = any(isinstance(item, Relation) and _ORDER & set(item.signs) for item in one.items)
-    return not bounds or {one.joint, two.joint} != {"and", "or"}
-
-
-def _letters_of(relation: Relation) -> set[str]:
-    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
-    return set[str]().union(*map(letters, nodes))

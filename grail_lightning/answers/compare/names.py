@@ -2,22 +2,13 @@
 
 import re
 
-from grail_lightning.answers.grammar.brackets import group_end
 from grail_lightning.answers.grammar.functions import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
 from grail_lightning.answers.grammar.nodes import letters, number
 from grail_lightning.answers.grammar.normalise import string_key
 
-__all__ = [
-    "distinct_names",
-    "has_other_letters",
-    "head",
-    "inverted",
-    "is_name",
-    "named_sides",
-    "named_value",
-    "without_letters",
-]
+__all__ = ["distinct_names", "has_other_letters", "head", "inverted", "is_name", "letters_of"]
+__all__ += ["named_sides", "named_value", "without_letters"]
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
 _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
@@ -40,13 +31,14 @@ _NAME = re.compile(
     (?:\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\]|\([fghu-w]\({_ARGUMENT}\)\))?""",
     re.VERBOSE,
 )
-# A function of an angle that has a name. `\sin x=7` and `\ln x=7` are equations to be solved.
+_GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_RATIO = re.compile(rf"\\frac{_GROUP}{_GROUP}|([^/]*)/(.*)", re.DOTALL)
 _ANGLE = r"[2-9]?\s?(?:\\angle\s?[A-Z]{1,3}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega)(?![a-zA-Z]))"
-_OF_ANGLE = re.compile(
-    rf"\\(?:{_ANGULAR})\s?(?:\^\{{?[2-9]\}}?\s?)?(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
+# A derivative, a composition, and a function of an angle that has a name: `\sin x=7` is an equation to be solved.
+_OTHER_NAME = re.compile(
+    rf"\\frac\{{d\s?[a-z]?\}}\{{d\s?[a-z]\}}|\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)|\\(?:{_ANGULAR})\s?"
+    rf"(?:\^\{{?[2-9]\}}?\s?)?(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
 )
-_DERIVATIVE = re.compile(r"\\frac\{d\s?[a-z]?\}\{d\s?[a-z]\}")
-_COMPOSITION = re.compile(r"\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)")
 _FORMULA_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
 _SYMBOL = (
@@ -60,10 +52,10 @@ _DENIAL = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|w
 def is_name(source: str) -> bool:
     r"""Whether a side of an equation only names what the other is: `x`, `T_{4}`, `f(x)`, `\text{Volume}`, `(x,y)`."""
     source = source.strip()
-    if source.startswith("(") and source.endswith(")") and not _COMPOSITION.fullmatch(source):
-        return all(is_name(part) for part in source[1:-1].split(","))
-    if any(shape.fullmatch(source) for shape in (_DERIVATIVE, _COMPOSITION, _OF_ANGLE)):
+    if _OTHER_NAME.fullmatch(source):
         return True
+    if source.startswith("(") and source.endswith(")"):
+        return all(map(is_name, source[1:-1].split(",")))
     return all(_is_one_name(part.strip()) for part in source.split(":"))
 
 
@@ -90,14 +82,8 @@ def inverted(source: str) -> str | None:
 
 def _is_ratio(source: str) -> bool:
     r"""Whether a side is the quotient of two names, each of one quantity: `\frac{NO}{BO}`, `AB/CD`."""
-    source = source.strip()
-    upper, slash, lower = source.partition("/")
-    if not slash and source.startswith(r"\frac{"):
-        end = group_end(source, 5)
-        upper, lower = source[6 : end - 1], source[end + 1 : -1]
-        if not source.startswith("{", end) or group_end(source, end) != len(source):
-            return False
-    return _is_one_name(upper.strip()) and _is_one_name(lower.strip())
+    ratio = _RATIO.fullmatch(source.strip())
+    return ratio is not None and all(_is_one_name(name.strip()) for name in ratio.groups() if name is not None)
 
 
 def _is_sum_or_product(source: str) -> bool:
@@ -142,19 +128,15 @@ def named_value(relation: Relation) -> Answer | None:
     named = named_sides(relation, None if line else relation.sides[-1])
     if set(relation.signs) <= {"=", r"\in"} and named[0]:
         return relation.sides[-1]
-    if relation.signs == ("=",) and named[1]:
-        return relation.sides[0]
-    return None
-
-
-def _variable(relation: Relation) -> str:
-    named = zip(relation.sources, named_sides(relation), strict=True)
-    return next((string_key(source) for source, name in named if name), "")
+    return relation.sides[0] if relation.signs == ("=",) and named[1] else None
 
 
 def distinct_names(answer: Many) -> bool:
     """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
-    names = [_variable(item) if isinstance(item, Relation) else "" for item in answer.items]
+    names = []
+    for item in answer.items:
+        sides = zip(item.sources, named_sides(item), strict=True) if isinstance(item, Relation) else ()
+        names.append(next((string_key(source) for source, name in sides if name), ""))
     return len(names) > 1 and "" not in names and len(set(names)) == len(names)
 
 
@@ -169,3 +151,9 @@ def has_other_letters(side: Answer, name: Answer) -> bool:
         return False
     symbol = isinstance(name, Leaf) and name.node is not None and name.node.kind == "symbol" and name.node.value
     return symbol not in letters(side.node)
+
+
+def letters_of(relation: Relation) -> set[str]:
+    """The symbols of all sides."""
+    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
+    return set[str]().union(*map(letters, nodes))

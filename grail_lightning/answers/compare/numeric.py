@@ -1,11 +1,13 @@
-"""Formulas as numbers of many digits, with caps. mpmath is imported when the first such number is needed."""
+"""Formulas as numbers of many digits (mpmath's, for a worker) or as floats (for any thread), with caps."""
 
+import cmath
+import math
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
-from grail_lightning.answers.compare.evaluate import Evaluator, TooLarge, Undefined
-from grail_lightning.answers.compare.exact import rational
+from grail_lightning.answers.compare.exact import Evaluator, TooLarge, Undefined, rational
 from grail_lightning.answers.grammar.functions import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
 from grail_lightning.answers.grammar.nodes import Node, letters
 
@@ -23,6 +25,14 @@ _FUNCTIONS = {
     "abs": "fabs",
     "degrees": "radians",
 }
+# What floats have of a context of mpmath's, whose functions change its precision while they run: not for threads.
+_FLOATS = SimpleNamespace(
+    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "exp", "log", *HYPERBOLIC)},
+    **{"pi": math.pi, "e": math.e, "inf": math.inf, "mpf": complex, "mpc": complex, "fabs": abs},
+    re=lambda value: value.real,
+    sec=lambda angle: 1 / cmath.cos(angle),
+    radians=lambda angle: angle * math.pi / 180,
+)
 
 
 @cache
@@ -57,12 +67,11 @@ def value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
 def approximate(node: Node) -> float | None:
     """A float near a real formula without letters, for ordering the ends of intervals; None if there is none."""
     try:
-        value = rational(node)
-        if value is None:
-            value = _AtPoint({}, contexts()[0]).value(node)
-        return None if value is None or is_imaginary(value) else float(value.real)
-    except (ArithmeticError, ValueError):
+        exact = rational(node)
+        value = complex(float(exact)) if exact is not None else _AtPoint({}, _FLOATS).value(node)
+    except (ArithmeticError, AttributeError, ValueError):  # AttributeError: a function that floats do not have
         return None
+    return float(value.real) if value is not None and abs(value.imag) <= 1e-9 * (1 + abs(value)) else None
 
 
 def is_imaginary(value: Any) -> bool:
@@ -75,7 +84,7 @@ def power_too_large(base: Any, exponent: Any, context: Any) -> bool:
     return bool(abs(exponent) * (abs(context.log(abs(base), 2)) + 5) > MAX_LOG2)
 
 
-class _AtPoint(Evaluator[Any]):
+class _AtPoint(Evaluator):
     """Numbers of many digits (mpmath), with a rational number for each letter."""
 
     def __init__(self, point: dict[str, Fraction], context: Any) -> None:

@@ -7,8 +7,7 @@ from itertools import groupby
 from operator import and_, gt, or_
 from typing import NamedTuple
 
-from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
-from grail_lightning.answers.compare.exact import rational
+from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
 from grail_lightning.answers.compare.numeric import approximate
 from grail_lightning.answers.grammar.kinds import Answer, Group, Leaf, Many, Relation, Union, Words
 from grail_lightning.answers.grammar.nodes import Node, letters, negated, number
@@ -45,16 +44,18 @@ def as_cuts(answer: Answer) -> Cuts | None:
         case Words(text=text) | Leaf(quantity=Quantity(text=text)):
             return _ALL if text in _REALS else None
         case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
-            return _interval(_cut(low, brackets[0] == "("), _cut(high, brackets[1] == "]"))
+            return _interval(low, high, brackets)
         case Union(parts=parts, signs=signs):
             result = as_cuts(parts[0])
             for sign, part in zip(signs, parts[1:], strict=True):
                 result = _combined({r"\cup": or_, r"\cap": and_, r"\setminus": gt}[sign], result, as_cuts(part))
             return result
+        case Relation(sides=(Leaf(node=Node(kind="symbol")), values), signs=(r"\in",)):
+            return as_cuts(values)
         case Relation():
             return _solutions(answer)
         case Many(braced=True, items=items):
-            return _joined(or_, (), *(_between(_cut(item, False), _cut(item, True)) for item in items))
+            return _joined(or_, (), *(_interval(item, item, "[]") for item in items))
         case Many(items=items, joint=joint) if all(isinstance(item, Relation) for item in items):
             return _joined(or_ if joint == "or" else and_, *map(as_cuts, items))
     return None
@@ -88,20 +89,15 @@ def _cut(item: Answer, after: bool) -> Cut | None:
     return None if place is None else Cut(place, after, item.node)
 
 
-def _between(low: Cut | None, high: Cut | None) -> Cuts | None:
-    return None if low is None or high is None else (low, high)
-
-
-def _interval(low: Cut | None, high: Cut | None) -> Cuts | None:
-    r"""`[-\infty, 0)` is not the half line, and `(3,1)` is a pair."""
+def _interval(first: Answer, last: Answer, brackets: str) -> Cuts | None:
+    r"""None if there is none: `[-\infty, 0)` is not the half line, and `(3,1)` is a pair."""
+    low, high = _cut(first, brackets[0] == "("), _cut(last, brackets[1] == "]")
     if low is None or high is None or not _LEAST[:2] <= low[:2] < high[:2] <= _GREATEST[:2]:
         return None
     return low, high
 
 
 def _solutions(relation: Relation) -> Cuts | None:
-    if relation.signs == (r"\in",):
-        return as_cuts(relation.sides[1]) if _symbol(relation.sides[0]) else None
     result: Cuts | None = _ALL
     names = set()
     for left, sign, right in zip(relation.sides, relation.signs, relation.sides[1:], strict=False):
@@ -113,43 +109,39 @@ def _solutions(relation: Relation) -> Cuts | None:
     return result if len(names) == 1 else None
 
 
-def _symbol(answer: Answer) -> str | None:
-    node = answer.node if isinstance(answer, Leaf) else None
-    return str(node.value) if node is not None and node.kind == "symbol" else None
-
-
 def _solve(left: Answer, sign: str, right: Answer) -> tuple[str, Cuts | None] | None:
-    """The name and the solutions of `name sign constant`, `|name| sign constant` or a linear relation."""
+    """The name and the solutions of `|name| sign constant` or of a linear relation, such as `name sign constant`."""
     end = _cut(right, after=False)
     if sign not in _FLIPPED or not isinstance(left, Leaf) or left.node is None or end is None:
         return None
-    name, solutions = _symbol(left), _half_line(sign, end.place, end.node)
-    if name is not None:
-        return name, solutions
     if left.node.kind == "function" and left.node.value == "abs" and left.node.args[0].kind == "symbol":
-        mirrored = _half_line(_FLIPPED[sign], -end.place, negated(end.node))
+        solutions = _half_line(sign, end.place, end.node), _half_line(_FLIPPED[sign], -end.place, negated(end.node))
         outside = sign in (">", r"\ge")
-        return str(left.node.args[0].value), _combined(or_ if outside else and_, solutions, mirrored)
+        return str(left.node.args[0].value), _combined(or_ if outside else and_, *solutions)
     return _solve_linear(left.node, sign, end.node)
 
 
-def _solve_linear(node: Node, sign: str, right: Node) -> tuple[str, Cuts] | None:
+def _solve_linear(node: Node, sign: str, border: Node) -> tuple[str, Cuts] | None:
     names = letters(node)
     if len(names) != 1:
         return None
     name = names.pop()
-    formulas = [right, *(_substituted(node, name, Fraction(value)) for value in (0, 1, 2, 5))]
     try:
-        values = [value for value in map(rational, formulas) if value is not None]
+        values = [rational(_substituted(node, name, Fraction(value))) for value in (0, 1, 2, 5)]
     except (TooLarge, Undefined):
         return None
-    if len(values) < len(formulas):
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return None
-    target, start, *rest = values
+    start, *rest = known
     slope = rest[0] - start
     if not slope or rest != [start + slope, start + 2 * slope, start + 5 * slope]:
         return None
-    border = number((target - start) / slope)
+    if start or slope != 1:
+        target = rational(border)
+        if target is None:
+            return None
+        border = number((target - start) / slope)
     place = approximate(border)
     return None if place is None else (name, _half_line(sign if slope > 0 else _FLIPPED[sign], place, border))
 

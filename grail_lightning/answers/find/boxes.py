@@ -61,8 +61,7 @@ def find_boxes(text: str) -> list[Box]:
 
 def last_box(text: str) -> Box | None:
     """The last complete outermost box, or None: the one that is graded."""
-    boxes = find_boxes(text)
-    return boxes[-1] if boxes else None
+    return next(reversed(find_boxes(text)), None)
 
 
 def box_content(text: str) -> str | None:

@@ -15,11 +15,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby, takewhile
 from typing import Any
 
 __all__ = ["Alignment", "align", "token_span"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+# GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` of its encoder).
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = dict(zip(map(chr, [*_PRINTABLE, *range(256, 256 + len(_OTHERS))]), _PRINTABLE + _OTHERS, strict=True))
 # Tokens decoded before the one in question: decoders look back over one character (four bytes) or one word piece.
 _WINDOW = 8
 # A run of tokens that never completes a character is cut here, so that hostile ids cost linear time.
@@ -59,12 +64,13 @@ def align(token_ids: Sequence[int], tokenizer: Any) -> Alignment:
     ids = [int(token_id) for token_id in token_ids]
     text = _decode(tokenizer, ids)
     tokens = _visible_tokens(tokenizer, ids)
-    if tokens is not None:
-        for pieces_of in (_byte_level_pieces, _sentencepiece_pieces):
+    spans = None
+    for pieces_of in (_byte_level_pieces, _sentencepiece_pieces):
+        if spans is None and tokens is not None:
             spans = _spans_of_pieces(pieces_of(tokens, text), text)
-            if spans is not None:
-                return _alignment(text, spans)
-    return _alignment(text, _incremental_spans(tokenizer, ids, text))
+    if spans is None:
+        spans = _incremental_spans(tokenizer, ids, text)
+    return Alignment(text=text, starts=tuple(start for start, _ in spans), stops=tuple(stop for _, stop in spans))
 
 
 def token_span(token_ids: Sequence[int], tokenizer: Any, start: int, stop: int) -> list[int]:
@@ -83,10 +89,6 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def _alignment(text: str, spans: list[tuple[int, int]]) -> Alignment:
-    return Alignment(text=text, starts=tuple(start for start, _ in spans), stops=tuple(stop for _, stop in spans))
-
-
 def _visible_tokens(tokenizer: Any, ids: list[int]) -> list[str | None] | None:
     """Each id's entry in the vocabulary; None for what `decode` leaves out (special, or beyond it)."""
     special = set(tokenizer.all_special_ids)
@@ -100,24 +102,16 @@ def _visible_tokens(tokenizer: Any, ids: list[int]) -> list[str | None] | None:
     return [token if index not in special else None for index, token in zip(ids, tokens, strict=True)]
 
 
-@lru_cache(maxsize=1)
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` of its encoder)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(rest)}
-
-
 def _byte_level_pieces(tokens: list[str | None], text: str) -> list[bytes]:
     return [b"" if token is None else _bytes_of(token) for token in tokens]
 
 
 @lru_cache(maxsize=1 << 18)  # about a vocabulary
 def _bytes_of(token: str) -> bytes:
-    table = _byte_of_character()
-    if all(character in table for character in token):
-        return bytes(table[character] for character in token)
-    return _utf8(token)  # an added token such as `<think>` with characters outside of the table stands for itself
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, token))
+    except KeyError:  # an added token such as `<think>` with characters outside of the table stands for itself
+        return _utf8(token)
 
 
 def _sentencepiece_pieces(tokens: list[str | None], text: str) -> list[bytes]:
@@ -134,16 +128,13 @@ def _sentencepiece_pieces(tokens: list[str | None], text: str) -> list[bytes]:
 
 def _break_invalid_runs(tokens: list[str | None], pieces: list[bytes]) -> None:
     """A run of byte tokens that is not UTF-8 as a whole decodes to one replacement character per byte."""
-    start = 0
-    while start < len(pieces):
-        stop = start
-        while stop < len(pieces) and (tokens[stop] is None or _BYTE_TOKEN.match(tokens[stop] or "")):
-            stop += 1
-        try:
-            b"".join(pieces[start:stop]).decode()
-        except UnicodeDecodeError:
-            pieces[start:stop] = [_utf8("\ufffd") if piece else b"" for piece in pieces[start:stop]]
-        start = stop + 1
+    of_bytes = [token is None or _BYTE_TOKEN.match(token) is not None for token in tokens]
+    for whole, places in groupby(range(len(pieces)), key=of_bytes.__getitem__):
+        run = list(places)
+        data = b"".join(pieces[place] for place in run)
+        if whole and data.decode(errors="ignore").encode() != data:
+            for place in run:
+                pieces[place] = pieces[place] and _utf8("\ufffd")
 
 
 def _utf8(text: str) -> bytes:
@@ -190,8 +181,7 @@ def _broken_length(data: bytes, start: int) -> int:
 def _incremental_spans(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
     """What each token adds when decoded after its predecessors; tokens that only make text together share its range."""
     spans: list[tuple[int, int]] = []
-    written: list[str] = []
-    position = 0
+    written = ""
     first = 0  # of the tokens that wait for their text
     before = ""
     for stop in range(1, len(ids) + 1):
@@ -203,11 +193,10 @@ def _incremental_spans(tokenizer: Any, ids: list[int], text: str) -> list[tuple[
         if waits and stop - first < _LONGEST_RUN and stop < len(ids):
             continue
         added = now[len(before) :]
-        spans.extend([(position, position + len(added))] * (stop - first))
-        written.append(added)
-        position += len(added)
+        spans.extend([(len(written), len(written) + len(added))] * (stop - first))
+        written += added
         first = stop
-    return _reconciled(spans, "".join(written), text)
+    return _reconciled(spans, written, text)
 
 
 def _reconciled(spans: list[tuple[int, int]], written: str, text: str) -> list[tuple[int, int]]:
@@ -230,6 +219,4 @@ def _reconciled(spans: list[tuple[int, int]], written: str, text: str) -> list[t
 
 
 def _common_prefix(left: str, right: str) -> int:
-    return next(
-        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

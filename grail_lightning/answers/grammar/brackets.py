@@ -3,8 +3,10 @@ r"""Brackets: whether they match, where one closes, and what stands between sepa
 import re
 from collections.abc import Collection, Iterator
 
-__all__ = ["CLOSING", "balanced", "group_end", "pieces", "split"]
+__all__ = ["CLOSING", "TEXT", "balanced", "group_end", "pieces", "split"]
 
+# Words in upright type, and what else `\text` holds.
+TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
 CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
 _PIECE = re.compile(r"\\text\{[^{}]*\}|\\begin\{[a-z*]+\}|\\end\{[a-z*]+\}|\\(?:[a-zA-Z]+|.)|.", re.DOTALL)

@@ -1,17 +1,7 @@
 """The functions, letters and constants that have a name, in the groups in which rules speak of them."""
 
-__all__ = [
-    "BARE_WORDS",
-    "COMMON",
-    "ELEMENTARY",
-    "FUNCTIONS",
-    "GREEK",
-    "GREEK_LETTERS",
-    "HYPERBOLIC",
-    "INVERSE",
-    "LOGARITHMS",
-    "TRIGONOMETRIC",
-]
+__all__ = ["BARE_WORDS", "COMMON", "ELEMENTARY", "FUNCTIONS", "GREEK", "GREEK_LETTERS"]
+__all__ += ["HYPERBOLIC", "INVERSE", "LOGARITHMS", "TRIGONOMETRIC"]
 
 TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 INVERSE = {name: f"arc{name}" for name in TRIGONOMETRIC}

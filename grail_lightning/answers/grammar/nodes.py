@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["Node", "has_sign", "letters", "mentions", "negated", "number", "signed"]
+__all__ = ["Node", "letters", "mentions", "negated", "number", "signed", "subtrees"]
 
 
 class Node(NamedTuple):
@@ -31,7 +31,8 @@ def negated(node: Node) -> Node:
     return Node("negate", "", (node,))
 
 
-def _all(node: Node) -> Iterator[Node]:
+def subtrees(node: Node) -> Iterator[Node]:
+    """A formula and all formulas in it."""
     waiting = [node]
     while waiting:
         part = waiting.pop()
@@ -41,17 +42,12 @@ def _all(node: Node) -> Iterator[Node]:
 
 def letters(node: Node) -> set[str]:
     """The symbols of a formula."""
-    return {str(part.value) for part in _all(node) if part.kind == "symbol"}
+    return {str(part.value) for part in subtrees(node) if part.kind == "symbol"}
 
 
 def mentions(node: Node, constant: str) -> bool:
     """Whether a constant such as i or infinity occurs in a formula."""
-    return any(part.kind == "constant" and part.value == constant for part in _all(node))
-
-
-def has_sign(node: Node) -> bool:
-    """Whether a plus-minus occurs in a formula."""
-    return any(part.kind == "sign" for part in _all(node))
+    return any(part.kind == "constant" and part.value == constant for part in subtrees(node))
 
 
 def signed(node: Node, sign: str) -> Node:

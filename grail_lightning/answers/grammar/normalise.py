@@ -7,10 +7,11 @@ Pure string work, linear or nearly so on text that `capped` lets through. The ou
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import accumulate
 
 from grail_lightning.answers.find.boxes import last_box
 from grail_lightning.answers.grammar import spellings
-from grail_lightning.answers.grammar.brackets import balanced, group_end
+from grail_lightning.answers.grammar.brackets import TEXT, balanced, group_end
 from grail_lightning.answers.grammar.numerals import grouped, repeating
 
 __all__ = ["capped", "normalise", "string_key"]
@@ -65,16 +66,10 @@ def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) ->
         max_nesting: deepest brackets, all kinds together.
         max_digits: longest run of digits.
     """
-    if len(text) > max_characters or "\0" in text:
+    if len(text) > max_characters or "\0" in text or _EXPONENT.search(text):
         return True
-    if any(len(run) > max_digits for run in _DIGITS.findall(text)) or _EXPONENT.search(text):
-        return True
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth > max_nesting:
-            return True
-    return False
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    return max(depths, default=0) > max_nesting or any(len(run) > max_digits for run in _DIGITS.findall(text))
 
 
 def normalise(text: str) -> str:
@@ -200,7 +195,7 @@ def _upright(text: str, place: int, name: str, written: list[str]) -> int:
     found = _argument(text, place + text.startswith("*", place))
     if found is None:
         return place
-    inner = re.sub(r"\s+", " ", re.sub(r"\\text\{([^{}]*)\}", r"\1", _commands(found[0])))
+    inner = re.sub(r"\s+", " ", TEXT.sub(r"\1", _commands(found[0])))
     word = spellings.TEXT_SYNONYMS.get(inner.strip(), inner.strip())
     unit = name in spellings.TEXT and (word in spellings.UNIT_LETTERS or _UNIT.fullmatch(word))
     if unit and re.search(r"[0-9})]\s*$", written[-1] if written else ""):

@@ -33,7 +33,8 @@ _PARENTHESES = re.compile(
     r"([0-9]+)\(([0-9]+)\)(?=\s*(?:\.?\s*$|[,;)\]}%]|\\(?:%|text|pi|\$)|\^\{?\\circ))|\(([0-9]+)\)(?!\s*[\^!(0-9A-Za-z]))"
 )
 _DOTS = re.compile(r"(?<![0-9A-Za-z\\.])([0-9]*)\.([0-9]+)\s*(?:\.{3,}|\\[lc]?dots(?![a-z]))(?!\s*[0-9A-Za-z.(])")
-_FEWEST_REPEATS = 3
+# From the last digit on; the shortest block that is seen often enough.
+_REPEATS = re.compile(r"([0-9]+?)\1{2,}|([0-9]{2,})\2\Z")
 
 
 def grouped(text: str) -> str:
@@ -46,16 +47,11 @@ def grouped(text: str) -> str:
     Args:
         text: an answer in which commands that only change its looks are gone.
     """
-    if "," in text:
-        text = _without_commas(text)
-    return _GAPS.sub(lambda found: re.sub(r"\s", "", found[0]), text)
-
-
-def _without_commas(text: str) -> str:
-    joins = _joins(text)
-    return _COMMAS.sub(
+    joins = _joins(text) if "," in text else []
+    text = _COMMAS.sub(
         lambda found: found[0].replace(",", "") if joins[found.start()] or ",0" in found[0] else found[0], text
     )
+    return _GAPS.sub(lambda found: re.sub(r"\s", "", found[0]), text)
 
 
 def _joins(text: str) -> list[bool]:
@@ -122,12 +118,8 @@ def _marked(found: re.Match[str]) -> str:
 def _dotted(found: re.Match[str]) -> str:
     """`0.333...` and `0.1666...`: the block must be seen three times, or twice and nothing else; `3.14...` goes on."""
     digits = found[2]
-    for period in range(1, len(digits) // 2 + 1):
-        block = digits[-period:]
-        repeats = 1
-        while digits.endswith(block * (repeats + 1)):
-            repeats += 1
-        start = digits[: len(digits) - repeats * period]
-        if repeats >= _FEWEST_REPEATS or (repeats == 2 and period > 1 and not start):
-            return _spelled(found[1], start, block)
-    return rf"{found[1]}.{digits}\ldots "
+    repeats = _REPEATS.match(digits[::-1])
+    if repeats is None:
+        return rf"{found[1]}.{digits}\ldots "
+    block = (repeats[1] or repeats[2])[::-1]
+    return _spelled(found[1], digits[: len(digits) - len(repeats[0])], block)

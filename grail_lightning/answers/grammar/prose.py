@@ -4,17 +4,19 @@ r"""Answers that are sentences: the same words in the same order, and between th
 in nothing else are the same string.
 """
 
-import math
 import re
+from fractions import Fraction
 
+from grail_lightning.answers.grammar.brackets import TEXT
 from grail_lightning.answers.grammar.functions import BARE_WORDS, FUNCTIONS
+from grail_lightning.answers.grammar.kinds import Answer, Leaf, Words
 from grail_lightning.answers.grammar.parser import E_NOTATION
 
-__all__ = ["Sentence", "e_notation_spelled_out", "is_e_notation", "lowest_terms", "sentence"]
+__all__ = ["anagrams", "e_spelled_out", "lowest_terms", "same_wording", "sentence", "spelled_alike", "wordy"]
 
-Sentence = tuple[tuple[str, ...], tuple[str, ...]]
+_Sentence = tuple[tuple[str, ...], tuple[str, ...]]
 
-_FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{([0-9]+)\}", re.ASCII)
+_FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
 # it could be one, unless that ends a complete factor.
 _HALF_POWER = re.compile(
@@ -24,8 +26,11 @@ _HALF_POWER = re.compile(
 )
 _E_LITERAL = re.compile(r"(?<![0-9.A-Za-z\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,3})(?![0-9.])", re.ASCII)
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{2,}(?![A-Za-z])", re.ASCII)
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _FORMULA_WORDS = FUNCTIONS | BARE_WORDS.keys() | {"sqrt"}
+_WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
+_WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
+_LETTERS = re.compile(r"[A-Za-z]+(?: [A-Za-z]+)*")
+_WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
 # One word is a unit or a joint (`and`), which other rules know better.
 _FEWEST_WORDS = 2
 _MOST_FORMULAS = 32
@@ -39,46 +44,34 @@ def lowest_terms(text: str) -> str:
     Args:
         text: what `normalise` returned.
     """
-    return _HALF_POWER.sub(_as_root, _FRACTION.sub(_reduced, text))
-
-
-def _as_root(found: re.Match[str]) -> str:
-    return rf"{found[1] or ''}\sqrt{{{found[2] or found[3]}}}"
+    return _HALF_POWER.sub(r"\1\\sqrt{\2\3}", _FRACTION.sub(_reduced, text))
 
 
 def _reduced(found: re.Match[str]) -> str:
-    upper, lower = int(found[1]), int(found[2])
-    if not lower:
-        return found[0]
-    common = math.gcd(upper, lower)
-    return rf"\frac{{{upper // common}}}{{{lower // common}}}"
+    value = Fraction(int(found[1]), int(found[2]))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def is_e_notation(text: str) -> bool:
-    """Whether a whole answer is one number such as `2e-5`."""
-    return E_NOTATION.fullmatch(text) is not None
-
-
-def e_notation_spelled_out(text: str) -> str:
-    r"""`2e-5+0` as `2*10^{-5}+0`: for an answer whose reference is in e-notation, where `2e-5` is not 2·e − 5.
+def e_spelled_out(text: str, gold: str) -> str:
+    r"""`2e-5+0` as `2*10^{-5}+0` where the reference is a number in e-notation: there `2e-5` is not 2·e − 5.
 
     Args:
-        text: what `normalise` returned.
+        text: an answer, what `normalise` returned.
+        gold: the reference, likewise.
     """
     rest = _E_LITERAL.sub("", text.lstrip("+-"))
-    if not re.search(r"[-+*/^(]|\\frac|\\sqrt", rest):  # one number, perhaps with its unit
-        return text
-    return _E_LITERAL.sub(r"(\1*10^{\2})", text)
+    formula = re.search(r"[-+*/^(]|\\frac|\\sqrt", rest)  # or one number, perhaps with its unit
+    return _E_LITERAL.sub(r"(\1*10^{\2})", text) if formula and E_NOTATION.fullmatch(gold) else text
 
 
-def sentence(text: str, *, ignore_case: bool) -> Sentence | None:
+def sentence(text: str, *, ignore_case: bool) -> _Sentence | None:
     """The words of an answer and the formulas before, between and behind them; None if it is not a sentence.
 
     Args:
         text: what `normalise` returned.
         ignore_case: whether words are told in lower case.
     """
-    text = _TEXT.sub(lambda found: f" {found[1].lower() if ignore_case else found[1]} ", text)
+    text = TEXT.sub(lambda found: f" {found[1].lower() if ignore_case else found[1]} ", text)
     words, formulas, start = [], [], 0
     for found in _WORD.finditer(text):
         word = found[0]
@@ -91,3 +84,46 @@ def sentence(text: str, *, ignore_case: bool) -> Sentence | None:
     if len(words) < _FEWEST_WORDS or sum(map(bool, formulas)) > _MOST_FORMULAS:
         return None
     return tuple(words), tuple(formulas)
+
+
+def same_wording(one: str, two: str, *, ignore_case: bool) -> bool:
+    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`.
+
+    Args:
+        one: what `normalise` returned.
+        two: likewise.
+        ignore_case: whether words may differ in case; letters behind a digit are taken as they are.
+    """
+    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
+        return False
+    plain = [_plain(text) for text in (one, two)]
+    if not all(map(_WORDING.fullmatch, plain)):
+        return False
+    if ignore_case and not re.search(r"[0-9] ?[A-Za-z]", plain[0] + "|" + plain[1]):
+        plain = [text.lower() for text in plain]
+    return plain[0] == plain[1]
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text))
+    return re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!")
+
+
+def spelled_alike(one: Answer, two: Answer, *, ignore_case: bool) -> bool:
+    """Whether one answer is words and the other the same letters without upright type: `odd` is no product then."""
+    words, bare = (one, two) if isinstance(one, Words) else (two, one)
+    if not isinstance(words, Words) or not isinstance(bare, Leaf) or not _LETTERS.fullmatch(bare.quantity.text):
+        return False
+    text = bare.quantity.text
+    return words.exact.lower() == text.lower() if ignore_case else words.exact == text
+
+
+def anagrams(one: str, two: str) -> bool:
+    """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
+    words = [text.lower() for text in (one, two) if text.isascii() and text.isalpha() and len(text) > 2]
+    return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
+
+
+def wordy(text: str) -> bool:
+    """Whether a formula that cannot be read has words in it, which no mathematical library should see."""
+    return bool(_WORDY.search(text))

@@ -9,10 +9,10 @@ import math
 import re
 from functools import lru_cache
 
-from grail_lightning.answers.grammar.brackets import CLOSING, balanced, pieces, split
+from grail_lightning.answers.grammar.brackets import CLOSING, TEXT, balanced, pieces, split
 from grail_lightning.answers.grammar.functions import COMMON
 from grail_lightning.answers.grammar.kinds import Answer, Broken, Group, Leaf, Many, Relation, Union, Words, members
-from grail_lightning.answers.grammar.nodes import has_sign, signed
+from grail_lightning.answers.grammar.nodes import signed, subtrees
 from grail_lightning.answers.grammar.normalise import CACHED_CHARACTERS
 from grail_lightning.answers.grammar.parser import Unreadable, parse
 from grail_lightning.answers.grammar.units import split_quantity
@@ -44,14 +44,12 @@ _ROW_END = re.compile(r"\\\\(?:\[[0-9.]+(?:pt|em|ex|mm|cm)\])?|\\cr")
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
-    synonym: word
-    for word, synonyms in {
-        "none": "no solution|no solutions|no real solution|no real solutions|none|empty set",
-        "does not exist": "does not exist|dne|undefined",
-        "infinitely many": "infinitely many|infinitely many solutions|infinite solutions|infinite number of solutions",
-        "all real numbers": "all real numbers|all reals|all real|real numbers|any real number",
-    }.items()
-    for synonym in synonyms.split("|")
+    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
+    **dict.fromkeys(["dne", "undefined"], "does not exist"),
+    **dict.fromkeys(
+        ["infinitely many solutions", "infinite solutions", "infinite number of solutions"], "infinitely many"
+    ),
+    **dict.fromkeys(["all reals", "all real", "real numbers", "any real number"], "all real numbers"),
 }
 _SHORT_WORDS = ("yes", "no", "dne")
 _FORMULA_WORDS = COMMON | {"sqrt"}
@@ -87,7 +85,7 @@ def _read(text: str) -> Answer:
 
 
 def _words(text: str) -> Words | None:
-    written = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    written = TEXT.sub(r" \1 ", text)
     wrapped = written != text
     plain = re.sub(r"\s+", " ", written).strip().strip('"').rstrip(".!")
     if not _WORDS.fullmatch(plain) or re.search(r"\b(?:and|or)\b", plain):
@@ -211,6 +209,6 @@ def _leaf(text: str) -> Answer:
         node = parse(_CUT_OFF.sub("", quantity.text))
     except Unreadable:
         return Leaf(quantity, None)
-    if not has_sign(node):
+    if all(part.kind != "sign" for part in subtrees(node)):
         return Leaf(quantity, node)
     return Many(tuple(Leaf(quantity._replace(text=f"{quantity.text}[{sign}]"), signed(node, sign)) for sign in "+-"))

@@ -9,7 +9,6 @@ parent; a job that runs at that moment is ended by the worker's own alarm, which
 import contextlib
 import json
 import os
-import selectors
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +54,23 @@ class Worker:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin = self.process.stdin
+        self.stdout = self.process.stdout.fileno()  # of its answers
         self.ready = False
         self.jobs: deque[int] = deque()
         self.deadline = time.monotonic() + _STARTUP_SECONDS
         self._received = b""
 
-    @property
-    def stdout(self) -> int:
-        """File descriptor of its answers."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
-
     def send(self, jobs: Sequence[int], lines: bytes, timeout_seconds: float) -> bool:
         """Give it jobs, one line each; False if it is dead."""
-        assert self.process.stdin is not None
         if not self.jobs:
             self.deadline = time.monotonic() + timeout_seconds
         self.jobs.extend(jobs)
         try:
-            self.process.stdin.write(lines)
-            self.process.stdin.flush()
+            self._stdin.write(lines)
+            self._stdin.flush()
         except OSError:
             return False
         return True
@@ -193,13 +190,9 @@ class WorkerPool:
 
     def _listen(self) -> list[Worker]:
         watched = [worker for worker in self.workers if worker.jobs or not worker.ready]
-        if not watched:
-            return []
-        with selectors.DefaultSelector() as selector:
-            for worker in watched:
-                selector.register(worker.stdout, selectors.EVENT_READ, worker)
-            patience = min(worker.deadline for worker in watched) - time.monotonic()
-            return [key.data for key, _ in selector.select(max(0.0, patience))]
+        patience = min((worker.deadline for worker in watched), default=0.0) - time.monotonic()
+        ready = wait([worker.stdout for worker in watched], max(0.0, patience))
+        return [worker for worker in watched if worker.stdout in ready]
 
     def _collect(self, worker: Worker, waiting: deque[int], answers: list[dict[str, Any] | str]) -> None:
         try:
@@ -215,9 +208,8 @@ class WorkerPool:
             worker.ready, self._failed_starts = True, 0
 
     def _end_overdue(self, waiting: deque[int], answers: list[dict[str, Any] | str]) -> None:
-        now = time.monotonic()
-        for worker in [worker for worker in self.workers if worker.jobs or not worker.ready]:
-            if worker.deadline <= now:
+        for worker in list(self.workers):
+            if (worker.jobs or not worker.ready) and worker.deadline <= time.monotonic():
                 if worker.jobs:
                     answers[worker.jobs.popleft()] = "timeout"
                 self._drop(worker, waiting)
@@ -228,9 +220,7 @@ class WorkerPool:
         self.workers.remove(worker)
         waiting.extendleft(reversed(worker.jobs))
         worker.jobs.clear()
-        if worker.ready:
-            return
-        self._failed_starts += 1
+        self._failed_starts += not worker.ready
         if self._failed_starts >= _STARTUP_ATTEMPTS:
             self._failed_starts = 0
             raise RuntimeError(
@@ -241,7 +231,5 @@ class WorkerPool:
 
 
 def _kill_all(workers: list[Worker], pid: int) -> None:
-    if pid != os.getpid():
-        return
-    while workers:
+    while workers and pid == os.getpid():
         workers.pop().kill()

@@ -4,16 +4,15 @@ import logging
 import os
 import threading
 import unicodedata
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from grail_lightning.answers.compare.conventions import Conventions, Outcome
 from grail_lightning.answers.compare.judge import judge
-from grail_lightning.answers.service.faults import fault_of
 from grail_lightning.answers.service.pool import WorkerPool
+from grail_lightning.answers.service.worker import fault_of
 
 __all__ = ["Verdict", "Verifier"]
 
@@ -86,7 +85,8 @@ class Verifier:
         conventions: Conventions | None = None,
     ) -> None:
         if num_workers is None:
-            num_workers = min(8, _usable_cores())
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            num_workers = min(8, cores)
         if num_workers < 1:
             raise ValueError(f"`num_workers` must be 1 or more, but got {num_workers}. Leave it out for one a core.")
         if not timeout_seconds > 0:
@@ -97,7 +97,7 @@ class Verifier:
         self.cache_size = cache_size
         self.conventions = conventions or Conventions()
         self._pool = WorkerPool(self.num_workers, self.timeout_seconds, int(self.memory_gib * 2**30))
-        self._cache: OrderedDict[tuple[str, str], Outcome] = OrderedDict()
+        self._cache: dict[tuple[str, str], Outcome] = {}
         self._cache_lock = threading.Lock()
         self._pid = os.getpid()
         self.faults: Counter[str] = Counter()
@@ -124,7 +124,7 @@ class Verifier:
         outcomes: dict[tuple[str, str], Outcome] = {}
         waiting = []
         for pair in dict.fromkeys(asked):
-            outcome = self._cached(pair) or self._judge_here(pair)
+            outcome = self._cache.get(pair) or self._judge_here(pair)
             if outcome is None:
                 waiting.append(pair)
             else:
@@ -132,7 +132,10 @@ class Verifier:
                 outcomes[pair] = outcome
         if waiting:
             outcomes |= self._ask_workers(waiting)
-        return [_verdict(pair, outcomes[pair]) for pair in asked]
+        return [
+            Verdict(correct=status == "right", status=status, layer=layer, gold=gold, prediction=prediction)
+            for (gold, prediction), (status, layer) in ((pair, outcomes[pair]) for pair in asked)
+        ]
 
     def _ask_workers(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
         conventions = asdict(self.conventions)
@@ -148,13 +151,6 @@ class Verifier:
             outcomes[pair] = outcome
         return outcomes
 
-    def _cached(self, pair: tuple[str, str]) -> Outcome | None:
-        with self._cache_lock:
-            outcome = self._cache.get(pair)
-            if outcome is not None:
-                self._cache.move_to_end(pair)
-            return outcome
-
     def _keep(self, pair: tuple[str, str], outcome: Outcome) -> None:
         # A crash may be the machine's: another try is cheap.
         if outcome.status == "crashed" or len(pair[0]) + len(pair[1]) > _CACHED_CHARACTERS:
@@ -162,7 +158,7 @@ class Verifier:
         with self._cache_lock:
             self._cache[pair] = outcome
             while len(self._cache) > self.cache_size:
-                self._cache.popitem(last=False)
+                del self._cache[next(iter(self._cache))]
 
     def _judge_here(self, pair: tuple[str, str]) -> Outcome | None:
         """The cheap layers' outcome; None if the pair is for a worker."""
@@ -193,21 +189,9 @@ class Verifier:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = (self.num_workers, self.timeout_seconds, self.memory_gib, self.cache_size, self.conventions)
         return type(self), settings
-
-
-def _verdict(pair: tuple[str, str], outcome: Outcome) -> Verdict:
-    return Verdict(
-        correct=outcome.status == "right", status=outcome.status, layer=outcome.layer, gold=pair[0], prediction=pair[1]
-    )
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,9 +9,15 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, BinaryIO
+import traceback
+from pathlib import Path
+from typing import Any
 
-__all__ = ["main"]
+from grail_lightning.answers.compare import symbolic
+from grail_lightning.answers.compare.conventions import Conventions
+from grail_lightning.answers.compare.judge import judge
+
+__all__ = ["fault_of", "main"]
 
 # The parent kills at the time limit. This alarm is for a parent that died itself: its default action ends the process
 # in the kernel, even while C code holds the interpreter lock.
@@ -27,44 +33,43 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for ending in (signal.SIGINT, signal.SIGTERM):  # They reach whole process groups; the parent decides, and kills.
         signal.signal(ending, signal.SIG_IGN)
-    from grail_lightning.answers.compare import symbolic
-
     symbolic.load()
     with contextlib.suppress(BrokenPipeError):
-        _say(answers, {"ready": os.getpid()})
+        answers.write(json.dumps({"ready": os.getpid()}).encode() + b"\n")
         for line in sys.stdin.buffer:
             request = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, request["timeout_seconds"] + _GRACE_SECONDS)
             outcome = _answer(request)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _say(answers, outcome)
+            answers.write(json.dumps(outcome).encode() + b"\n")
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from grail_lightning.answers.compare.conventions import Conventions
-    from grail_lightning.answers.compare.judge import judge
-    from grail_lightning.answers.service.faults import fault_of
-
     try:
         outcome = judge(request["gold"], request["prediction"], Conventions(**request["conventions"]), slow=True)
-    except MemoryError:
-        return {"status": "crashed", "layer": "none", "fault": ""}
     except Exception as error:  # a bug of a layer costs this one answer, and is told
-        return {"status": "crashed", "layer": "none", "fault": fault_of(error)}
+        fault = "" if isinstance(error, MemoryError) else fault_of(error)
+        return {"status": "crashed", "layer": "none", "fault": fault}
     assert outcome is not None
     return {"status": outcome.status, "layer": outcome.layer, "fault": ""}
 
 
-def _say(answers: BinaryIO | Any, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message).encode() + b"\n")
+def fault_of(error: BaseException) -> str:
+    """An exception and where it was raised, short enough for a log.
+
+    Args:
+        error: what was caught.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
+    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]}{place}"
 
 
 def _limit(memory_bytes: int) -> None:
-    with contextlib.suppress(ValueError, OSError):  # macOS knows the limit but does not take it
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ValueError, OSError):
-        if memory_bytes:
-            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory_bytes or resource.RLIM_INFINITY)):
+        with contextlib.suppress(ValueError, OSError):  # macOS knows the second but does not take it
+            resource.setrlimit(limit, (most, most))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ from fractions import Fraction
 import pytest
 
 from grail_lightning.answers.compare.conventions import Conventions
-from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
-from grail_lightning.answers.compare.exact import rational
+from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
 from grail_lightning.answers.compare.judge import judge
 from grail_lightning.answers.grammar.brackets import balanced
 from grail_lightning.answers.grammar.normalise import normalise

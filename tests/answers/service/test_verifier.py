@@ -308,7 +308,7 @@ def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):
 def test_workers_and_their_layers_import_no_torch():
     code = (
         "import sys\nfrom grail_lightning.answers.find import spans\n"
-        "from grail_lightning.answers.service import pool, program, verifier, worker\n"
+        "from grail_lightning.answers.service import pool, verifier, worker\n"
         "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
         "from grail_lightning.answers.compare import symbolic\nsymbolic.load()\n"
         "assert 'torch' not in sys.modules and 'sympy' in sys.modules"

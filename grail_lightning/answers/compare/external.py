@@ -1,23 +1,35 @@
-"""Numbers for sums, products and integrals, before a library that seeks closed forms sees them.
+"""math-verify, for what our grammar leaves out, and numbers for sums, products and integrals before it sees them.
 
-Such a library may seek for ever. Most wrong answers are told by a few hundred evaluations: a different number is a
-different answer. Expressions are SymPy trees, walked here and never printed, so no text of a model becomes code.
-Importing this module takes a while: `symbolic.load` does it.
+A library that seeks closed forms may seek for ever. Most wrong answers are told by a few hundred evaluations: a
+different number is a different answer. Expressions are SymPy trees, walked here and never printed, so no text of a
+model becomes code. Importing this module takes a while: `symbolic.load` does it.
 """
 
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import mpmath
 import sympy
+from math_verify import verify
+from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
 
-from grail_lightning.answers.compare.evaluate import TooLarge, Undefined
+from grail_lightning.answers.compare.exact import TooLarge, Undefined
 from grail_lightning.answers.compare.numeric import MAX_LOG2, power_too_large
-from grail_lightning.answers.grammar.functions import HYPERBOLIC, TRIGONOMETRIC
+from grail_lightning.answers.grammar.functions import COMMON, HYPERBOLIC, TRIGONOMETRIC
 
-__all__ = ["differ", "same_but_for_names"]
+__all__ = ["equal"]
 
+_EXTERNAL_CHARACTERS = 400
+_OTHER_COMMANDS = (
+    "frac sqrt pi infty int sum prod lim "
+    "to binom lfloor rfloor lceil rceil max min gcd lcm det bmod mod pmod begin end left right cdot circ "
+    "overline partial nabla alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma "
+    "tau phi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega vec hat bar mathbb in cup cap setminus "
+    "emptyset { } |"
+)
+_KNOWN_COMMANDS = COMMON | frozenset(_OTHER_COMMANDS.split())
 _DIGITS = 25
 _CLOSE = 1e-6
 _SMALLEST = 1e-9
@@ -33,22 +45,57 @@ _context: Any = mpmath.MPContext()
 _context.dps = _DIGITS
 
 
-def same_but_for_names(one: Any, two: Any) -> bool:
-    """Whether two expressions differ in the names of their bound variables alone: a sum over n and one over k.
+def equal(gold: str, prediction: str, tolerance: float) -> bool | None:
+    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one.
 
     Args:
-        one: an expression.
-        two: another one.
+        gold: the reference, as text.
+        prediction: likewise.
+        tolerance: relative; for formulas without letters only.
     """
-    if not isinstance(one, sympy.Expr) or not isinstance(two, sympy.Expr):
-        return False
-    return bool(one.as_dummy() == two.as_dummy())
+    one, two = _sympy_of(gold), _sympy_of(prediction)
+    if one is None or two is None:
+        return None
+    plain = _equal_at_a_glance(one, two)
+    if plain is not None:
+        return plain
+    try:
+        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
+    except Exception:  # a fault of the library's, on a formula that only it can read
+        return None
+    return bool(accepted) and _relatively_close(one, two, tolerance)
 
 
-def differ(one: Any, two: Any) -> bool:
-    """Whether two expressions, at least one with a sum, product or integral, surely have different values.
+def _sympy_of(text: str) -> Any:
+    """A formula as SymPy sees it through latex2sympy2-extended, or None."""
+    commands = re.findall(r"\\([a-zA-Z]+|.)", text)
+    if len(text) > _EXTERNAL_CHARACTERS or not set(commands) <= _KNOWN_COMMANDS:
+        return None
+    if re.search(r"[!?@#\"`;]|\^\{[^{}]*\^\{[^{}]*\^|[0-9]{40}", text) or text.count("=") > text.count("_{"):
+        return None
+    try:
+        return parse_latex_cached(normalize_latex(text, LatexExtractionConfig().normalization_config))
+    except Exception:  # the parser raises whatever its grammar meets
+        return None
 
-    Letters stand for small numbers, the same on both sides: power series converge there.
+
+def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
+    """math-verify rounds to six places, so that all small numbers are equal to it: look again, relatively."""
+    if getattr(gold, "free_symbols", True) or getattr(prediction, "free_symbols", True):
+        return True
+    try:
+        one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
+    except (TypeError, ValueError, AttributeError):
+        return True
+    return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
+
+
+def _equal_at_a_glance(one: Any, two: Any) -> bool | None:
+    """Whether two expressions are equal where that is plain, else None.
+
+    They are if they differ in the names of bound variables alone (a sum over n and one over k), and are not if there is
+    a sum, a product or an integral and their numbers differ. Letters stand for small numbers, the same on both sides:
+    power series converge there.
 
     Args:
         one: an expression.
@@ -57,14 +104,17 @@ def differ(one: Any, two: Any) -> bool:
     Raises:
         TooLarge: If a sum or product has too many terms to be looked at by anyone.
     """
-    both = isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr)
-    if not both or not (one.has(*_RANGED) or two.has(*_RANGED)):
-        return False
+    if not isinstance(one, sympy.Expr) or not isinstance(two, sympy.Expr):
+        return None
+    if one.as_dummy() == two.as_dummy():
+        return True
+    if not (one.has(*_RANGED) or two.has(*_RANGED)):
+        return None
     left, right = _estimate(one), _estimate(two)
     if left is None or right is None:
-        return False
+        return None
     size = max(abs(left), abs(right), _SMALLEST)  # rounding around zero tells nothing
-    return bool(abs(left - right) > _CLOSE * size)
+    return False if abs(left - right) > _CLOSE * size else None
 
 
 def _estimate(expression: Any) -> Any:
