@@ -96,6 +96,14 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
             ["--trainer.strategy=ModelParallelStrategy", "--trainer.strategy.tensor_parallel_size=2"],
             "`tensor_parallel_size` 1, since layers are never split, but got 1 and 2",
         ),
+        (
+            ["--data=MathData", "--data.few_shot.dataset=nowhere.jsonl"],
+            "The dataset `path` 'nowhere.jsonl' does not exist",
+        ),
+        (
+            ["--data=MathData", "--data.task=MathTask", "--data.task.answer=Markr"],
+            "`data.task.answer` must be one of Boxed, LastNumber, Marker, Pattern, .* Did you mean Marker",
+        ),
         (["--model.policy="], "`policy` must be a model on the hub or a folder, but got nothing"),
         (["--verbose=true"], "no option `verbose`. `grail-lightning fit --help`"),
         (["--checkpoint.train_time_interval=soon"], "must be a time such as 1:30:00 or null, but got 'soon'"),

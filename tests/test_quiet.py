@@ -93,3 +93,11 @@ def test_a_run_that_waits_still_says_so(monkeypatch):
         while not console.getvalue().endswith("a warning\n") and time.monotonic() < end:
             time.sleep(0.01)
         assert console.getvalue() == "a message\na warning\n"
+
+
+def test_a_run_that_waits_for_other_processes_says_so_at_once(monkeypatch):
+    logger, console = _console(monkeypatch)
+    with HeldMessages().until_released():
+        _say(logger)
+        logger.warning("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2")
+        assert console.getvalue().splitlines()[2].startswith("Initializing distributed")

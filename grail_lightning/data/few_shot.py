@@ -10,7 +10,7 @@ from typing import Literal
 from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.compare.judge import judge
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.data.sources import DatasetSpec, Table
+from grail_lightning.data.sources import DatasetSpec, Table, check_path
 from grail_lightning.tasks.base import Messages, Prompt, Task
 
 
@@ -41,6 +41,8 @@ class FewShot:
             raise ValueError(
                 f"`few_shot.number` must be at least 1, but got {self.number}. Leave `few_shot` out for no examples."
             )
+        if self.dataset is not None:
+            check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
         if self.style not in ("turns", "text"):
             raise ValueError(f"`few_shot.style` must be turns or text, but got {self.style!r}.")
         if [self.template.count(name) for name in ("{problem}", "{solution}")] != [1, 1] or self.template.index(

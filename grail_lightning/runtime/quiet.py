@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+_WAITS = "Initializing distributed"  # With this message Lightning begins to wait for the other processes.
 # An advertisement, and a message about TPUs. Lightning 2.6 has no option to disable either.
 _LEFT_OUT = ("💡 Tip: ", "TPU available: False")
 # Warnings of Lightning to which users of the command line need no second message.
@@ -39,13 +40,13 @@ class HeldMessages:
     """Log records and warnings that are printed only when the run begins, or after a few seconds.
 
     A mistake that is found before then is one line; what libraries have said of a run that does not begin would only
-    hide it. A run that waits for other machines, or for data, still says so.
+    hide it. A run that waits for other processes, or long for its data, still says so.
 
     Args:
         patience: The seconds after which messages are no longer held.
     """
 
-    def __init__(self, patience: float = 10.0) -> None:
+    def __init__(self, patience: float = 30.0) -> None:
         self.patience = patience
         self._holding = False
         self._waiting: list[Callable[[], Any]] = []
@@ -95,6 +96,8 @@ class HeldMessages:
             say()
 
     def _hold(self, handler: logging.Handler, record: logging.LogRecord) -> bool:
+        if self._holding and record.getMessage().startswith(_WAITS):
+            self.release()
         if self._holding:
             self._waiting.append(partial(handler.handle, record))
         return not self._holding
