@@ -12,9 +12,9 @@ from grail_lightning.credit import GRAIL
 from grail_lightning.distributed.sharding import shard
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
 from grail_lightning.policy.capabilities import supports_second_backward, within_attention_window
+from grail_lightning.policy.checks import check_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
-from grail_lightning.policy.options import check_policy
 from grail_lightning.policy.trees import tree_layout
 from grail_lightning.step.forward import SaliencyForward
 from tests import batches
