@@ -236,7 +236,7 @@ def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path):
 
 @pytest.mark.parametrize("config", sorted(p.name for p in CONFIGS.glob("*.yaml")))
 def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_path):
-    """Published configs name a 4B policy and GPUs; the tiny policy and a CPU stand in for those alone."""
+    """Some name a large policy and GPUs; the tiny policy and a CPU stand in for those alone."""
     subcommand = {"eval_math.yaml": "test", "saliency.yaml": "predict"}.get(config, "fit")
     built = {}
 
@@ -267,34 +267,10 @@ def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_
         main([subcommand, *here])
     assert built["model"].policy_name == "arithmetic"
     assert built["data"] is not None
-    if config == "qwen3_4b_grail.yaml":
-        objective, execution = built["model"].objective, built["model"].execution
-        assert type(built["model"].credit).__name__ == "GRAIL"
-        assert (execution.updates_per_batch, execution.group_size, objective.aggregation) == (4, 8, "dr_grpo")
-        assert built["model"].sampling.top_k == 50
-
-
-def test_the_published_strategy_is_parsed_as_it_stands():
-    """Its 4 GPUs are not here, so it is parsed, not built; tests/test_ranks.py trains under it on 2 CPU processes."""
-    seen = {}
-
-    class Parsed(GrailCLI):
-        def instantiate_classes(self):
-            seen["trainer"] = self.config.fit.trainer
-
-        def _run_subcommand(self, subcommand):
-            pass
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.cli.app.GrailCLI", Parsed)
-        main(["fit", "--config=configs/qwen3_4b_grail.yaml"])
-    assert seen["trainer"].strategy.class_path.endswith("ModelParallelStrategy")
-    assert seen["trainer"].strategy.init_args.data_parallel_size == seen["trainer"].devices == 4
-    assert seen["trainer"].precision == "bf16-mixed"
 
 
 def test_configs_are_found_from_any_folder(tmp_path):
-    for given in (["--config", "configs/quickstart.yaml"], ["--config=quickstart.yaml"]):
+    for given in (["--config", "configs/quickstart.yaml"], ["--config=quickstart.yaml"], ["-c", "published/base.yaml"]):
         flag, file = expand_configs(given)
         assert flag == "--config"
         assert Path(file).is_file()

@@ -177,7 +177,8 @@ def test_a_missing_module_is_named_with_the_extra_that_installs_it(capsys, monke
         (b"\xff\xfe", "must be UTF-8 text, but byte 0 is not"),
         (b"config: wrong.yaml\n", "`config` must name another file .*: wrong.yaml -> wrong.yaml"),
         (b"config: other.yaml\n", "`config` must name another file .*: wrong.yaml -> other.yaml -> wrong.yaml"),
-        (b"config: [other.yaml]\n", "`config` in wrong.yaml must be the path of one file .*'other.yaml'"),
+        (b"config: [other.yaml]\n", "`config` must name another file .*: wrong.yaml -> other.yaml -> wrong.yaml"),
+        (b"config: [1]\n", r"`config` in wrong.yaml must be the path of a file to build on, .* got \[1\]"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_with_the_files_name(content, message, capsys, tmp_path):

@@ -17,18 +17,22 @@ def expand_configs(args: list[str]) -> list[str]:
     """The arguments, with each ``--config FILE`` preceded by the files on which it builds.
 
     A file that is not in the working folder is looked up among the configs of the package. The key ``config`` of a file
-    names the file on which it builds, relative to its own folder. jsonargparse follows that key only without
-    subcommands.
+    names the file on which it builds, or a list of files, relative to its own folder. jsonargparse follows that key
+    only without subcommands. A file on which several of them build is read once.
 
     Raises:
         ValueError: If a file is missing, holds no options, or builds on itself.
     """
     expanded: list[str] = []
+    read: set[Path] = set()
     pending = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     while pending:
         argument = pending.pop(0)
         if argument in ("--config", "-c") and pending:
-            expanded += [part for file in _with_bases(Path(pending.pop(0))) for part in ("--config", str(file))]
+            *bases, given = _with_bases(Path(pending.pop(0)))
+            for file in [*(base for base in dict.fromkeys(bases) if base.resolve() not in read), given]:
+                expanded += ["--config", str(file)]
+                read.add(file.resolve())
         else:
             expanded.append(argument)
     return expanded
@@ -102,19 +106,22 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
 
 def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     """The files on which a file builds, followed by the file itself."""
-    shipped = [folder / file.name for folder in CONFIGS if (folder / file.name).is_file()]
-    # Only `quickstart.yaml` and `configs/quickstart.yaml` are looked up: a mistyped folder stays an error.
-    if not file.is_file() and shipped and str(file.parent) in (".", "configs"):
-        file = shipped[0]
+    # `quickstart.yaml` and `configs/quickstart.yaml` are looked up; a mistyped folder stays an error.
+    parts = file.parts[1:] if file.parts[:1] == ("configs",) else file.parts
+    shipped = [folder.joinpath(*parts) for folder in CONFIGS if not file.is_absolute() and ".." not in parts]
+    if not file.is_file():
+        file = next((other for other in shipped if other.is_file()), file)
     if file.resolve() in above:
         chain = " -> ".join(other.name for other in (*above[above.index(file.resolve()) :], file))
         raise ValueError(f"`config` must name another file to build on, but {file} builds on itself: {chain}.")
     base = read_options(file).get("config")
-    if base is None:
-        return [file]
-    if not isinstance(base, str):
-        raise ValueError(f"`config` in {file} must be the path of one file to build on, but got {base!r}.")
-    return [*_with_bases(file.parent / base, (*above, file.resolve())), file]
+    bases = [] if base is None else base if isinstance(base, list) else [base]
+    if not all(isinstance(name, str) for name in bases):
+        raise ValueError(
+            f"`config` in {file} must be the path of a file to build on, or a list of them, but got {base!r}."
+        )
+    above = (*above, file.resolve())
+    return [*(part for name in bases for part in _with_bases(file.parent / name, above)), file]
 
 
 def _place(file: Path, error: yaml.YAMLError) -> str:

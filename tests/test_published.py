@@ -1,0 +1,123 @@
+"""The configs of the published runs: a file of a model and one of a method, on one base."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from grail_lightning.cli import GrailCLI
+from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.runtime.run_folder import RunFolder
+from tests.shell import fails, main
+
+ROOT = Path(__file__).parents[1]
+MODELS = {
+    "qwen3_4b": "Qwen/Qwen3-4B",
+    "qwen3_8b": "Qwen/Qwen3-8B",
+    "octothinker_3b": "OctoThinker/OctoThinker-3B-Short-Base",
+    "octothinker_8b": "OctoThinker/OctoThinker-8B-Short-Base",
+    "r1_distill_llama_8b": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+}
+METHODS = {"grpo": "Uniform", "grail": "GRAIL", "oar_g": "OARGradient"}
+SMALL = [
+    "--model.policy=arithmetic",
+    "--model.sampling.max_response_length=64",
+    "--model.loading.attention=sdpa",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.strategy=auto",
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _files(model, method):
+    return [f"--config=configs/published/{name}.yaml" for name in (model, method)]
+
+
+def _built(*arguments):
+    """The command line's module, data and trainer, without a run."""
+    made = []
+
+    class Built(GrailCLI):
+        def _run_subcommand(self, subcommand):
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
+        main(["fit", *arguments])
+    return made[0]
+
+
+def fit_options(arguments):
+    """The options of a fit; nothing is built."""
+    seen = []
+
+    class Parsed(GrailCLI):
+        def instantiate_classes(self):
+            seen.append(self.config.fit)
+
+        def _run_subcommand(self, subcommand):
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.cli.app.GrailCLI", Parsed)
+        main(["fit", *arguments])
+    return seen[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", MODELS)
+def test_each_run_is_parsed_and_instantiated(model, method):
+    """The packaged policy and a CPU stand in for the model and the GPUs alone."""
+    options = fit_options(_files(model, method))
+    assert options.model.policy == MODELS[model]
+    assert options.trainer.strategy.init_args.data_parallel_size == options.trainer.devices == 4
+    assert options.trainer.precision == "bf16-mixed"
+    made = _built(*_files(model, method), *SMALL)
+    assert type(made.model.credit).__name__ == METHODS[method]
+    objective, execution, sampling = made.model.objective, made.model.execution, made.model.sampling
+    assert (execution.updates_per_batch, execution.group_size, objective.aggregation) == (4, 8, "dr_grpo")
+    assert (objective.clip_low, objective.clip_high, objective.kl_coefficient, sampling.top_k) == (0.2, 0.28, 0.0, 50)
+    assert made.datamodule.prompts_per_batch == 32
+    (group,) = made.model.optimizer([torch.nn.Parameter(torch.ones(1))]).param_groups
+    assert (group["lr"], group["weight_decay"]) == (1e-6, 0.0)
+    assert RunFolder(made.trainer).path == Path("runs", model, method)
+
+
+def test_the_order_of_model_and_method_does_not_matter():
+    files = _files("qwen3_8b", "grail")
+    one, other = fit_options(files), fit_options(files[::-1])
+    assert (one.model, one.trainer.logger) == (other.model, other.trainer.logger)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_runs_of_qwen3_4b_have_files_of_their_own(method):
+    one, other = fit_options([f"--config=configs/qwen3_4b_{method}.yaml"]), fit_options(_files("qwen3_4b", method))
+    assert all(one[group] == other[group] for group in ("seed_everything", "trainer", "model", "data", "evaluation"))
+
+
+def test_a_file_that_several_build_on_is_read_once(tmp_path):
+    """Read again it would undo what the first of them changes."""
+    (tmp_path / "base.yaml").write_text("seed_everything: 1")
+    (tmp_path / "one.yaml").write_text("config: base.yaml\nseed_everything: 2")
+    (tmp_path / "two.yaml").write_text("config: base.yaml")
+    (tmp_path / "both.yaml").write_text("config: [one.yaml, two.yaml]")
+    names = ["base.yaml", "one.yaml", "two.yaml"]
+    for given, read in ((["one.yaml", "two.yaml"], names), (["both.yaml"], [*names, "both.yaml"])):
+        arguments = expand_configs([part for file in given for part in ("--config", file)])
+        assert arguments == [part for file in read for part in ("--config", file)]
+    # A file that is given twice is meant twice.
+    assert expand_configs(["--config=base.yaml", "--config=base.yaml"]) == ["--config", "base.yaml"] * 2
+
+
+def test_a_method_without_a_model_is_one_line(capsys):
+    assert "`model.policy` must be given" in fails(capsys, "fit", "--config=configs/published/grail.yaml")
+
+
+def test_all_files_are_named_here():
+    stems = {file.stem for file in (ROOT / "configs" / "published").glob("*.yaml")}
+    assert stems == {"base", *MODELS, *METHODS}
