@@ -105,7 +105,10 @@ class TokenCredit(ABC):
         """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into the batch."""
 
     def as_saliency_credit(self) -> SaliencyCredit | None:
-        """The method as a function of saliency scores that the update's forward pass can provide, or None."""
+        """The method as a function of saliency scores that the update's first forward pass can provide, or None.
+
+        A method that is refreshed before every optimiser step returns None, since there is one such pass a batch.
+        """
         return None
 
     def state_dict(self) -> dict[str, Any]:

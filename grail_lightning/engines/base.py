@@ -19,7 +19,8 @@ from grail_lightning.tasks.base import Prompt
 class RolloutEngine(ABC):
     """A class that samples responses. The sampled ids are kept unchanged; nothing is re-tokenised.
 
-    `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it.
+    `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it. The
+    arguments of the constructor become options: ``--model.engine=package.module.Name --model.engine.option=value``.
     """
 
     @abstractmethod

@@ -1,22 +1,22 @@
-r"""One training step. The files are listed in the order in which a step calls them.
+r"""One training step. The files are listed in the order in which a step needs them.
 
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
 `collect`           Prompts → sampled, graded rollouts. Groups without a learning signal may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
+`forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `reference`         The frozen reference of the KL term.
 `old_logprobs`      Log-probabilities under the weights that sampled, by one of three rules.
-`update`            The loop: one forward pass, one loss, one backward pass for each micro-batch.
-`forward`           Micro-batch → log-probabilities; the forward pass also holds the advantages of tokens.
+`update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
 `loss`              Denominators of an optimiser step, and the summand of its loss for each micro-batch.
 `optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
 `schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks.
 ==================  ================================================================================================
 
-The calls of one step::
+The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
     GrailModule.training_step
     ├── collect.sample_and_grade, collect.refill      prompts → GradedBatch
