@@ -4,12 +4,16 @@ import sys
 
 from grail_lightning._version import __version__
 from grail_lightning.cli.commands import check_subcommand, refuse
+from grail_lightning.cli.help_pages import first_screen, show
 
 
 def main() -> None:
     """Entry point. What can be answered without torch, which takes seconds to import, is answered at once."""
     if sys.argv[1:] == ["--version"]:
         print(f"grail-lightning {__version__}")
+        return
+    if (page := first_screen(sys.argv[1:])) is not None:
+        show(page)
         return
     try:
         check_subcommand(sys.argv[1:])

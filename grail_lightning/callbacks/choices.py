@@ -52,6 +52,13 @@ def choices(option: str) -> list[str]:
     return sorted(name for name, value in shown.items() if _is_choice(name, value, base))
 
 
+def class_of(option: str, name: str) -> type:
+    """The class that a name among the choices of an option stands for."""
+    modules = map(importlib.import_module, _BASES[option][1])
+    found: type = next(vars(module)[name] for module in modules if name in vars(module))
+    return found
+
+
 def base_classes() -> set[str]:
     """The names of the base classes of all options that accept a class."""
     return {base.__name__ for base, _ in _BASES.values()}

@@ -35,6 +35,8 @@ from grail_lightning.callbacks.requirements import check_callbacks, check_folder
 from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
+from grail_lightning.cli.help_pages import first_screen, show
+from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
 from grail_lightning.distributed.checkpoint_check import check_checkpoint
@@ -101,16 +103,24 @@ class GrailCLI(LightningCLI):
             }
         )
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        describe(parser, subcommand)
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments. The message about a wrong option names the accepted ones and the config file.
+        """Parse the arguments, or print the options that `--help GROUP` asks for.
+
+        The message about a wrong option names the accepted ones and the config file.
 
         Raises:
             ValueError: If an option is wrong.
         """
+        given = args if isinstance(args, list) else sys.argv[1:]
+        print_options(self._subcommand_parsers, given)
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
-            given = args if isinstance(args, list) else sys.argv[1:]
             parsers = [sub for name, sub in self._subcommand_parsers.items() if name in given[:1]]
             known = {name for sub in parsers for name, _ in sub.get_defaults().items()}
             raise ValueError(option_error(error, sorted(known), given)) from error
@@ -248,6 +258,9 @@ def main(args: ArgsType = None) -> None:
     with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
         try:
             if isinstance(given, list):
+                if (page := first_screen(given)) is not None:
+                    show(page)
+                    raise SystemExit(0)
                 given = expand_configs(given)
                 check_subcommand(given)
             if args is None:

@@ -252,7 +252,7 @@ def _unknown(name: str, complaint: Complaint, known: list[str]) -> tuple[str, st
         return full, f"{said} Did you mean `{f'{prefix}.{near[0]}' if prefix else near[0]}`?"
     if siblings and (prefix or "." in name):
         return full, f"{said} {whose}: {', '.join(last)}."
-    return full, f"{said} `grail-lightning fit --help` lists them."
+    return full, f"{said} `grail-lightning fit --help all` lists them."
 
 
 def _options_of(owner: str) -> list[str]:
