@@ -6,7 +6,8 @@ import inspect
 import os
 import sys
 import traceback
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
@@ -238,6 +239,26 @@ def default_mesh_sizes(trainer: Any) -> None:
 
 def main(args: ArgsType = None) -> None:
     """Entry point. A user's mistake is reported in one line with exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
+    with mistakes_in_one_line():
+        run(GrailCLI, args)
+
+
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """A context that reports a user's mistake in one line, and ends the process with exit code 2."""
+    with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
+        try:
+            yield
+        except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+            if not explain(error):
+                raise
+            if os.environ.get("GRAIL_DEBUG"):
+                traceback.print_exc()
+            refuse(one_line(error))
+
+
+def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
+    """Parse the arguments, those of the process by default, build what they describe, and run the subcommand."""
     # Lightning 2.6 calls `add_instantiator`, which jsonargparse 4.53 deprecates. A user cannot change that.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     leave_out_messages()
@@ -245,35 +266,27 @@ def main(args: ArgsType = None) -> None:
         sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     quiet = {"exit_on_error": False}
     given = sys.argv[1:] if args is None else args
-    with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
-        try:
-            if isinstance(given, list):
-                given = expand_configs(given)
-                check_subcommand(given)
-            if args is None:
-                sys.argv[1:] = given
-            GrailCLI(
-                GrailModule,
-                LightningDataModule,
-                subclass_mode_data=True,
-                args=None if args is None else given,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                save_config_callback=SaveRunConfig,
-                save_config_kwargs={"save_to_log_dir": False},
-                parser_kwargs={
-                    "version": __version__,
-                    "allow_abbrev": False,
-                    **quiet,
-                    **dict.fromkeys(SUBCOMMANDS, quiet),
-                },
-            )
-        except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
-            if not explain(error):
-                raise
-            if os.environ.get("GRAIL_DEBUG"):
-                traceback.print_exc()
-            refuse(one_line(error))
+    if isinstance(given, list):
+        given = expand_configs(given)
+        check_subcommand(given)
+    if args is None:
+        sys.argv[1:] = given
+    return cli(
+        GrailModule,
+        LightningDataModule,
+        subclass_mode_data=True,
+        args=None if args is None else given,
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        parser_kwargs={
+            "version": __version__,
+            "allow_abbrev": False,
+            **quiet,
+            **dict.fromkeys(SUBCOMMANDS, quiet),
+        },
+    )
 
 
 def _as_list(value: Any) -> list[Any]:
