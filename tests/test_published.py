@@ -7,6 +7,7 @@ import torch
 
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.cli.fit_options import fit_options
 from grail_lightning.runtime.run_folder import RunFolder
 from tests.shell import fails, main
 
@@ -50,23 +51,6 @@ def _built(*arguments):
         patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
         main(["fit", *arguments])
     return made[0]
-
-
-def fit_options(arguments):
-    """The options of a fit; nothing is built."""
-    seen = []
-
-    class Parsed(GrailCLI):
-        def instantiate_classes(self):
-            seen.append(self.config.fit)
-
-        def _run_subcommand(self, subcommand):
-            pass
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.cli.app.GrailCLI", Parsed)
-        main(["fit", *arguments])
-    return seen[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,7 +6,8 @@ import inspect
 import os
 import sys
 import traceback
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
@@ -15,8 +16,6 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
 
 import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
@@ -39,6 +38,7 @@ from grail_lightning.cli.help_pages import first_screen, show
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
+from grail_lightning.cli.strategies import default_mesh_sizes, strategy_options
 from grail_lightning.distributed.checkpoint_check import check_checkpoint
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
@@ -210,44 +210,28 @@ def check_groups(options: Any) -> None:
             )
 
 
-def strategy_options(given: Any) -> Any:
-    """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it.
-
-    Raises:
-        ValueError: For FSDP1.
-    """
-    name = given if isinstance(given, str) else getattr(given, "class_path", "")
-    check_strategy(name)
-    if name.lower() == "fsdp":
-        rank_zero_info("`--trainer.strategy=fsdp` runs FSDP2 here (ModelParallelStrategy).")
-    elif not isinstance(given, str) or name.rpartition(".")[2] != ModelParallelStrategy.__name__:
-        return given
-    path = f"{ModelParallelStrategy.__module__}.{ModelParallelStrategy.__name__}"
-    return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
-
-
-def default_mesh_sizes(trainer: Any) -> None:
-    """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node.
-
-    Raises:
-        ValueError: If the sizes that are given do not fit the devices.
-    """
-    strategy, devices = trainer.strategy, trainer.num_devices * trainer.num_nodes
-    if isinstance(strategy, ModelParallelStrategy):
-        if strategy._data_parallel_size == "auto":
-            strategy._data_parallel_size = devices
-        if strategy._tensor_parallel_size == "auto":
-            strategy._tensor_parallel_size = 1
-        sizes = strategy._data_parallel_size, strategy._tensor_parallel_size
-        if sizes != (devices, 1):
-            raise ValueError(
-                f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
-                f"never split, but got {sizes[0]} and {sizes[1]}. Leave both out of `trainer.strategy`."
-            )
-
-
 def main(args: ArgsType = None) -> None:
     """Entry point. A user's mistake is reported in one line with exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
+    with mistakes_in_one_line():
+        run(GrailCLI, args)
+
+
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """A context that reports a user's mistake in one line, and ends the process with exit code 2."""
+    with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
+        try:
+            yield
+        except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+            if not explain(error):
+                raise
+            if os.environ.get("GRAIL_DEBUG"):
+                traceback.print_exc()
+            refuse(one_line(error))
+
+
+def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
+    """Parse the arguments, those of the process by default, build what they describe, and run the subcommand."""
     # Lightning 2.6 calls `add_instantiator`, which jsonargparse 4.53 deprecates. A user cannot change that.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     leave_out_messages()
@@ -255,38 +239,30 @@ def main(args: ArgsType = None) -> None:
         sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     quiet = {"exit_on_error": False}
     given = sys.argv[1:] if args is None else args
-    with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
-        try:
-            if isinstance(given, list):
-                if (page := first_screen(given)) is not None:
-                    show(page)
-                    raise SystemExit(0)
-                given = expand_configs(given)
-                check_subcommand(given)
-            if args is None:
-                sys.argv[1:] = given
-            GrailCLI(
-                GrailModule,
-                LightningDataModule,
-                subclass_mode_data=True,
-                args=None if args is None else given,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                save_config_callback=SaveRunConfig,
-                save_config_kwargs={"save_to_log_dir": False},
-                parser_kwargs={
-                    "version": __version__,
-                    "allow_abbrev": False,
-                    **quiet,
-                    **dict.fromkeys(SUBCOMMANDS, quiet),
-                },
-            )
-        except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
-            if not explain(error):
-                raise
-            if os.environ.get("GRAIL_DEBUG"):
-                traceback.print_exc()
-            refuse(one_line(error))
+    if isinstance(given, list):
+        if (page := first_screen(given)) is not None:
+            show(page)
+            raise SystemExit(0)
+        given = expand_configs(given)
+        check_subcommand(given)
+    if args is None:
+        sys.argv[1:] = given
+    return cli(
+        GrailModule,
+        LightningDataModule,
+        subclass_mode_data=True,
+        args=None if args is None else given,
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        parser_kwargs={
+            "version": __version__,
+            "allow_abbrev": False,
+            **quiet,
+            **dict.fromkeys(SUBCOMMANDS, quiet),
+        },
+    )
 
 
 def _as_list(value: Any) -> list[Any]:

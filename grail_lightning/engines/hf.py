@@ -80,7 +80,7 @@ class HFEngine(RolloutEngine):
         finished: list[bool] = []
         generator = torch.Generator().manual_seed(seed)
         compact = self._removes_finished(policy)
-        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
+        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
                 call = part or [policy.encode(".")]
                 drawn = (
@@ -155,7 +155,7 @@ class HFEngine(RolloutEngine):
 
 
 @contextmanager
-def _weights_cast_once(policy: Policy) -> Iterator[None]:
+def weights_cast_once(policy: Policy) -> Iterator[None]:
     """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
     kind = policy.device.type
     if not torch.is_autocast_enabled(kind):

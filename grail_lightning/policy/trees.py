@@ -144,7 +144,7 @@ def tree_layout(
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
     pad = -len(ids) % BLOCK_TOKENS if kernel == "flex" else 0
     ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
-    attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
+    attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else by_units(_units(tree, starts), device)
     tensors = {
         "ids": ids[None],
         "positions": positions[None],
@@ -203,20 +203,9 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, indices of outputs ``[N]``.
 
     A unit's queries are the tokens that its rows add to the tree; its keys are these and the path to the first of them.
-    Rows that add few tokens are joined in one unit of at most as many queries as the longest row has, which costs no
-    further padding.
     """
-    own, trees = tree.run.sum(1), set(starts)
-    most = int(own.max())
-    heads: list[int] = []
-    sizes: list[int] = []
-    for row, added in enumerate(own.tolist()):
-        if not heads or row in trees or sizes[-1] + added > most:
-            heads.append(row)
-            sizes.append(0)
-        sizes[-1] += added
-    kept = [k for k, size in enumerate(sizes) if size]
-    first, counts = [heads[k] for k in kept], torch.tensor([sizes[k] for k in kept])
+    first, sizes = join_rows(tree.run.sum(1).tolist(), starts)
+    counts = torch.tensor(sizes)
     spans = [
         torch.arange(int(tree.begin[row]), int(tree.begin[row]) + size) for row, size in zip(first, counts, strict=True)
     ]
@@ -233,8 +222,37 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     return queries, keys, mask, output_of
 
 
-def _by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
-    """The decoder's arguments for SDPA, which would convert a boolean mask in each layer and keep the result."""
+def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The first row of each attention unit, and its number of queries.
+
+    Rows that add few tokens are joined in one unit of at most as many queries as the longest row has, which costs no
+    further padding.
+
+    Args:
+        own: The number of tokens that each row adds to its tree.
+        starts: The rows at which a tree begins.
+    """
+    most, trees = max(own), set(starts)
+    first: list[int] = []
+    sizes: list[int] = []
+    for row, added in enumerate(own):
+        if not first or row in trees or sizes[-1] + added > most:
+            first.append(row)
+            sizes.append(0)
+        sizes[-1] += added
+    kept = [k for k, size in enumerate(sizes) if size]
+    return [first[k] for k in kept], [sizes[k] for k in kept]
+
+
+def by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+    """A function from the dtype of the computation to the decoder's arguments for SDPA.
+
+    SDPA would convert a boolean mask in each layer and keep the result.
+
+    Args:
+        units: Queries, keys, mask and indices of outputs.
+        device: The device on which attention is computed.
+    """
 
     def attention(dtype: torch.dtype) -> Mapping[str, Any]:
         queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
