@@ -85,10 +85,10 @@ class Table:
         print("| part | what | measured | plan | plan / measured |\n|---|---|--:|--:|--:|")
         for row in self.rows():
             measured, plan = row["measured"], row["plan"]
-            both = isinstance(measured, float) and plan is not None and measured > 0
+            both = isinstance(measured, float) and measured > 0 and bool(plan)
             ratio = f"{plan / measured:.2f}" if both else ""
             cells = row["part"], row["what"], figure(measured, row["unit"]), figure(plan, row["unit"]), ratio
-            print(f"| {' | '.join(cells).strip()} |")
+            print(f"| {' | '.join(cells)} |")
 
 
 def figure(value: float | str | None, unit: str) -> str:

@@ -101,10 +101,10 @@ def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy
     torch.manual_seed(0)
     tokenizer = load_tokenizer("arithmetic")
     sizes = {"num_attention_heads": hidden // 64, "num_key_value_heads": max(hidden // 128, 1), "head_dim": 64}
+    sizes |= {"intermediate_size": 3 * hidden}
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
-        intermediate_size=3 * hidden,
         num_hidden_layers=layers,
         max_position_embeddings=4096,
         pad_token_id=tokenizer.pad_token_id,

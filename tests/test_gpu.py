@@ -76,6 +76,18 @@ def test_saliency_beside_the_update_is_that_of_float64(dtype, rollouts):
     assert ((found - expected).norm() / expected.norm()) < ERRORS[dtype]
 
 
+@pytest.mark.parametrize("dtype", ERRORS)
+def test_an_update_whose_forward_pass_gives_saliency_too_has_the_gradients_of_float64(dtype, rollouts):
+    """A plain update comes first: what torch compiles for one backward pass must serve two of one graph as well."""
+    fused = "embeddings", runs.SAMPLING, 4000
+    expected, _ = runs.beside_the_update(load_policy("arithmetic").double().train(), rollouts, *fused)
+    policy = on_device(dtype)
+    assert error_of(policy, rollouts, True, exact(rollouts)) < ERRORS[dtype]
+    policy.zero_grad()
+    found, _ = runs.beside_the_update(policy, rollouts.to(DEVICE), *fused)
+    assert gap({name: g.double().cpu() for name, g in found.items()}, expected) < ERRORS[dtype]
+
+
 def test_log_probabilities_of_sampled_tokens_are_those_of_training():
     policy = on_device().eval()
     engine = HFEngine()
