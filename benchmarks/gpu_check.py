@@ -132,7 +132,8 @@ def run(key: dict[str, Any], options: argparse.Namespace, table: Table, seconds:
         return True
     print(said[-4000:], file=sys.stderr, flush=True)
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    reason = lines[-1][:240] if lines else f"exit code {code}"
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    reason = (raised or lines or [f"exit code {code}"])[-1][:240]
     stopped = f"stopped: the part took more than {options.limit:g} s"
     table.add(key, "failed" if key["model"] == "" else f"{key['model']}, failed", stopped if code is None else reason)
     return False

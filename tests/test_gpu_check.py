@@ -144,7 +144,7 @@ def test_the_shapes_are_those_of_qwen3_and_can_be_planned_for_a_gpu(model, billi
     size = sum(parameter.numel() for parameter in policy.parameters())
     assert size == pytest.approx(billions * 1e9, rel=1e-3)
     part = Check(argparse.Namespace(device="cpu", model=model, peak_tflops=None))
-    part.device, part.length, part.budget = torch.device("cuda"), 2048, 8400
+    part.device, part.small, part.length, part.budget = torch.device("cuda"), False, 2048, 8400
     plan = plan_of(part, Planner(policy.model.config, PRESETS["h100"]), policy)
     # Weights in bfloat16; masters, gradients and both moments of AdamW in float32; and activations.
     assert 1.0 < plan.phases["update"].total / (18 * size) < (3.0 if model == "0.6b" else 1.1)
