@@ -68,5 +68,5 @@ def _kernel(device_type: str) -> Callable[..., Tensor]:
     # By default a compiled backward pass overwrites what the forward pass has saved, and then refuses `retain_graph`,
     # with which saliency takes its gradient before the update does. The backward pass is compiled when it first runs,
     # so that the option must still hold then.
-    compiled_backward.donated_buffer = False  # type: ignore[attr-defined]
+    compiled_backward.donated_buffer = False
     return cast(Callable[..., Tensor], torch.compile(flex_attention))
