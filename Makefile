@@ -50,8 +50,8 @@ coverage: $(VENV)/installed  ## Which lines no test runs
 test-slow: $(VENV)/installed  ## The slow tests alone
 	$(BIN)/python -m pytest -m slow
 
-gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in one table (25 minutes)
-	$(BIN)/python benchmarks/gpu_check.py
+gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in one table (25 minutes; PARTS="step trl")
+	$(BIN)/python benchmarks/gpu_check.py $(PARTS)
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

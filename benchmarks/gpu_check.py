@@ -1,241 +1,226 @@
-"""What a CUDA machine shows in one table: correctness first, then the speed and memory of sampling and of full steps.
+"""What a CUDA machine shows in one table: correctness first, then speed and memory, with the capacity plan beside them.
 
     make gpu-check                                             # everything, under 25 minutes on one large GPU
     python benchmarks/gpu_check.py correctness                 # one part, under 9 minutes each
     python benchmarks/gpu_check.py sampling step credit --models 0.6b
     python benchmarks/gpu_check.py --device cpu                # everything in small, to see that it runs
 
-It needs the working tree, torch, lightning, transformers and pytest; flash-attn is tested where it is installed. The
-models have random weights in the shapes of Qwen3-0.6B and Qwen3-4B, so nothing is downloaded.
+It needs the working tree and, of Python packages, torch, lightning, transformers, torchmetrics, jsonargparse,
+math-verify, regex, mpmath, scipy, matplotlib, jinja2, pytest and hypothesis; trl for the part of this name. flash-attn
+is tested where it is installed. The models have random weights in the shapes of Qwen3-0.6B and Qwen3-4B, so nothing is
+downloaded.
 
-- correctness: the tests marked `gpu`, in a process of their own.
-- sampling: tokens per second of `HFEngine`, 64 responses.
-- step: one training step on eight given responses of 2,048 tokens in two groups, bfloat16 weights with masters:
-  seconds, phases, peak memory, and MFU = 6 · parameters · tokens that were run / (seconds · peak FLOP/s). `4b` has
-  checkpointed blocks. Random responses have their prompt alone in common.
-- credit: the same step with GRAIL and with GRPO, at one and at four updates, in turn.
+- correctness: the tests marked `gpu`, a row for each.
+- sampling: tokens per second and peak memory of `HFEngine`, 64 responses of 512 tokens.
+- step: a full step of GRPO on 2 × 4 responses of 2,048 tokens, bfloat16 weights with masters: sampling, grading and one
+  update, with the seconds of each phase, the peaks of both, and MFU = 6 · parameters · tokens that were run / (seconds
+  of the update · peak FLOP/s). The update trains on given responses, of which half are right, so that all rows count;
+  they have their prompt alone in common. `4b` has checkpointed blocks.
+- credit: the same step on given responses with GRAIL and with GRPO, at one and at four updates, in turn.
+- trl: a step on 8 given responses of 2,048 tokens, ours beside TRL's GRPOTrainer, in turn (see step_vs_trl.py):
+  Qwen3-0.6B, bfloat16 without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
 
-The peak FLOP/s of dense bfloat16 products is known for common GPUs; give `--peak-tflops` for others. Each part appends
-its rows to `--out` (JSON lines), so that parts can run one by one; the table is printed from all of them at the end.
+Beside a figure stands what `grail_lightning.plan` says of it, with rates measured on the device. The peak FLOP/s of
+dense bfloat16 products is known for common GPUs; give `--peak-tflops` for others. Each part of each model is a process
+of its own, on the first visible device: one that fails or exceeds `--limit` is a row. Rows are appended to `--out`
+(JSON lines), so that parts can run one by one; the table shows the last run of each.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
-import statistics
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-
-import lightning.pytorch as pl
-import torch
-from stand_in import StandInEngine, StandInTask, random_qwen3
-
-from grail_lightning.batch import Sampling
-from grail_lightning.credit import GRAIL, Uniform
-from grail_lightning.engines import HFEngine
-from grail_lightning.module import GrailModule
-from grail_lightning.policy import Loading, Policy
-from grail_lightning.step.options import Execution
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("correctness", "sampling", "step", "credit")
-SHAPES = {
-    "0.6b": {"hidden": 1024, "layers": 28, "vocabulary": 151_936, "num_attention_heads": 16, "num_key_value_heads": 8,
-             "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True},
-    "4b": {"hidden": 2560, "layers": 36, "vocabulary": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8,
-           "head_dim": 128, "intermediate_size": 9728, "tie_word_embeddings": True},
-    "tiny": {"hidden": 128, "layers": 2, "vocabulary": 2048, "tie_word_embeddings": True},
-}  # fmt: skip
-PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10": 125, "4090": 165, "B200": 2250}
+PARTS = ("correctness", "sampling", "step", "credit", "trl")
+ONE_MODEL = ("credit", "trl")
+PART_SECONDS, WHOLE_SECONDS = 540, 1500
+NEEDED = (
+    "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math_verify", "regex", "mpmath", "scipy",
+    "matplotlib", "jinja2", "pytest", "hypothesis",
+)  # fmt: skip
 
 
-class Check:
-    """The options of a run and the rows of its table."""
+class Table:
+    """The rows of all runs in a file.
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.device = torch.device(options.device)
-        self.small = self.device.type == "cpu"
-        name = torch.cuda.get_device_name() if not self.small else "CPU"
-        known = next((peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
-        self.device_name, self.peak = name, options.peak_tflops or known
+    Args:
+        file: JSON lines, one for each figure.
+        device: The device whose rows are shown.
+    """
 
-    def row(self, part: str, what: str, value: str) -> None:
-        """Print a figure and keep it."""
-        print(f"{part}: {what}: {value}", flush=True)
-        with open(self.options.out, "a") as file:
-            file.write(json.dumps({"device": self.device_name, "part": part, "what": what, "value": value}) + "\n")
+    def __init__(self, file: Path, device: str) -> None:
+        self.file, self.device = file, device
 
-    def policy(self, model: str) -> Policy:
-        """Random weights in bfloat16 on the device (float32 on a CPU)."""
-        with self.device:
-            policy = random_qwen3(**SHAPES[model])
-        policy.loading = Loading(gradient_checkpointing=model == "4b", dtype="float32" if self.small else "bfloat16")
-        policy.to(torch.float32 if self.small else torch.bfloat16)
-        if model == "4b":
-            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return policy.train()
+    def add(self, key: dict[str, Any], what: str, measured: float | str, unit: str = "") -> None:
+        """Append a row."""
+        with open(self.file, "a") as file:
+            entry = {"what": what, "measured": measured, "unit": unit, "plan": None}
+            file.write(json.dumps(key | entry) + "\n")
 
-    def synchronise(self) -> None:
-        """Wait for the device."""
-        if not self.small:
-            torch.cuda.synchronize()
+    def rows(self) -> list[dict[str, Any]]:
+        """The last figure of each name, of the last run of each part and model, in the order of the parts."""
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        mine = [row for row in map(json.loads, lines) if row.get("device") == self.device and "run" in row]
+        last = {(row["part"], row["model"]): row["run"] for row in mine}
+        found = {
+            (row["part"], row["model"], row["what"], row["unit"]): row
+            for row in mine
+            if row["run"] == last[row["part"], row["model"]]
+        }
+        return sorted(found.values(), key=lambda row: PARTS.index(row["part"]))
 
-
-def correctness(check: Check) -> None:
-    """The tests marked `gpu`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/test_gpu.py"]
-    command += [] if check.small else ["tests/test_trees.py"]
-    environment = os.environ | {"GRAIL_TEST_DEVICE": check.device.type}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines()
-    check.row("correctness", "tests marked gpu", lines[-1].strip("= ") if lines else done.stderr[-300:])
-    for line in lines:
-        if found := re.match(r"(FAILED|ERROR|SKIPPED) (.*)", line):
-            check.row("correctness", found[1].lower(), found[2][:160])
+    def show(self) -> None:
+        """Print the table."""
+        print("| part | what | measured | plan | plan / measured |\n|---|---|--:|--:|--:|")
+        for row in self.rows():
+            measured, plan = row["measured"], row["plan"]
+            both = isinstance(measured, float) and measured > 0 and bool(plan)
+            ratio = f"{plan / measured:.2f}" if both else ""
+            cells = row["part"], row["what"], figure(measured, row["unit"]), figure(plan, row["unit"]), ratio
+            print(f"| {' | '.join(cells)} |")
 
 
-def sampling(check: Check, model: str) -> None:
-    """Tokens per second of `HFEngine`."""
-    policy = check.policy(model).eval()
-    engine = HFEngine()
-    engine.update_weights(policy)
-    policy.end_token_ids = ()  # Every response has the full length.
-    length = 16 if check.small else 512
-    prompts = [StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in range(10, 18)]
-    options = Sampling(max_response_length=length)
-    with torch.no_grad():
-        engine.generate(prompts[:1], 2, Sampling(max_response_length=4), 0)  # Warm up.
-        check.synchronise()
-        start = time.perf_counter()
-        batch = engine.generate(prompts, 8, options, 0)
-        check.synchronise()
-    seconds = time.perf_counter() - start
-    tokens = int(batch.response_lengths.sum())
-    check.row(
-        "sampling",
-        f"Qwen3-{model}, 64 responses of {length} tokens",
-        f"{tokens / seconds:,.0f} tokens/s ({seconds:.1f} s)",
-    )
+def figure(value: float | str | None, unit: str) -> str:
+    """A figure with three digits or so, and its unit."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value.replace("|", "/")
+    if unit == "%":
+        return f"{value:.1%}"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f} {unit}"
 
 
-class Laps(pl.Callback):
-    """Seconds, phases and tokens of each step, and the sides of a comparison in turn."""
-
-    def __init__(self, check: Check, sides: list[tuple[str, int]]) -> None:
-        self.check, self.sides = check, sides
-        self.laps: dict[tuple[str, int], list[dict[str, float]]] = {side: [] for side in sides}
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        turn, place = divmod(batch_idx, len(self.sides))
-        self.side = self.sides[(turn + place) % len(self.sides)]
-        name, updates = self.side
-        pl_module.credit = GRAIL() if name == "GRAIL" else Uniform()
-        pl_module.execution = Execution(
-            group_size=4, updates_per_batch=updates, token_budget=pl_module.execution.token_budget
+def run(key: dict[str, Any], options: argparse.Namespace, table: Table, seconds: float) -> bool:
+    """Run a part in a process of its own, for at most some seconds; whether it ended well. A failure is a row."""
+    command = [sys.executable, str(Path(__file__).with_name("gpu_parts.py")), key["part"], "--device", options.device]
+    command += ["--model", key["model"]] if key["model"] else []
+    command += ["--peak-tflops", str(options.peak_tflops)] if options.peak_tflops else []
+    command += ["--key", json.dumps(key), "--out", str(options.out.resolve())]
+    with tempfile.TemporaryFile("w+") as log:
+        # A session of its own: the processes that the part starts are stopped with it.
+        process = subprocess.Popen(
+            command,
+            env=environment(options.device, key["part"]),
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
-        self.check.synchronise()
-        self.start = time.perf_counter()
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.check.synchronise()
-        seconds = time.perf_counter() - self.start
-        output = outputs["output"]
-        lap = {k.removeprefix("time/"): v for k, v in output.metrics.items() if k.startswith("time/")}
-        tokens = int(output.batch.lengths.sum()) * (1 - output.metrics.get("shared_tokens", 0.0))
-        if batch_idx >= len(self.sides):  # The first round warms up and compiles.
-            self.laps[self.side].append(lap | {"step": seconds, "tokens": float(tokens)})
-
-
-def train(check: Check, model: str, sides: list[tuple[str, int]], rounds: int) -> tuple[Laps, float, int]:
-    """Steps on given responses; returns their laps, the peak memory in GiB, and the number of parameters."""
-    length = 64 if check.small else 2048
-    budget = 256 if check.small else 4 * 2100
-
-    def optimizer(parameters):
-        return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0, fused=not check.small)
-
-    module = GrailModule(
-        "arithmetic", Sampling(max_response_length=length), engine=StandInEngine(length // 2, len(sides)),
-        execution=Execution(group_size=4, token_budget=budget), optimizer=optimizer,
-        loading=Loading(dtype="float32" if check.small else "bfloat16"),
-    )  # fmt: skip
-    module.policy = check.policy(model)
-    size = sum(p.numel() for p in module.policy.parameters())
-    laps = Laps(check, sides)
-    task = StandInTask()
-    batch = [task.prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]
-    loader = torch.utils.data.DataLoader([batch] * ((rounds + 1) * len(sides)), batch_size=None)
-    if not check.small:
-        torch.cuda.reset_peak_memory_stats()
-    pl.Trainer(
-        max_epochs=1, accelerator="cpu" if check.small else "gpu", devices=1, logger=False, callbacks=[laps],
-        precision="32-true" if check.small else "bf16-true", enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module, loader)  # fmt: skip
-    peak = 0.0 if check.small else torch.cuda.max_memory_allocated() / 2**30
-    return laps, peak, size
+        try:
+            code: int | None = process.wait(timeout=max(seconds, 1))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        log.seek(0)
+        said = log.read()
+    if code == 0:
+        return True
+    print(said[-4000:], file=sys.stderr, flush=True)
+    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    reason = (raised or lines or [f"exit code {code}"])[-1][:240]
+    stopped = f"stopped: the part took more than {options.limit:g} s"
+    table.add(key, "failed" if key["model"] == "" else f"{key['model']}, failed", stopped if code is None else reason)
+    return False
 
 
-def step(check: Check, model: str) -> None:
-    """A full step of GRPO without sampling."""
-    laps, peak, size = train(check, model, [("GRPO", 1)], rounds=2 if check.small else 4)
-    found = laps.laps["GRPO", 1]
-    median = {name: statistics.median(lap[name] for lap in found) for name in found[0]}
-    phases = ", ".join(f"{name} {median[name]:.2f}" for name in ("grade", "credit", "update"))
-    value = f"{median['step']:.2f} s ({phases}), {median['tokens'] / median['step']:,.0f} tokens/s"
-    if check.peak:
-        mfu = 6 * size * median["tokens"] / median["update"] / (check.peak * 1e12)
-        value += f", MFU of the update {mfu:.0%}"
-    value += f", peak {peak:.1f} GiB" if peak else ""
-    check.row("step", f"Qwen3-{model} ({size / 1e9:.2f} B), GRPO", value)
+def environment(device: str, part: str = "") -> dict[str, str]:
+    """The working tree goes before an installed package, and one device is visible."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if device == "cuda" else ""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    changes = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    changes |= {"GRAIL_TEST_DEVICE": device, "HF_HUB_OFFLINE": "1"}
+    if part == "correctness":  # cuBLAS is deterministic with this workspace only, which it reads when it starts.
+        changes["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return {"OMP_NUM_THREADS": "1"} | dict(os.environ) | changes
 
 
-def credit(check: Check, model: str) -> None:
-    """GRAIL over GRPO, in turn."""
-    sides = [(name, updates) for updates in (1, 4) for name in ("GRPO", "GRAIL")]
-    laps, _, _ = train(check, model, sides, rounds=2 if check.small else 3)
-    for updates in (1, 4):
-        pairs = zip(laps.laps["GRAIL", updates], laps.laps["GRPO", updates], strict=True)
-        ratio = statistics.median(ours["step"] / base["step"] for ours, base in pairs)
-        check.row("credit", f"Qwen3-{model}, GRAIL / GRPO, updates {updates}, without sampling", f"{ratio:.3f}")
+def take_part(part: str, options: argparse.Namespace, table: Table, device: str) -> bool:
+    """Run one part with each of its models and check its time; whether all went well."""
+    begun, good = time.time(), True
+    models = options.models or (["tiny"] if options.device == "cpu" else ["0.6b", "4b"])
+    models = [""] if part == "correctness" else models[:1] if part in ONE_MODEL else models
+    if part == "trl" and options.device == "cuda":
+        models = ["0.6b"]
+    for model in models:
+        key = {"device": device, "run": begun, "part": part, "model": model}
+        if part == "trl" and importlib.util.find_spec("trl") is None:
+            table.add(key, "ours / TRL", f"skipped: TRL is not installed; pip install {trl_version()}")
+        else:
+            good &= run(key, options, table, begun + options.limit - time.time())
+    seconds = time.time() - begun
+    late = "" if seconds <= PART_SECONDS else f", more than {PART_SECONDS // 60} minutes"
+    table.add(
+        {"device": device, "run": begun, "part": part, "model": " "}, "time of this part", f"{seconds:.0f} s{late}"
+    )
+    print(f"{part}: {seconds:.0f} s{late}", flush=True)
+    return good
+
+
+def trl_version() -> str:
+    """The version with which step_vs_trl.py is known to work."""
+    found = re.search(r"^trl==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[0]
+
+
+def check_packages(parser: argparse.ArgumentParser) -> None:
+    """End with one line if something is not installed."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        parser.error(f"{', '.join(missing)} cannot be imported; run `pip install -c constraints.txt -e '.[dev]'`")
+
+
+def device_name(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[str, str]:
+    """The device and torch's version. Another process asks: a context of this one would take memory of the device."""
+    code = "import torch; print(torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment(options.device), capture_output=True, text=True, check=True)
+    version, _, name = done.stdout.strip().partition(" ")
+    if options.device == "cuda" and not name:
+        parser.error("there is no CUDA device here; `--device cpu` tries every part in small")
+    return name or "CPU", version
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="correctness, sampling, step, credit; default all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), help="default 0.6b and 4b; tiny on a CPU")
+    parser.add_argument(
+        "--models", nargs="+", choices=["0.6b", "4b", "tiny"], help="default 0.6b and 4b; tiny on a CPU"
+    )
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16, of devices that are not known")
+    parser.add_argument("--limit", type=float, default=PART_SECONDS, help="seconds after which a part is stopped")
     parser.add_argument("--out", type=Path, default=Path("gpu_check.jsonl"))
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"the parts are {', '.join(PARTS)}, but got {', '.join(sorted(unknown))}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; `--device cpu` tries every part in small")
-    check = Check(options)
-    models = options.models or (["tiny"] if check.small else ["0.6b", "4b"])
-    for part in options.parts or PARTS:
-        start = time.perf_counter()
-        if part == "correctness":
-            correctness(check)
-        else:
-            for model in models if part != "credit" else models[:1]:
-                {"sampling": sampling, "step": step, "credit": credit}[part](check, model)
-                if not check.small:
-                    torch.cuda.empty_cache()
-        print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()]
-    print(f"\n{check.device_name}, torch {torch.__version__}\n\n| part | what | figure |\n|---|---|---|")
-    several = ("failed", "error", "skipped")  # Of other figures the newest counts.
-    latest = {(r["part"], r["what"], r["value"] if r["what"] in several else ""): r for r in rows}
-    for entry in [r for r in latest.values() if r["device"] == check.device_name]:
-        print(f"| {entry['part']} | {entry['what']} | {entry['value']} |")
+    check_packages(parser)
+    device, version = device_name(options, parser)
+    table, begun = Table(options.out, device), time.time()
+    good = [take_part(part, options, table, device) for part in options.parts or PARTS]
+    print(f"\n{device}, torch {version}\n")
+    table.show()
+    if options.device == "cpu":
+        print("\nTiny models and sizes. Memory is not measured on a CPU here; benchmarks/plan_check.py does that.")
+    seconds = time.time() - begun
+    late = "" if seconds <= WHOLE_SECONDS else f", more than {WHOLE_SECONDS // 60} minutes"
+    print(f"\n{seconds:.0f} s in all{late}")
+    sys.exit(0 if all(good) else 1)
 
 
 if __name__ == "__main__":

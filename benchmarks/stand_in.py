@@ -17,6 +17,15 @@ from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"
+SHAPES = {
+    "0.6b": {"hidden": 1024, "layers": 28, "vocabulary": 151_936, "num_attention_heads": 16, "num_key_value_heads": 8,
+             "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True},
+    "4b": {"hidden": 2560, "layers": 36, "vocabulary": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8,
+           "head_dim": 128, "intermediate_size": 9728, "tie_word_embeddings": True},
+    "wide": {"hidden": 512, "layers": 10, "vocabulary": 151_936, "tie_word_embeddings": True},
+    "tiny": {"hidden": 128, "layers": 2, "vocabulary": 2048, "tie_word_embeddings": True},
+}  # fmt: skip
+"""Sizes of random-weight models, for `random_qwen3`: Qwen3-0.6B and Qwen3-4B, and two for CPUs."""
 
 
 class StandInTask(Task):
@@ -92,10 +101,10 @@ def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy
     torch.manual_seed(0)
     tokenizer = load_tokenizer("arithmetic")
     sizes = {"num_attention_heads": hidden // 64, "num_key_value_heads": max(hidden // 128, 1), "head_dim": 64}
+    sizes |= {"intermediate_size": 3 * hidden}
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
-        intermediate_size=3 * hidden,
         num_hidden_layers=layers,
         max_position_embeddings=4096,
         pad_token_id=tokenizer.pad_token_id,

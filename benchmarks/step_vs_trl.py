@@ -13,30 +13,30 @@ padded tokens of ours: several of each run side by side, and ratios are to the f
 `quickstart`: the packaged policy, 16 prompts × 8 responses of at most 64 tokens, really sampled, TRL with
 Transformers' `generate`, ours with `HFEngine`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's
 vocabulary (151,936, tied) on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `--dead` is the
-share of groups without a right row. `tiny` is a small version of `wide` for quick checks.
+share of groups without a right row. `tiny` is a small version of `wide` for quick checks. `0.6b` is Qwen3-0.6B with
+random weights in bfloat16 (both optimisers on these, without masters) on 8 responses of 2,048 tokens, for
+`--device cuda`; `half` is a small version of it. `benchmarks/gpu_check.py` runs it.
 
 Seconds are of the wall, CPU seconds of the side's own process; ratios are medians over rounds. With `--curves` rewards
 of both sides over seeds instead, step by step on the same prompts.
 
-Peak memory is the largest resident size over that before the first step (weights loaded, no gradients yet).
+Peak memory is the largest resident size over that before the first step (weights loaded, no gradients yet), and on a
+GPU all that PyTorch has allocated.
 """
 
 import argparse
 import importlib.metadata
-import json
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from stand_in import StandInEngine, StandInTask, random_qwen3
+from stand_in import SHAPES, StandInEngine, StandInTask, random_qwen3
+from turns import Turns, Worker, take_turns
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import Uniform
@@ -60,6 +60,9 @@ class Case:
     limit: int
     shortest: int = 0
     learning_rate: float = 1e-4
+    trunk: str | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
 
     @property
     def rows(self) -> int:
@@ -67,16 +70,16 @@ class Case:
 
     def policy(self) -> Policy:
         """A fresh copy of the weights that both sides start from."""
-        if self.name == "quickstart":
+        if self.trunk is None:
             return load_policy("arithmetic")
-        if self.name == "tiny":
-            return random_qwen3(hidden=128, layers=2, vocabulary=2048, tie_word_embeddings=True)
-        return random_qwen3(hidden=512, layers=10, vocabulary=151_936, tie_word_embeddings=True)
+        policy = random_qwen3(**SHAPES[self.trunk]).to(getattr(torch, self.dtype))
+        policy.loading = Loading(dtype=self.dtype, master_weights=False)
+        return policy
 
     def batches(self, steps: int, seed: int) -> list[list[Prompt]]:
         """The prompts of each step."""
         number = steps * self.prompts
-        if self.name == "quickstart":
+        if self.trunk is None:
             (problems,) = ArithmeticData(num_train=number * (seed + 1)).load("train")
             prompts = list(problems.prompts[number * seed :])
         else:
@@ -89,47 +92,17 @@ CASES = {
     case.name: case
     for case in (
         Case("quickstart", prompts=16, group_size=8, limit=64),
-        Case("wide", prompts=5, group_size=2, limit=256, shortest=64, learning_rate=1e-6),
-        Case("tiny", prompts=5, group_size=3, limit=64, shortest=16, learning_rate=1e-6),
+        Case("wide", prompts=5, group_size=2, limit=256, shortest=64, learning_rate=1e-6, trunk="wide"),
+        Case("tiny", prompts=5, group_size=3, limit=64, shortest=16, learning_rate=1e-6, trunk="tiny"),
+        Case("0.6b", 2, 4, limit=2048, shortest=2048, learning_rate=1e-6, trunk="0.6b", dtype="bfloat16"),
+        Case("half", 2, 4, limit=64, shortest=64, learning_rate=1e-6, trunk="tiny", dtype="bfloat16"),
     )
 }
 
 
-class Turns:
-    """The worker's end of the pipe: it waits for its turn and reports the time of its step."""
-
-    def __init__(self) -> None:
-        self._wire = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # The output of libraries must not get into the pipe.
-        self._before: float | None = None
-        self._start = self._start_cpu = 0.0
-
-    def begin(self) -> None:
-        if not sys.stdin.readline():  # The driver has ended.
-            os._exit(1)
-        if self._before is None:
-            Path("/proc/self/clear_refs").write_text("5")  # Reset the peak of loading.
-            self._before = _resident("VmRSS")
-        self._start, self._start_cpu = time.perf_counter(), time.process_time()
-
-    def end(self, *, sample: float, grade: float, tokens: int, reward: float) -> None:
-        """Everything but sampling and grading is the update; credit is none on both sides."""
-        seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._start_cpu
-        assert self._before is not None
-        lap = {"step": seconds, "cpu": cpu, "sample": sample, "grade": grade, "update": seconds - sample - grade}
-        lap |= {"tokens": tokens, "reward": reward, "peak": _resident("VmHWM") - self._before}
-        print(json.dumps(lap), file=self._wire, flush=True)
-
-
-def _resident(field: str) -> float:
-    """In MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
-
-
 def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float) -> None:
     """The worker of our side."""
-    turns = Turns()
+    turns = Turns(case.device)
 
     class Report(pl.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -147,7 +120,7 @@ def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float
     module = GrailModule(
         "arithmetic",
         Sampling(max_response_length=case.limit),
-        engine=None if case.name == "quickstart" else StandInEngine(case.shortest, dead=dead),
+        engine=None if case.trunk is None else StandInEngine(case.shortest, dead=dead),
         objective=Objective(mask_truncated=False),
         execution=Execution(group_size=case.group_size, token_budget=budget),
         credit=Uniform(),
@@ -155,12 +128,13 @@ def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float
     )
     module.policy = case.policy().train()
     if chunk:
-        module.policy.loading = Loading(chunk_tokens=chunk)
+        module.policy.loading = replace(module.policy.loading, chunk_tokens=chunk)
     pl.seed_everything(seed, verbose=False)
     loader = torch.utils.data.DataLoader(case.batches(steps, seed), batch_size=None)
     pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[Report()],
+        max_epochs=1, accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[Report()],
+        precision="bf16-true" if case.dtype == "bfloat16" else "32-true",
     ).fit(module, loader)  # fmt: skip
 
 
@@ -179,55 +153,21 @@ class Side:
 
     def command(self, case: Case, steps: int, seed: int, dead: float) -> list[str]:
         script = Path(__file__) if self.program == OURS else Path(__file__).with_name("trl_side.py")
-        words = {"case": case.name, "worker": self.setting, "steps": steps, "seeds": seed, "dead": dead}
+        words = {"case": case.name, "worker": self.setting, "steps": steps, "seeds": seed}
+        words |= {"dead": dead, "device": case.device}
         words |= {"chunks": self.chunk} if self.program == OURS else {}
         return [sys.executable, str(script), *(f"--{name}={value}" for name, value in words.items())]
 
 
-class Worker:
-    """The driver's end of the pipe."""
-
-    def __init__(self, side: Side, case: Case, steps: int, seed: int, dead: float) -> None:
-        self.side = side
-        self._log = Path(os.environ.get("TMPDIR", "/tmp")) / f"step_vs_trl_{os.getpid()}_{id(self)}.log"
-        self._process = subprocess.Popen(
-            side.command(case, steps, seed, dead),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log.open("w"),
-            text=True,
-        )
-
-    def step(self) -> dict[str, float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.side} stopped:\n{self._log.read_text()[-3000:]}")
-        lap: dict[str, float] = json.loads(line)
-        return lap
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=120)
-        self._log.unlink()
+def take(case: Case, sides: list[Side], rounds: int, warm_up: int, dead: float) -> dict[Side, list[dict[str, float]]]:
+    """The laps of all sides in turn."""
+    workers = [Worker(str(side), side.command(case, rounds + warm_up, 0, dead)) for side in sides]
+    return dict(zip(sides, take_turns(workers, rounds, warm_up), strict=True))
 
 
 def alternate(case: Case, sides: list[Side], rounds: int, warm_up: int, dead: float) -> None:
     """All sides in turn, a few rounds to warm up; prints their medians."""
-    workers = [Worker(side, case, rounds + warm_up, 0, dead) for side in sides]
-    laps: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
-    for number in range(rounds + warm_up):
-        turn = number % len(workers)
-        for worker in workers[turn:] + workers[:turn]:
-            lap = worker.step()
-            if number >= warm_up:
-                laps[worker.side].append(lap)
-    for worker in workers:
-        worker.close()
+    laps = take(case, sides, rounds, warm_up, dead)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "trl"))
     print(f"\n{case.name}, dead {dead:g}, {rounds} rounds, {case.rows} rows a step; {versions}\n")
     print("| side | step s | CPU s | sample | grade | update | tokens/s | MiB | step / TRL | CPU | update | peak |")
@@ -263,7 +203,7 @@ def curves(case: Case, sides: list[Side], steps: int, seeds: list[int], jobs: in
     """Reward curves of both sides over seeds: the same prompts step by step, other random numbers."""
 
     def run(job: tuple[Side, int]) -> list[float]:
-        worker = Worker(job[0], case, steps, job[1], 0.0)
+        worker = Worker(str(job[0]), job[0].command(case, steps, job[1], 0.0))
         rewards = [worker.step()["reward"] for _ in range(steps)]
         worker.close()
         return rewards
@@ -310,6 +250,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -317,7 +258,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    case = CASES[options.case]
+    case = replace(CASES[options.case], device=options.device)
     if options.worker:
         return work(case, options.steps, options.seeds[0], options.worker, options.chunks[0], options.dead)
     rows = [case.rows] if options.trl_rows is None else options.trl_rows

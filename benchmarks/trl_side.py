@@ -7,12 +7,14 @@ measures time.
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 
 import torch
 from datasets import Dataset
 from stand_in import RIGHT, StandInTask, stand_in_responses
-from step_vs_trl import CASES, Case, Turns, arguments
+from step_vs_trl import CASES, Case, arguments
 from transformers import TrainerCallback
+from turns import Turns
 
 from grail_lightning.answers import find_boxes
 
@@ -82,7 +84,7 @@ def config(case: Case, rows: int, steps: int, seed: int, folder: str) -> GRPOCon
     """One optimiser step for each sampling, in micro-batches of `rows`; nothing that costs time and can be left out."""
     return GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=case.device == "cpu",
         bf16=False,
         gradient_checkpointing=False,
         per_device_train_batch_size=rows,
@@ -111,10 +113,10 @@ def config(case: Case, rows: int, steps: int, seed: int, folder: str) -> GRPOCon
 
 def work(case: Case, steps: int, seed: int, rows: int, dead: float) -> None:
     """The worker of TRL's side."""
-    turns = Turns()
+    turns = Turns(case.device)
     policy = case.policy()
     prompts = [prompt for batch in case.batches(steps, seed) for prompt in batch]
-    given = None if case.name == "quickstart" else Given(case, policy.tokenizer, dead)
+    given = None if case.trunk is None else Given(case, policy.tokenizer, dead)
     if given is not None:
         assert all(isinstance(prompt.task, StandInTask) and prompt.reference == RIGHT for prompt in prompts)
     report = Report(turns)
@@ -134,7 +136,8 @@ def work(case: Case, steps: int, seed: int, rows: int, dead: float) -> None:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    work(CASES[options.case], options.steps, options.seeds[0], options.worker, options.dead)
+    case = replace(CASES[options.case], device=options.device)
+    work(case, options.steps, options.seeds[0], options.worker, options.dead)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,152 @@
-"""The check of a GPU, tried in small on a CPU."""
+"""The check of a GPU: its table, what it says of parts that fail, and every part tried in small on a CPU."""
 
+import argparse
+import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_check.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPT = BENCHMARKS / "gpu_check.py"
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu_check")
+
+
+@pytest.fixture
+def options(tmp_path):
+    return argparse.Namespace(device="cpu", models=None, peak_tflops=None, limit=540.0, out=tmp_path / "out.jsonl")
+
+
+def row(what, measured, run=1, model="tiny", unit="s", plan=None, part="step", device="CPU"):
+    key = {"device": device, "run": run, "part": part, "model": model}
+    return json.dumps(key | {"what": what, "measured": measured, "unit": unit, "plan": plan}) + "\n"
+
+
+def test_the_table_shows_the_last_run_of_each_part_and_the_plan_beside_it(check, options, capsys):
+    options.out.write_text(
+        row("update", None, plan=3.0)
+        + row("failed", "out of memory", unit="")
+        + row("update", None, run=2, plan=3.0)
+        + row("update", 2.0, run=2, plan=3.0)
+        + row("update", 8.0, model="4b")
+        + row("update", 9.0, device="another")
+        + row("peak", None, run=2, unit="GiB", plan=71.31)
+        + row("MFU", 0.351, run=2, unit="%", plan=0.4)
+        + row("deterministic", "1 failed (a | b)", part="correctness", model="", unit="")
+    )
+    check.Table(options.out, "CPU").show()
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| correctness | deterministic | 1 failed (a / b) | - |  |",
+        "| step | update | 2.00 s | 3.00 s | 1.50 |",
+        "| step | update | 8.00 s | - |  |",
+        "| step | peak | - | 71.3 GiB |  |",
+        "| step | MFU | 35.1% | 40.0% | 1.14 |",
+    ]
+
+
+def test_without_trl_its_part_is_one_row_that_says_what_to_install(check, options, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    table = check.Table(options.out, "CPU")
+    assert check.take_part("trl", options, table, "CPU")
+    (skipped, time) = table.rows()
+    assert skipped["measured"] == "skipped: TRL is not installed; pip install trl==1.16.0"
+    assert time["what"] == "time of this part"
+
+
+def test_a_part_that_takes_too_long_is_stopped_and_says_so(check, options, monkeypatch):
+    options.limit = 0.5
+    monkeypatch.setattr(check, "PART_SECONDS", 0)
+    table = check.Table(options.out, "CPU")
+    assert not check.take_part("sampling", options, table, "CPU")
+    assert [entry["measured"] for entry in table.rows()][:1] == ["stopped: the part took more than 0.5 s"]
+    assert table.rows()[-1]["measured"].endswith(", more than 0 minutes")
+
+
+def test_a_part_that_fails_is_a_row_with_its_last_words(check, options):
+    table = check.Table(options.out, "CPU")
+    key = {"device": "CPU", "run": 1, "part": "sampling", "model": "unknown"}
+    assert not check.run(key, options, table, 300)
+    (failed,) = table.rows()
+    assert failed["what"] == "unknown, failed"
+    assert "invalid choice: 'unknown'" in failed["measured"]
+
+
+def test_each_test_function_is_a_row_with_its_outcomes(check, tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('n', [1, 2, 3])\n"
+        "def test_small_numbers_are_small(n):\n"
+        "    assert n < 3, 'a big one'\n"
+        "def test_that_needs_what_is_not_there():\n"
+        "    pytest.skip('no kernel')\n"
+    )
+    program = (
+        "import sys, pytest; from gpu_tests import Outcomes\n"
+        "class Rows:\n"
+        "    def row(self, *entry): print(entry, file=sys.stderr)\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_some.py'], plugins=[Outcomes(Rows())]))\n"
+    )
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{program}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "('small numbers are small', '2 passed, 1 failed (3: AssertionError: a big one)')",
+        "('that needs what is not there', '1 skipped (no kernel)')",
+    ]
 
 
 @pytest.mark.slow
 def test_every_part_of_the_gpu_check_runs_on_a_cpu_in_small(tmp_path):
+    pytest.importorskip("trl", minversion="1.16")
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--out", str(tmp_path / "out.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    for part in ("correctness", "sampling", "step", "credit"):
-        assert any(line.startswith(f"| {part} |") for line in table), part
+    table = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    shown = {(cells[0].removeprefix("| "), cells[1].rpartition(", ")[2]): cells for cells in table}
+    for name in (
+        ("correctness", "a deterministic run repeats bit for bit"),
+        ("sampling", "time"),
+        ("step", "sample"),
+        ("step", "update"),
+        ("step", "whole step"),
+        ("credit", "without sampling"),
+        ("trl", "ours"),
+    ):
+        assert name in shown, name
+        planned = shown[name][0] != "| correctness"
+        assert (shown[name][3] != "-") == planned, name
+    assert shown["step", "peak of update"][3].endswith(" GiB")
+    assert shown["trl", "ours / TRL"][2].endswith(" x")
     assert "failed" not in done.stdout
+
+
+@pytest.mark.parametrize(("model", "billions"), [("0.6b", 0.596), ("4b", 4.022)])
+def test_the_shapes_are_those_of_qwen3_and_can_be_planned_for_a_gpu(model, billions, check):
+    import torch
+    from gpu_setting import GIB, Check
+    from gpu_steps import plan_of
+    from stand_in import SHAPES, random_qwen3
+
+    from grail_lightning.plan.capacity import Planner
+    from grail_lightning.plan.seconds import PRESETS
+    from grail_lightning.policy import Loading
+
+    with torch.device("meta"):
+        policy = random_qwen3(**SHAPES[model]).to(torch.bfloat16)
+    policy.loading = Loading(gradient_checkpointing=model == "4b", dtype="bfloat16")
+    size = sum(parameter.numel() for parameter in policy.parameters())
+    assert size == pytest.approx(billions * 1e9, rel=1e-3)
+    part = Check(argparse.Namespace(device="cpu", model=model, peak_tflops=None))
+    part.device, part.small, part.length, part.budget = torch.device("cuda"), False, 2048, 8400
+    plan = plan_of(part, Planner(policy.model.config, PRESETS["h100"]), policy)
+    # Weights in bfloat16; masters, gradients and both moments of AdamW in float32; and activations.
+    assert 1.0 < plan.phases["update"].total / (18 * size) < (3.0 if model == "0.6b" else 1.1)
+    assert plan.peak.total < 80 * GIB
+    assert plan.seconds["sampling"] > plan.seconds["update"] > 0

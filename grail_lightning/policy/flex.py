@@ -61,5 +61,12 @@ def _kernel(device_type: str) -> Callable[..., Tensor]:
     """The compiled kernel. A CPU has none with a backward pass, so `flex_attention` itself computes there."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention) if device_type == "cuda" else flex_attention
-    return cast(Callable[..., Tensor], compiled)
+    if device_type != "cuda":
+        return cast(Callable[..., Tensor], flex_attention)
+    import torch._functorch.config as compiled_backward
+
+    # By default a compiled backward pass overwrites what the forward pass has saved, and then refuses `retain_graph`,
+    # with which saliency takes its gradient before the update does. The backward pass is compiled when it first runs,
+    # so that the option must still hold then.
+    compiled_backward.donated_buffer = False
+    return cast(Callable[..., Tensor], torch.compile(flex_attention))
