@@ -1,11 +1,11 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [half|mixed] [once] [apart] [own] [recomputed] [cut]
+python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [OPTION ...]
 
-"nothing" is the learning rate 0; "half" holds the policy in bfloat16, beside float32 masters, which are reported;
-"once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row whole; "own"
-gives saliency a forward pass of its own; "recomputed" checkpoints the blocks; "cut" takes two optimiser steps a batch, so
-that the saliency of half of the rows is computed before them; "mixed" is bfloat16 by autocast.
+"nothing" is the learning rate 0. Options: "half" holds the policy in bfloat16, beside float32 masters, which are
+reported; "once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row
+whole; "own" gives saliency a forward pass of its own; "recomputed" checkpoints the blocks; "cut" takes two optimiser
+steps a batch, so that the saliency of half of the rows is computed before them.
 """
 
 import json
@@ -101,15 +101,7 @@ def main(strategy, credit, *extra):
     sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
     # `ModelParallelStrategy` refuses float64.
-    precision = (
-        "bf16-mixed"
-        if "mixed" in extra
-        else "bf16-true"
-        if "half" in extra
-        else "32-true"
-        if strategy == "fsdp2"
-        else "64-true"
-    )
+    precision = "bf16-true" if "half" in extra else "32-true" if strategy == "fsdp2" else "64-true"
     watch, embedded = Watch(), []
 
     def count(layer, args, output):

@@ -172,8 +172,7 @@ def forward_with_saliency(
         return explaining(policy, checkpointed=True) if frozen else nullcontext()
 
     with mode(), torch.set_grad_enabled(not frozen):
-        options = {"with_entropy": True, "in_place": in_place}
-        stats = policy(layout, temperature=temperature, decode=decode, **options)
+        stats = policy(layout, temperature=temperature, with_entropy=True, in_place=in_place, decode=decode)
 
     def saliency() -> Tensor:
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
@@ -286,15 +285,12 @@ def _explain(
 
 @contextmanager
 def explaining(policy: Policy, *, checkpointed: bool = False) -> Iterator[None]:
-    """Evaluation mode and frozen parameters inside the context; blocks that use checkpointing in training still do so.
+    """Evaluation mode and frozen parameters inside the context; blocks that use checkpointing still do so.
 
-    Args:
-        policy: The policy.
-        checkpointed: Whether they do so from evaluation mode, too.
+    With `checkpointed` they do so even if they were in evaluation mode before.
     """
-    recomputed = [
-        m for m in policy.modules() if getattr(m, "gradient_checkpointing", False) and (m.training or checkpointed)
-    ]
+    modules = [m for m in policy.modules() if m.training or checkpointed]
+    recomputed = [m for m in modules if getattr(m, "gradient_checkpointing", False)]
     trainable = [p for p in policy.parameters() if p.requires_grad]
     with preserved(policy.device), policy.evaluating(), requiring_grad(trainable, False):
         for module in recomputed:
