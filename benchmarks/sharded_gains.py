@@ -4,9 +4,9 @@
 
 Complete updates of the real module, without sampling: GRPO, GRAIL, and GRAIL with a saliency pass of its own, with
 common prefixes run once and with every row by itself, in turn. A random-weight Qwen3 of 34 million parameters gets
-given responses: 2 prompts × 8 responses of 64-128 tokens on each rank, of which the first `--common` agree within a group.
-The settings: one device; one device with checkpointed blocks; two processes with DDP and checkpointed blocks; two
-processes with FSDP2, without and with checkpointed blocks.
+given responses: 2 prompts × 8 responses of 64-128 tokens on each rank, of which the first `--common` agree within a
+group. The settings: one device; one device with checkpointed blocks; two processes with DDP and checkpointed blocks;
+two processes with FSDP2, without and with checkpointed blocks.
 
 CPU seconds of rank 0, medians over rounds. The gain is 1 − (shared / apart); the last column but one compares it with
 the gain on one device, and the last one compares the shared time with that of a saliency pass of its own (median of the
