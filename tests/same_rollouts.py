@@ -1,9 +1,11 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [half|once|apart]
+python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [OPTION ...]
 
-"nothing" is the learning rate 0; "half" holds the policy in bfloat16, beside float32 masters, which are reported;
-"once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row whole.
+"nothing" is the learning rate 0. Options: "half" holds the policy in bfloat16, beside float32 masters, which are
+reported; "once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row
+whole; "own" gives saliency a forward pass of its own; "recomputed" checkpoints the blocks; "cut" takes two optimiser
+steps a batch, so that the saliency of half of the rows is computed before them.
 """
 
 import json
@@ -21,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import grail_lightning.credit
+from grail_lightning.credit import SaliencyOptions
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Loading
@@ -62,28 +65,34 @@ class ByPrompt(RolloutEngine):
         return lines + (value if step == 2 and odd and not right else f"\\boxed{{{value}}}")
 
 
-class Reductions(TorchDispatchMode):
-    """Counts those of gradients into shards."""
+class Collectives(TorchDispatchMode):
+    """Counts reductions of gradients into shards, and gatherings of weights."""
 
     def __init__(self):
         super().__init__()
-        self.number = 0
+        self.reductions = self.gatherings = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += "reduce_scatter" in str(func)
+        self.reductions += "reduce_scatter" in str(func)
+        self.gatherings += "allgather" in str(func)
         return func(*args, **(kwargs or {}))
 
 
-def main(strategy, credit, extra=None):
+def main(strategy, credit, *extra):
     torch.set_num_threads(1)
     prompts = problems(PROMPTS * STEPS, seed=3)
+    own = {"saliency": SaliencyOptions(fuse=False)} if "own" in extra else {}
     ours = module(
-        {"token_budget": 150, "kl_coefficient": 0.0, "share_prefixes": extra != "apart"},
-        credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(),
+        {
+            "token_budget": 150,
+            "kl_coefficient": 0.0,
+            "share_prefixes": "apart" not in extra,
+            "mini_batches": 2 if "cut" in extra else 1,
+        },
+        credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(**own),
         engine=ByPrompt(prompts),
-        loading=Loading(
-            chunk_tokens=16, reduce_once=extra == "once"
-        ),  # Several chunks a micro-batch, so that the written-out backward pass runs.
+        # Several chunks a micro-batch, so that the written-out backward pass runs.
+        loading=Loading(chunk_tokens=16, reduce_once="once" in extra, gradient_checkpointing="recomputed" in extra),
         optimizer=lambda p: torch.optim.SGD(p, lr=0.0 if credit == "nothing" else 0.5),
     )
     ranks = 1 if strategy == "one" else 2
@@ -92,7 +101,7 @@ def main(strategy, credit, extra=None):
     sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
     # `ModelParallelStrategy` refuses float64.
-    precision = "bf16-true" if extra == "half" else "32-true" if strategy == "fsdp2" else "64-true"
+    precision = "bf16-true" if "half" in extra else "32-true" if strategy == "fsdp2" else "64-true"
     watch, embedded = Watch(), []
 
     def count(layer, args, output):
@@ -110,8 +119,9 @@ def main(strategy, credit, extra=None):
             run.strategy.model.register_comm_hook(None, average)
 
     watch.on_train_start = begin
-    run = trainer(STEPS, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
-    with Reductions() as reductions:
+    steps = STEPS * (2 if "cut" in extra else 1)
+    run = trainer(steps, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
+    with Collectives() as collectives:
         run.fit(ours, loader)
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.gradients.weights]
     print(
@@ -119,7 +129,8 @@ def main(strategy, credit, extra=None):
         + json.dumps(
             {
                 "rank": run.global_rank,
-                "reductions": reductions.number,
+                "reductions": collectives.reductions,
+                "gatherings": collectives.gatherings,
                 "embedded": sum(embedded),
                 "micro_batches": sum(number > 0 for number in embedded),
                 "synchronised": sum(synchronised),

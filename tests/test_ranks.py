@@ -98,6 +98,21 @@ def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
         assert_near(ours, theirs, 8, torch.float32)
 
 
+@pytest.mark.parametrize("how", [("recomputed",), ("cut", "once")], ids="-".join)
+def test_saliency_of_sharded_weights_is_the_same_beside_the_update(how):
+    """Rows that are trained at once and rows that are frozen first; a rank that has no row with saliency."""
+    apart, beside = (_run("fsdp2", "GRAIL", "same_rollouts.py", *own, *how) for own in (("own",), ()))
+    begun = np.concatenate(_run("one", "nothing", "same_rollouts.py")[0]["weights"])
+    for figure in ("reductions", "gatherings"):
+        assert beside[0][figure] == beside[1][figure] > 0, "ranks must stay in step"
+    for ours, theirs in zip(beside, apart, strict=True):
+        assert ours["eligible"] == theirs["eligible"]
+        assert ours["loss"] == near(theirs["loss"], 1000, torch.float32, scale=0.01)
+        found, expected = (np.concatenate(report["weights"]) for report in (ours, theirs))
+        assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected - begun)
+    assert sum(r["embedded"] for r in beside) < sum(r["embedded"] for r in apart)
+
+
 def test_sharded_blocks_run_common_prefixes_once():
     together, apart = (_run("fsdp2", "Uniform", "same_rollouts.py", *more) for more in ((), ("apart",)))
     for ours, theirs in zip(together, apart, strict=True):

@@ -11,7 +11,7 @@ from grail_lightning.batch import AnswerMasks, SampledBatch, lengths_to_mask
 from grail_lightning.credit import GRAIL
 from grail_lightning.distributed.sharding import shard
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
-from grail_lightning.policy.capabilities import supports_second_backward, within_attention_window
+from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.checks import check_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
@@ -242,7 +242,6 @@ def test_each_token_of_a_tree_is_run_once(loading, batch):
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.1)
     assert policy.train().shares_prefixes
-    assert supports_second_backward(policy) is not loading.gradient_checkpointing
     apart, _ = steps(policy, batch, False, token_budget=1000)
     shared, embedded = steps(policy, batch, True, token_budget=1000)
     # Two passes; trees of 5 + 6 + 1 + 2 + 4, 1 + 4, 9 + 2 and 4 + 7 + 8 + 1 tokens.

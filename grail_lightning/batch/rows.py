@@ -1,6 +1,6 @@
-"""Rows of batches: padding them, joining batches, and cutting rows into micro-batches.
+"""Rows of batches: padding and shortening them, joining batches, and cutting rows into micro-batches.
 
-Shapes: ``B`` rows, ``W`` columns.
+Shapes: ``B`` rows, ``W`` columns, ``T`` response tokens.
 """
 
 from __future__ import annotations
@@ -102,3 +102,15 @@ def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) 
         cuts[-1].append(row)
         longest = grown
     return [torch.tensor(sorted(cut), dtype=torch.long) for cut in cuts]
+
+
+def last_marked(mask: Tensor) -> Tensor:
+    """``[B]`` long: the last True column of each row of ``[B, T]``, counted from 1; 0 for a row without one."""
+    return (torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask).amax(1)
+
+
+def cut_responses(batch: Batch, ends: Tensor) -> Batch:
+    """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
+    kept = lengths_to_mask(ends, batch.response_mask.shape[1]) & batch.response_mask
+    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], kept], 1)
+    return batch.replace(response_mask=kept, attention_mask=attention)

@@ -32,8 +32,7 @@ class SaliencyOptions:
         refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
             optimiser step, as the published code does.
         fuse: Whether saliency is taken from the update's first forward pass where the result is the same (no dropout,
-            no checkpointed or sharded blocks, no control, no entropy bonus, refresh: rollout). Otherwise it needs a
-            forward pass of its own.
+            no control, no entropy bonus, refresh: rollout). Otherwise it needs a forward pass of its own.
     """
 
     leaf: Leaf | int = "embeddings"

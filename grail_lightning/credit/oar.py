@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch, micro_batches
+from grail_lightning.batch.rows import cut_responses, last_marked
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
+from grail_lightning.credit.saliency import explaining
 from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch, micro_batches
+from grail_lightning.batch.rows import cut_responses, last_marked
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.credit.oar import (
     AnswerDistribution,
@@ -19,7 +20,7 @@ from grail_lightning.credit.oar import (
     bilevel_weights,
     scoped_tokens,
 )
-from grail_lightning.credit.saliency import cut_responses, explaining, last_marked
+from grail_lightning.credit.saliency import explaining
 from grail_lightning.policy import Policy
 from grail_lightning.policy.continuation import Trunk
 

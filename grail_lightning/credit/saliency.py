@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.batch import RolloutBatch, lengths_to_mask
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch.rows import cut_responses, last_marked
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
@@ -70,7 +71,8 @@ class SaliencyCredit(TokenCredit):
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of some rows from their saliency ``[B, T]``, which is zero on rows that `target` leaves out.
 
-        The weights have no additive stage, and a row's weights depend on that row alone.
+        The weights have no additive stage, and a row's weights depend on that row alone. Neither function may run the
+        policy: sharded weights (FSDP2) are not whole here.
         """
 
     def as_saliency_credit(self) -> SaliencyCredit | None:
@@ -159,15 +161,25 @@ def forward_with_saliency(
         Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
         once. It keeps the graph of the log-probabilities for the caller's backward pass.
     """
-    with explaining(policy) if frozen else nullcontext(), torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=frozen)
-        with torch.no_grad() if frozen else nullcontext():
-            stats = policy.score(states, layout, temperature=temperature, with_entropy=True, in_place=in_place)
+    kept: list[Tensor] = []
+
+    def decode(layout: TokenLayout) -> Tensor:
+        with torch.enable_grad():
+            kept.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen))
+        return kept[0]
+
+    def mode() -> AbstractContextManager[None]:
+        return explaining(policy, checkpointed=True) if frozen else nullcontext()
+
+    with mode(), torch.set_grad_enabled(not frozen):
+        stats = policy(layout, temperature=temperature, with_entropy=True, in_place=in_place, decode=decode)
 
     def saliency() -> Tensor:
-        options = target.alignment, temperature
-        with torch.enable_grad():
-            return _explain(policy, layout, target.objective, states, activation, *options, keep=not frozen)
+        # Checkpointed blocks run once more in here, which must be in the mode of the first time.
+        with mode(), torch.enable_grad():
+            states, activation = kept
+            reading = target.alignment, temperature
+            return _explain(policy, layout, target.objective, states, activation, *reading, keep=not frozen)
 
     return stats, saliency
 
@@ -272,24 +284,16 @@ def _explain(
 
 
 @contextmanager
-def explaining(policy: Policy) -> Iterator[None]:
-    """Evaluation mode and frozen parameters inside the context; blocks that use checkpointing still do so."""
-    checkpointed = [m for m in policy.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
+def explaining(policy: Policy, *, checkpointed: bool = False) -> Iterator[None]:
+    """Evaluation mode and frozen parameters inside the context; blocks that use checkpointing still do so.
+
+    With `checkpointed` they do so even if they were in evaluation mode before.
+    """
+    modules = [m for m in policy.modules() if m.training or checkpointed]
+    recomputed = [m for m in modules if getattr(m, "gradient_checkpointing", False)]
     trainable = [p for p in policy.parameters() if p.requires_grad]
     with preserved(policy.device), policy.evaluating(), requiring_grad(trainable, False):
-        for module in checkpointed:
+        for module in recomputed:
             # Transformers recomputes a block only in training mode. Its children, dropout included, stay in evaluation.
             module.training = True
         yield
-
-
-def last_marked(mask: Tensor) -> Tensor:
-    """``[B]`` long: the last True column of each row of ``[B, T]``, counted from 1; 0 for a row without one."""
-    return (torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask).amax(1)
-
-
-def cut_responses(batch: RolloutBatch, ends: Tensor) -> RolloutBatch:
-    """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
-    kept = lengths_to_mask(ends, batch.response_mask.shape[1]) & batch.response_mask
-    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], kept], 1)
-    return batch.replace(response_mask=kept, attention_mask=attention)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers.cache_utils import DynamicCache
 
 from grail_lightning.policy.layout import packed_layout, padded_layout
@@ -82,14 +81,6 @@ def within_attention_window(policy: Policy, width: int) -> bool:
     config = policy.model.config.get_text_config()
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     return all(window is None or width <= window for window in windows)
-
-
-def supports_second_backward(policy: Policy) -> bool:
-    """Whether two backward passes can follow one forward pass.
-
-    Checkpointed blocks repeat the forward pass for each backward pass, and FSDP2 frees the weights after the first.
-    """
-    return not any(isinstance(m, FSDPModule) or getattr(m, "gradient_checkpointing", False) for m in policy.modules())
 
 
 def has_dropout(policy: nn.Module) -> bool:

@@ -7,7 +7,7 @@ Shapes: ``B`` rows, ``W`` columns, ``T`` response tokens, ``R × N`` places for 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -183,6 +183,7 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
         in_place: bool = False,
+        decode: Callable[[TokenLayout], Tensor] | None = None,
     ) -> TokenStats:
         """The log-probability of each valid response token and, if requested, the entropy of its distribution.
 
@@ -192,12 +193,15 @@ class Policy(nn.Module):
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether the entropy carries a gradient.
             in_place: See `grail_lightning.policy.head.head_gradient`.
+            decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
+                Sharded weights (FSDP2) are whole only inside a call of this module.
 
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
         options = {"with_entropy": with_entropy, "entropy_gradient": entropy_gradient, "in_place": in_place}
-        return self.score(self.decode(layout), layout, temperature=temperature, **options)
+        states = (decode or self.decode)(layout)
+        return self.score(states, layout, temperature=temperature, **options)
 
     def score(
         self,

@@ -10,7 +10,7 @@ from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, To
 from grail_lightning.credit.weigh import controlled, weigh
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.policy import Policy
-from grail_lightning.policy.capabilities import has_dropout, supports_second_backward
+from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.forward import Forward, SaliencyForward
 from grail_lightning.step.options import Objective
@@ -30,9 +30,12 @@ def make_forward(
 ) -> Forward:
     """Make the object that runs the update's forward passes, with the token weights or with what computes them there.
 
-    Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own, without
-    more computation. It is not fused with a control, which may need all weights at once; with an entropy bonus, whose
-    gradient that pass does not have; with dropout, which saliency excludes; or with checkpointed or sharded blocks.
+    Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It is
+    not fused with a control, which may need all weights at once; with an entropy bonus, whose gradient that pass does
+    not have; or with dropout, which saliency excludes.
+
+    Two backward passes then follow one forward pass. Checkpointed blocks are recomputed in both, and sharded blocks
+    (FSDP2) gathered in both; only the second one reaches the weights, so only it reduces gradients.
 
     Args:
         credit: The configured method.
@@ -46,7 +49,7 @@ def make_forward(
     """
     fused = None if control is not None or objective.entropy_coefficient else credit.as_saliency_credit()
     with clock.phase("credit"):
-        if fused is not None and supports_second_backward(policy) and not has_dropout(policy):
+        if fused is not None and not has_dropout(policy):
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)

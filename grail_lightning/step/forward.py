@@ -6,21 +6,24 @@ Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
 from grail_lightning.credit.weigh import check_weights
+from grail_lightning.distributed.sharding import gathered
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import pad_to_longest_rank
+from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 from grail_lightning.step.advantages import token_advantages
 
 
@@ -128,6 +131,9 @@ class SaliencyForward(Forward):
     In a prefix tree, rows that need saliency share their prompt alone. A shared response token would otherwise need a
     saliency for each response.
 
+    The saliency of sharded blocks (FSDP2) gathers them once more, which is a collective. There every rank has equally
+    many micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.
+
     Args:
         policy: The policy. It has the weights that sampled the batch at the first pass of each row.
         batch: The rollouts, ``B`` rows.
@@ -152,10 +158,12 @@ class SaliencyForward(Forward):
         self.credit, self.clock = credit, clock
         self.target = credit.target(policy, batch)
         self.pending = (self.target.rows & trained).cpu()
+        self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
         untrained = replace(self.target, rows=self.target.rows & ~trained)
-        scores = saliency_of_rows(
-            policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
-        )
+        with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
+            scores = saliency_of_rows(
+                policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
+            )
         self.scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
         weights = credit.weights_from(self.scores, policy, batch, context)
         super().__init__(policy, batch, context, weights, share=share)
@@ -166,7 +174,7 @@ class SaliencyForward(Forward):
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
         """See `Forward`; also computes the token weights of rows that are run for the first time."""
-        if not self.pending[micro.rows].all() or micro.stands_in:
+        if micro is not self._fills_in and (micro.stands_in or not self.pending[micro.rows].all()):
             return super().__call__(micro, in_place=in_place)
         piece = self.batch.select(micro.rows)
         layout = self.policy.layout(piece, micro.starts, share_responses=False)
@@ -181,6 +189,8 @@ class SaliencyForward(Forward):
         )
         with self.clock.phase("credit"), torch.no_grad():
             scores = saliency()
+            if micro.stands_in:
+                return stats
             scatter(self.scores, micro.rows, scores)
             weights = self.credit.weights_from(scores, self.policy, piece, self.context)
             check_weights(self.credit, weights, piece)
@@ -191,8 +201,10 @@ class SaliencyForward(Forward):
         return stats
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
-        """Micro-batches in which rows that still need saliency are separate from the others."""
+        """Micro-batches in which rows that still need saliency come first, separate from the others."""
         pending = self.pending[rows]
         mine, budget = rows[pending], self.context.token_budget
         first = cut_rows(self.policy, self.batch, mine, budget, share=self.share, share_responses=False)
+        if self._fills_in is not None:
+            first = pad_to_longest_rank(first, self._fills_in, self.batch.response_mask.device)
         return first + super()._cut(rows[~pending])
