@@ -229,9 +229,9 @@ def tree_kernel(settings: Settings, shapes: Shapes, config: Any) -> TreeKernel |
 
 def own_pass(settings: Settings) -> bool:
     """Whether credit needs passes of its own; see `grail_lightning.step.assign.make_forward`."""
-    credit, loading = settings.credit, settings.loading
-    separate = settings.controlled or settings.objective.entropy_coefficient or loading.gradient_checkpointing
-    return credit.runs and (not credit.fused or bool(separate) or settings.strategy == "fsdp2")
+    credit, lora = settings.credit, settings.loading.lora
+    separate = settings.controlled or settings.objective.entropy_coefficient or (lora and lora.dropout)
+    return credit.runs and (not credit.fused or bool(separate))
 
 
 def _micro(settings: Settings, ranks: int, *, trees: TreeKernel | None, share: bool = True) -> MicroShape:

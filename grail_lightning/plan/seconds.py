@@ -126,12 +126,16 @@ def update_seconds(shapes: Shapes, placement: Placement, work: Work, rates: Rate
 
 
 def credit_seconds(shapes: Shapes, placement: Placement, work: Work, rates: Rates) -> float:
-    """The passes of the credit method, whose weights get no gradient."""
+    """The passes of the credit method, whose weights get no gradient.
+
+    Sharded weights are gathered once for passes of its own, and for each micro-batch of an update's forward pass.
+    """
     blocks, _ = forward_flops(shapes, work, work.rows * work.scored)
     again = work.checkpointed if work.backwards else 0
     run = blocks * (work.forwards + work.backwards * (1 + again))
-    gathered = shapes.weight_bytes * _others(placement) / (rates.link * 1e9) if placement.sharded and run else 0.0
-    return run / _flops(work, rates) + gathered
+    times = 1 if work.forwards else work.micro_batches * work.scored
+    exchanged = times * shapes.weight_bytes * _others(placement) if placement.sharded and run else 0.0
+    return run / _flops(work, rates) + exchanged / (rates.link * 1e9)
 
 
 def _exchange(shapes: Shapes, placement: Placement, work: Work, rates: Rates) -> float:
