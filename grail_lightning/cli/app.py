@@ -21,6 +21,8 @@ import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
 from grail_lightning._version import __version__
 from grail_lightning.callbacks import (
+    CreditPictures,
+    Dashboard,
     Evaluation,
     ExportPolicy,
     LastCheckpoint,
@@ -49,8 +51,10 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 
 ALWAYS_ON = {
+    "dashboard": Dashboard,
     "evaluation": Evaluation,
     "rollout_table": RolloutTable,
+    "pictures": CreditPictures,
     "throughput": Throughput,
     "preflight": Preflight,
     "export": ExportPolicy,

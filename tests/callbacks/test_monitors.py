@@ -66,7 +66,7 @@ def _best(monitor, **options):
 
 
 @pytest.mark.parametrize(
-    "name", ["val/accuracy", "val/arithmetic/accuracy", "val/verdict/timeout", "reward", "epoch", "step"]
+    "name", ["val/accuracy", "val/arithmetic/accuracy", "val/verdict/timeout", "train/reward", "epoch", "step"]
 )
 def test_a_metric_that_is_logged_can_be_monitored(name):
     _check(_best(name, filename="{step}-{" + name + ":.2f}"))

@@ -33,7 +33,7 @@ def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="", version="")
     table = RolloutTable(every_n_batches=2, num_rollouts=3)
     run(10, table, logger=logger).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
-    pages = panels(tmp_path)["rollouts"]
+    pages = panels(tmp_path)["train/rollouts"]
     # Batches 1, 3 and 5 of two optimiser steps each.
     assert [step for step, _ in pages] == [2, 6, 10]
     shown = markdown_to_safe_html(pages[0][1])
