@@ -68,7 +68,7 @@ def weight_curves(
         correct: ``[B]`` bool.
     """
     figure = new_figure(960, 340)
-    along, spread = figure.add_axes((0.06, 0.15, 0.52, 0.76)), figure.add_axes((0.66, 0.15, 0.32, 0.76))
+    along, spread = figure.add_axes((0.06, 0.15, 0.5, 0.76)), figure.add_axes((0.665, 0.15, 0.32, 0.76))
     finite = np.isfinite(weights) & mask
     edges = _edges(weights[finite])
     for name, rows in (("right", correct), ("wrong", ~correct)):

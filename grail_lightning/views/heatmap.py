@@ -143,13 +143,13 @@ def _draw_response(
                 page.underline(left + between[0] - line.start, y, between[1] - between[0], colour, style=style)
         if rollout.answer and (between := _overlap(*rollout.answer, line, rollout.text)):
             page.frame(left + between[0] - line.start, y, between[1] - between[0])
-        for column, character in enumerate(rollout.text[line.start : line.stop]):
-            page.write(character, left + column, y, _GREY if character in "\n\t" else "black")
+        for within, character in enumerate(rollout.text[line.start : line.stop]):
+            page.write(character, left + within, y, _GREY if character in "\n\t" else "black")
     ending = [w for w, (start, stop) in zip(rollout.weights, rollout.tokens, strict=True) if start == stop]
     if ending and rollout.tokens[-1][0] == rollout.tokens[-1][1]:
-        column, bottom = left + lines[-1].stop - lines[-1].start, top + len(lines) - 1
-        page.fill(column + _SEAM, bottom, 1, colour_of(ending[-1], ends))
-        page.write(_END, column, bottom, _GREY)
+        end, bottom = left + lines[-1].stop - lines[-1].start, top + len(lines) - 1
+        page.fill(end + _SEAM, bottom, 1, colour_of(ending[-1], ends))
+        page.write(_END, end, bottom, _GREY)
 
 
 def _by_character(rollout: ShownRollout) -> tuple[list[int], list[float]]:
