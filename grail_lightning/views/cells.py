@@ -114,7 +114,7 @@ def visible(character: str) -> str:
     """
     if character in _SEEN_AS:
         return _SEEN_AS[character]
-    if unicodedata.category(character) == "Zs":
+    if unicodedata.category(character)[0] == "Z":
         return " "
     if unicodedata.category(character)[0] == "C":
         return "\ufffd"
@@ -126,14 +126,17 @@ def outline(character: str) -> Path:
     """The outline of a glyph in pixels, from the left end of its baseline. One too wide for a cell is scaled."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.path import Path
-    from matplotlib.textpath import TextPath
+    from matplotlib.textpath import TextToPath
 
     font = _font_with(character)
     assert font is not None, "`visible` chooses characters with a glyph"
-    path = TextPath((0, 0), character, size=_EM, prop=FontProperties(fname=font), usetex=False)
-    right = float(path.vertices[:, 0].max()) if len(path.vertices) else 0.0
+    points, codes = TextToPath().get_text_path(FontProperties(fname=font), character)
+    if not len(points):  # Some blanks are no white space.
+        return Path(np.zeros((0, 2)))
+    vertices = np.asarray(points) * _EM / TextToPath.FONT_SCALE
+    right = float(vertices[:, 0].max())
     scale = min(1.0, 1.15 * WIDTH / right) if right > 0 else 1.0
-    return Path(path.vertices * scale, path.codes)
+    return Path(vertices * scale, codes)
 
 
 def _font_with(character: str) -> str | None:

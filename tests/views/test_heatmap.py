@@ -171,7 +171,7 @@ _HOSTILE += [
 
 @settings(max_examples=60, deadline=None)
 @example(["a" * 10_000])
-@example(["$"])
+@example(["\u2028", "\u2800", "\u115f"])
 @example([])
 @given(st.lists(st.sampled_from(_HOSTILE) | st.text(max_size=4), max_size=12))
 def test_any_text_can_be_drawn_without_a_warning(parts):
