@@ -60,10 +60,10 @@ def test_training_is_the_same_bit_for_bit_with_and_without(tmp_path):
     for callbacks in ([], [always()]):
         torch.manual_seed(5)
         random.seed(5)
-        np.random.seed(5)  # noqa: NPY002  (the state that a picture could touch)
+        np.random.seed(5)
         policy = module(credit=GRAIL())
         trainer(3, *callbacks, logger=board(tmp_path / str(len(ends)))).fit(policy, batches(3))
-        ends.append((weights(policy), torch.get_rng_state(), random.getstate(), np.random.get_state()[1]))  # noqa: NPY002
+        ends.append((weights(policy), torch.get_rng_state(), random.getstate(), np.random.get_state()[1]))
     assert len(events_of(tmp_path / "1").Images("credit/rollouts")) == 3
     without, with_ = ends
     assert all(torch.equal(weight, without[0][name]) for name, weight in with_[0].items())
