@@ -15,6 +15,7 @@ from grail_lightning._version import __version__
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
+from grail_lightning.step.tags import GROUPS
 from tests.shell import RUN, SHORT, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -52,7 +53,9 @@ def test_a_fit_leaves_config_checkpoints_events_and_an_export(in_finished_run):
     }
     assert [point.step for point in events.Scalars("policy/grad_norm")] == [1, 2]
     assert events.Scalars("val/accuracy")[0].step == 0, "validated before training"
-    assert events.Tags()["tensors"], "the text panel"
+    assert events.Tags()["images"] == ["credit/rollouts", "credit/weight_by_position"]
+    assert {"train/rollouts/text_summary", "custom_scalars__config__"} <= {*events.Tags()["tensors"]}
+    assert {name.partition("/")[0] for name in tags} <= {*GROUPS}, "TensorBoard shows these groups and no other"
     AutoModelForCausalLM.from_pretrained(in_finished_run / "export")
 
 
