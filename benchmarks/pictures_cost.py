@@ -57,7 +57,7 @@ def run(steps: int, folder: Path, pictures: CreditPictures) -> tuple[float, floa
         max_epochs=-1,
         limit_val_batches=0,
         logger=logger,
-        callbacks=[RolloutTable(), pictures, Throughput(), clock],
+        callbacks=[RolloutTable(), Throughput(), pictures, clock],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,

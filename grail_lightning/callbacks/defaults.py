@@ -43,9 +43,9 @@ def default_callbacks(
         Dashboard(),
         Evaluation(num_samples=num_samples, sampling=sampling, pass_at=pass_at),
         RolloutTable(),
-        CreditPictures(),
         *([KeepRollouts()] if keep_rollouts else []),
         Throughput(),
+        CreditPictures(),  # Behind `Throughput`, whose seconds are those of the batch alone.
         Preflight(),
         ExportPolicy(),
         PredictionWriter(),

@@ -54,8 +54,8 @@ ALWAYS_ON = {
     "dashboard": Dashboard,
     "evaluation": Evaluation,
     "rollout_table": RolloutTable,
-    "pictures": CreditPictures,
     "throughput": Throughput,
+    "pictures": CreditPictures,  # Behind `throughput`, whose seconds are those of the batch alone.
     "preflight": Preflight,
     "export": ExportPolicy,
     "predictions": PredictionWriter,
