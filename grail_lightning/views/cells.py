@@ -92,6 +92,7 @@ class Page:
                 offset_transform=zoomed,
                 facecolors=[glyph[3] for glyph in self._glyphs],
                 edgecolors="none",
+                snap=False,  # Rounding to pixels would thicken or remove the strokes of `=`.
                 transform=zoomed,
             )
         )
