@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CONFIG = "--config=configs/smollm2.yaml"
-PHASES = ("time/sample", "time/grade", "time/credit", "time/update")
+PHASES = ("speed/time/sample", "speed/time/grade", "speed/time/credit", "speed/time/update")
 NAMES = {"Uniform": "GRPO"}
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         after, low, high = accuracy(str(run / "export"), options.folder, options.samples)
         logged = scalars(run)
         phases = ", ".join(f"{statistics.median(v for _, v in logged[phase]):.2f}" for phase in PHASES)
-        peak = max(value for _, value in logged["peak_memory_gb"])
+        peak = max(value for _, value in logged["speed/peak_memory_gb"])
         seconds = run / "seconds.txt"
         minutes = f"{int(seconds.read_text()) / 60:.0f}" if seconds.is_file() else "?"
         print(

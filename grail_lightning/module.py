@@ -33,6 +33,7 @@ from grail_lightning.step.outputs import EvaluationPlan, StepOutput
 from grail_lightning.step.reference import Reference
 from grail_lightning.step.report import SHOWN, report
 from grail_lightning.step.schedule import configured_options, keep_options, option_record, steps_beyond, with_schedule
+from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update, prepare
 from grail_lightning.tasks.base import Messages, Prompt
 
@@ -200,7 +201,7 @@ class GrailModule(pl.LightningModule):
         figures = report(batch, weights, labelled, update.forward.entropies) | drawn | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)
-        self.log_dict({k: figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
+        self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(batch, weights, figures)}
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -295,5 +296,6 @@ class GrailModule(pl.LightningModule):
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""
+        tagged = {tag(name): value for name, value in figures.items()}
         for logger in self.loggers:
-            logger.log_metrics(figures, step=self.global_step)
+            logger.log_metrics(tagged, step=self.global_step)

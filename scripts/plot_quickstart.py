@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 NAMES = {"GRAIL": "GRAIL", "Uniform": "GRPO (Uniform)"}
 PANELS = {
     "val/accuracy": "held-out accuracy (512 problems)",
-    "reward": "reward of a batch of 128 rollouts",
+    "train/reward": "reward of a batch of 128 rollouts",
     "credit/ess_ratio": "effective sample size of the credit",
 }
 

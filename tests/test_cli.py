@@ -15,6 +15,7 @@ from grail_lightning._version import __version__
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
+from grail_lightning.step.tags import GROUPS
 from tests.shell import RUN, SHORT, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -46,10 +47,15 @@ def test_a_fit_leaves_config_checkpoints_events_and_an_export(in_finished_run):
     assert (in_finished_run / "checkpoints" / "last.ckpt").is_file()
     events = EventAccumulator(str(in_finished_run)).Reload()
     tags = set(events.Tags()["scalars"])
-    assert tags >= {"reward", "entropy", "grad_norm", "credit/ess_ratio", "time/sample", "val/accuracy", "num_tokens"}
-    assert [point.step for point in events.Scalars("grad_norm")] == [1, 2]
+    assert tags >= {
+        *("train/reward", "policy/entropy", "policy/grad_norm", "credit/ess_ratio", "speed/time/sample"),
+        *("val/accuracy", "speed/num_tokens"),
+    }
+    assert [point.step for point in events.Scalars("policy/grad_norm")] == [1, 2]
     assert events.Scalars("val/accuracy")[0].step == 0, "validated before training"
-    assert events.Tags()["tensors"], "the text panel"
+    assert events.Tags()["images"] == ["credit/rollouts", "credit/weight_by_position"]
+    assert {"train/rollouts/text_summary", "custom_scalars__config__"} <= {*events.Tags()["tensors"]}
+    assert {name.partition("/")[0] for name in tags} <= {*GROUPS}, "TensorBoard shows these groups and no other"
     AutoModelForCausalLM.from_pretrained(in_finished_run / "export")
 
 
@@ -159,7 +165,7 @@ def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path
     main(["fit", *options, "--trainer.max_steps=8", "--ckpt_path=last"])
     ours, theirs = load_policy(str(halves / RUN / "export")), load_policy(str(whole / RUN / "export"))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-    steps = [p.step for p in EventAccumulator(str(halves / RUN)).Reload().Scalars("grad_norm")]
+    steps = [p.step for p in EventAccumulator(str(halves / RUN)).Reload().Scalars("policy/grad_norm")]
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
@@ -198,7 +204,7 @@ def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path,
             "--model.credit=Uniform",
         ]
     )
-    rates = [p.value for p in EventAccumulator(str(RUN)).Reload().Scalars("learning_rate")]
+    rates = [p.value for p in EventAccumulator(str(RUN)).Reload().Scalars("policy/learning_rate")]
     assert rates == pytest.approx([1e-4, 1e-4, 3e-4, 3e-4])
     assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
     assert yaml.safe_load((RUN / "config.1.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 1e-4

@@ -33,9 +33,11 @@ def refused(capsys, monkeypatch, subcommand, *options):
         "val/accuarcy": r"Did you mean val/accuracy\?",
         "val/pass_at1": r"Did you mean val/pass_at_1\?",
         "val/arithmtic/accuracy": r"Did you mean val/arithmetic/accuracy\?",
-        "reward_std": r"Did you mean reward\? .*; no other curve",
+        "reward_std": r"Did you mean train/reward\? .*; no other curve",
+        "reward": r"It is train/reward now\.",
+        "tokens_per_second": r"It is speed/tokens_per_second now\.",
         "val/pass_at_4": "Add 4 to `evaluation.pass_at`",
-        "nothing_of_ours": "Callbacks see val/accuracy, .*, reward, ",
+        "nothing_of_ours": "Callbacks see val/accuracy, .*, train/reward, ",
     }.items(),
 )
 def test_a_metric_that_no_run_logs_is_named_with_the_one_that_was_meant(given, hint, capsys, monkeypatch):
@@ -57,8 +59,8 @@ def test_a_metric_that_no_run_logs_is_named_with_the_one_that_was_meant(given, h
         ),
         (stopping("val_loss"), "`monitor` of EarlyStopping must .*'val_loss'. Callbacks"),
         (
-            stopping("reward"),
-            "reward is not measured before the first step.*`evaluation.at_start: false`",
+            stopping("train/reward"),
+            "train/reward is not measured before the first step.*`evaluation.at_start: false`",
         ),
         (
             [*stopping("val/accuracy"), "--trainer.limit_val_batches=0"],

@@ -7,8 +7,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.checkpoints import LastCheckpoint
+from grail_lightning.callbacks.dashboard import Dashboard
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.export import ExportPolicy
+from grail_lightning.callbacks.pictures import CreditPictures
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.progress import ProgressBar
@@ -25,8 +27,9 @@ def default_callbacks(
 ) -> list[Callback]:
     """The callbacks of every command-line run: ``Trainer(callbacks=default_callbacks(), num_sanity_val_steps=0, …)``.
 
-    Evaluation, rollout table, throughput, preflight warnings, export, predictions, the checkpoints ``best.ckpt`` (by
-    ``val/accuracy``) and ``last.ckpt``, and the progress bar. Remove or replace entries of the list as you like.
+    Dashboard, evaluation, rollout table, pictures of the credit, throughput, preflight warnings, export, predictions,
+    the checkpoints ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt``, and the progress bar. Remove or replace
+    entries of the list as you like.
 
     Args:
         num_samples: The number of responses to each held-out problem.
@@ -37,10 +40,12 @@ def default_callbacks(
     """
     best = ModelCheckpoint(monitor="val/accuracy", mode="max", filename="best", enable_version_counter=False)
     return [
+        Dashboard(),
         Evaluation(num_samples=num_samples, sampling=sampling, pass_at=pass_at),
         RolloutTable(),
         *([KeepRollouts()] if keep_rollouts else []),
         Throughput(),
+        CreditPictures(),  # Behind `Throughput`, whose seconds are those of the batch alone.
         Preflight(),
         ExportPolicy(),
         PredictionWriter(),

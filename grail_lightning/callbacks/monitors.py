@@ -18,9 +18,13 @@ from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.modules import PromptData
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.step.report import SHOWN
+from grail_lightning.step.tags import tag
 
 _OURS = ("grail_lightning.", "lightning.")
-_TRAINING = (*SHOWN, "tokens_per_second")
+_STEP, _SPEED = tuple(tag(name) for name in SHOWN), tag("tokens_per_second")
+_TRAINING = (*_STEP, _SPEED)
+# These were tags before there were groups.
+_MOVED = {name: tag(name) for name in (*SHOWN, "tokens_per_second")}
 _NEARLY_THE_SAME = 0.9  # Of difflib's ratio: one or two letters of a name.
 
 
@@ -40,7 +44,7 @@ def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
     """Check that the metrics that callbacks monitor, or write into the names of checkpoints, will be logged.
 
     A class of the user's own may log any metric. Beside one, only a name that is nearly that of a known metric is
-    refused.
+    refused, or one by which an earlier version logged a metric.
 
     Raises:
         ValueError: If a metric cannot be there, is misspelt, or needs a validation that does not take place.
@@ -62,7 +66,7 @@ def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
 
 def logged_metrics(trainer: Trainer, pl_module: LightningModule) -> Logged:
     """The metrics of a fit, validation included whether it takes place or not."""
-    names = list(_TRAINING if any(isinstance(c, Throughput) for c in callbacks_of(trainer)) else SHOWN)
+    names = list(_TRAINING if any(isinstance(c, Throughput) for c in callbacks_of(trainer)) else _STEP)
     evaluation = next((c for c in callbacks_of(trainer) if isinstance(c, Evaluation)), None)
     datasets = _evaluated(trainer) if evaluation is not None else []
     if evaluation is not None:
@@ -92,9 +96,12 @@ def _check_name(option: str, name: str, logged: Logged) -> None:
     if name in logged.names:
         return
     near = difflib.get_close_matches(name, logged.names, n=1) if logged.complete else _misspelt(name, logged.names)
-    if not near and not logged.complete:
+    if not near and not logged.complete and name not in _MOVED:
         return
-    if asked := re.fullmatch(r"val/(?:.*/)?pass_at_(\d+)", name):
+    if name in _MOVED:
+        own = "" if logged.complete else " Give a metric of your own another name."
+        hint = f"It is {_MOVED[name]} now.{own}"
+    elif asked := re.fullmatch(r"val/(?:.*/)?pass_at_(\d+)", name):
         hint = f"Add {asked[1]} to `evaluation.pass_at`."
     elif near:
         others = [known for known in logged.names if not known.startswith("val/")]
@@ -110,7 +117,9 @@ def _check_due(stopper: EarlyStopping, trainer: Trainer) -> None:
     """Check that a metric is there whenever it is asked for: with each validation."""
     whose, name = f"`monitor` of {type(stopper).__name__}", stopper.monitor
     if name.startswith("val/") and not trainer.enable_validation:
-        raise ValueError(f"{whose} {name} needs a validation, but there is none. Give `data.val`, or monitor reward.")
+        raise ValueError(
+            f"{whose} {name} needs a validation, but there is none. Give `data.val`, or monitor {_STEP[0]}."
+        )
     starts = any(isinstance(callback, Evaluation) and callback.at_start for callback in callbacks_of(trainer))
     if name in _TRAINING and stopper.strict and starts and trainer.enable_validation:
         raise ValueError(

@@ -217,7 +217,8 @@ class Preflight(Callback):
                 f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
                 f"not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
                 "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
-                "`status`. This is shown once; `verdict/timeout` and `verdict/crashed` are logged for each batch.",
+                "`status`. This is shown once; `train/verdict/timeout` and `train/verdict/crashed` are logged for "
+                "each batch.",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
+
+# The groups of what is measured on batches of training, where a bare name is clear.
+_GROUP = re.compile(r"^(train|speed)/")
 
 
 class ProgressBar(TQDMProgressBar):
@@ -49,8 +53,9 @@ class ProgressBar(TQDMProgressBar):
         super().on_exception(trainer, pl_module, exception)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The metrics that the bar shows."""
-        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+        """The metrics that the bar shows, without the groups of their tags."""
+        shown = super().get_metrics(trainer, pl_module)
+        return {_GROUP.sub("", name): value for name, value in shown.items() if name != "v_num"}
 
     @property
     def total_train_batches(self) -> int | float:

@@ -5,6 +5,7 @@ Text from a model is untrusted. It is escaped here so that it breaks neither a M
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +38,26 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt.messages)
 
 
+def rollout_facts(output: StepOutput, row: int) -> str:
+    """A rollout's verdict, reward, advantage and length in one line."""
+    batch = output.batch
+    facts = [re.sub(r"\W", " ", batch.verdicts[row].status), f"reward {batch.rewards[row]:.3g}"]
+    if output.advantages is not None:
+        facts.append(f"advantage {output.advantages[row]:+.3g}")
+    return ", ".join([*facts, f"{int(batch.response_lengths[row])} tokens"])
+
+
 def encodable(text: str) -> str:
     """The text with lone surrogates replaced, which JSON can hold but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def cut(text: str, max_characters: int) -> str:
+    """The text; if it is longer than `max_characters`, a line in place of its middle says how much was left out."""
+    if len(text) <= max_characters:
+        return text
+    half = max_characters // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[len(text) - half :]}"
 
 
 def code_block(text: str, max_characters: int) -> str:
@@ -52,12 +70,9 @@ def code_block(text: str, max_characters: int) -> str:
         text: The text.
         max_characters: The length above which the middle is replaced by a note of how much was left out.
     """
-    if len(text) > max_characters:
-        half = max_characters // 2
-        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[len(text) - half :]}"
     lines = [
         "".join(c if c == "\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in line)
-        for line in text.splitlines()
+        for line in cut(text, max_characters).splitlines()
     ]
     return "\n".join(f"    {line}" for line in lines) if "".join(lines).strip() else "    (empty)"
 

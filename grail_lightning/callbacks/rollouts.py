@@ -3,78 +3,98 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from grail_lightning.callbacks.boards import log_table, takes_tables
 from grail_lightning.callbacks.hooks import fast_dev_run, output_of
 from grail_lightning.callbacks.records import (
     ROLLOUT_COLUMNS,
     arrow_table,
     code_block,
+    cut,
     encodable,
     prompt_text,
     rollout_columns,
+    rollout_facts,
 )
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 
+TABLE_COLUMNS = ("rollout", "prompt", "response", "reference")
 _TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
 
 
 class RolloutTable(Callback):
-    """Shows a few training rollouts in TensorBoard's text panel: prompt, response, reward, advantage, verdict.
+    """Shows a few training rollouts as text: prompt, response, reference, verdict, reward, advantage.
+
+    TensorBoard shows them in its text panel, Weights & Biases as a table; other loggers are left alone.
 
     Args:
-        every_n_batches: The number of batches between two panels; the first batch is always shown.
+        every_n_batches: The number of batches between two panels; 0 shows none. The first batch is always shown.
         num_rollouts: The number of rollouts, which are drawn at random from the batch of the first rank.
         max_characters: The length above which the middle of a prompt or response is left out.
 
     Raises:
-        ValueError: If an argument is not positive.
+        ValueError: If a number is too small.
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
-        for name, value in {
-            "every_n_batches": every_n_batches,
-            "num_rollouts": num_rollouts,
-            "max_characters": max_characters,
-        }.items():
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {value}. Leave the callback out to see none.")
+        for name, value, least in (
+            ("every_n_batches", every_n_batches, 0),
+            ("num_rollouts", num_rollouts, 1),
+            ("max_characters", max_characters, 1),
+        ):
+            if value < least:
+                raise ValueError(f"`{name}` must be at least {least}, but got {value}.")
         self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Write the panel."""
-        if not trainer.is_global_zero or trainer.fit_loop.total_batch_idx % self.every_n_batches:
+        if not self.every_n_batches or not trainer.is_global_zero or fast_dev_run(trainer):
             return
-        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if boards:
-            page = self.page(output_of(outputs), trainer.global_step)
-            for board in boards:
-                board.experiment.add_text("rollouts", page, trainer.global_step)
+        if trainer.fit_loop.total_batch_idx % self.every_n_batches:
+            return
+        output, step = output_of(outputs), trainer.global_step
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("train/rollouts", self.page(output, step), step)
+            elif takes_tables(logger):
+                log_table(logger, "train/rollouts", TABLE_COLUMNS, self.table(output, step), step)
 
     def page(self, output: StepOutput, step: int) -> str:
         """A random choice of rollouts as Markdown. It depends only on the step."""
+        return "\n\n".join(self._section(output, row) for row in self._rows(output, step))
+
+    def table(self, output: StepOutput, step: int) -> list[list[str]]:
+        """The same rollouts as rows of `TABLE_COLUMNS`."""
+        return [
+            [rollout_facts(output, row), *(cut(encodable(text), self.max_characters) for text in parts.values())]
+            for row in self._rows(output, step)
+            for parts in [_parts(output, row)]
+        ]
+
+    def _rows(self, output: StepOutput, step: int) -> list[int]:
         drawn = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
-        rows = drawn[: self.num_rollouts].sort().values.tolist()
-        return "\n\n".join(self._section(output, row) for row in rows)
+        rows: list[int] = drawn[: self.num_rollouts].sort().values.tolist()
+        return rows
 
     def _section(self, output: StepOutput, row: int) -> str:
-        rollout = output.batch
-        facts = [f"reward {rollout.rewards[row]:.3g}"]
-        if output.advantages is not None:
-            facts.append(f"advantage {output.advantages[row]:+.3g}")
-        facts += [re.sub(r"\W", " ", rollout.verdicts[row].status), f"{int(rollout.response_lengths[row])} tokens"]
-        prompt = rollout.prompts[row]
-        parts = {"prompt": prompt_text(prompt), "response": rollout.texts[row], "reference": prompt.reference}
-        blocks = [f"{name}\n\n{code_block(encodable(text), self.max_characters)}" for name, text in parts.items()]
-        return "\n\n".join([f"### {', '.join(facts)}", *blocks])
+        blocks = [
+            f"{name}\n\n{code_block(encodable(text), self.max_characters)}"
+            for name, text in _parts(output, row).items()
+        ]
+        return "\n\n".join([f"### {rollout_facts(output, row)}", *blocks])
+
+
+def _parts(output: StepOutput, row: int) -> dict[str, str]:
+    prompt = output.batch.prompts[row]
+    return {"prompt": prompt_text(prompt), "response": output.batch.texts[row], "reference": prompt.reference}
 
 
 class KeepRollouts(Callback):

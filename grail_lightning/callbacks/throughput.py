@@ -12,12 +12,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from grail_lightning.callbacks.hooks import output_of
 from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.step.tags import tag
 
 GIB = 2**30
 
 
 class Throughput(Callback):
-    """Logs tokens, seconds and memory of each training batch.
+    """Logs tokens, seconds and memory of each training batch, under ``speed/``.
 
     - ``num_tokens``: prompt and response tokens since the start of training, over all ranks; a resume keeps the count.
     - ``tokens_per_second``: the tokens of this batch divided by its `step_time`.
@@ -59,8 +60,8 @@ class Throughput(Callback):
             "peak_memory_gb": peak,
         }
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
-        pl_module.log("tokens_per_second", float(round(rate)), prog_bar=True, logger=False, batch_size=1)
+            logger.log_metrics({tag(name): value for name, value in metrics.items()}, step=trainer.global_step)
+        pl_module.log(tag("tokens_per_second"), float(round(rate)), prog_bar=True, logger=False, batch_size=1)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of tokens so far."""

@@ -21,6 +21,8 @@ import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
 from grail_lightning._version import __version__
 from grail_lightning.callbacks import (
+    CreditPictures,
+    Dashboard,
     Evaluation,
     ExportPolicy,
     LastCheckpoint,
@@ -49,9 +51,11 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 
 ALWAYS_ON = {
+    "dashboard": Dashboard,
     "evaluation": Evaluation,
     "rollout_table": RolloutTable,
     "throughput": Throughput,
+    "pictures": CreditPictures,  # Behind `throughput`, whose seconds are those of the batch alone.
     "preflight": Preflight,
     "export": ExportPolicy,
     "predictions": PredictionWriter,

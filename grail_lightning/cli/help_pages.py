@@ -50,6 +50,7 @@ GROUPS = {
     "data": "The problems, a class: ArithmeticData, MathData, WordProblemData.",
     "evaluation": "How held-out problems are sampled: samples a problem, pass@k, at which times.",
     "rollout_table": "The rollouts shown in TensorBoard's text panel.",
+    "pictures": "The pictures of token credit: how often, and at which cost.",
     "preflight": "The warnings about problems with which training cannot learn.",
     "export": "The policy in Hugging Face format at the end of training.",
     "predictions": "The Parquet file of `predict`.",

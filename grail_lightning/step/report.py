@@ -1,4 +1,4 @@
-"""Figures of one training step, over all ranks, under the names that are usual for GRPO.
+"""Figures of one training step, over all ranks, under the names that are usual for GRPO; `tags` groups them.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """

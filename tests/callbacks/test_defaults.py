@@ -34,8 +34,8 @@ def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
     found = scalars(tmp_path)
     for name in ("val/accuracy", "val/pass_at_2", "val/arithmetic/accuracy", "val/verdict/right"):
         assert [step for step, _ in found[name]] == [0, 4], name
-    assert [step for step, _ in found["num_tokens"]] == [2, 4]
-    assert "### reward" in panels(tmp_path)["rollouts"][0][1]
+    assert [step for step, _ in found["speed/num_tokens"]] == [2, 4]
+    assert "### " in panels(tmp_path)["train/rollouts"][0][1]
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert len(pq.read_table(tmp_path / "rollouts")) == 2 * 2 * 4
     again = module()
@@ -113,8 +113,8 @@ def test_two_ranks_agree_and_write_one_run(tmp_path, monkeypatch):
     assert [(r["step"], r["rank"]) for r in rows].count((2, 1)) == 4
     assert len(rows) == 16
     lengths = {r["prompt"]: r["num_tokens"] for r in rows}
-    assert found["num_tokens"][1][1] == 2 * found["num_tokens"][0][1]
-    assert found["num_tokens"][0][1] > sum(r["num_tokens"] for r in rows if r["step"] == 2), lengths
+    assert found["speed/num_tokens"][1][1] == 2 * found["speed/num_tokens"][0][1]
+    assert found["speed/num_tokens"][0][1] > sum(r["num_tokens"] for r in rows if r["step"] == 2), lengths
     table = stdout[stdout.index("problems  ") :]
     assert "odd" in table
     predictions = pq.read_table(tmp_path / "run" / "predictions.parquet").to_pylist()
@@ -133,6 +133,8 @@ _CONFIGS = {
         "at_start": False,
     },
     "RolloutTable": {"every_n_batches": 3, "num_rollouts": 2},
+    "CreditPictures": {"every_n_batches": 0, "num_groups": 2, "max_lines": 9, "max_time_share": 0.5},
+    "Dashboard": {},
     "KeepRollouts": {"folder": "kept"},
     "LastCheckpoint": {"every_n_batches": 5},
     "PredictionWriter": {"file": "p.parquet"},

@@ -66,7 +66,7 @@ def _best(monitor, **options):
 
 
 @pytest.mark.parametrize(
-    "name", ["val/accuracy", "val/arithmetic/accuracy", "val/verdict/timeout", "reward", "epoch", "step"]
+    "name", ["val/accuracy", "val/arithmetic/accuracy", "val/verdict/timeout", "train/reward", "epoch", "step"]
 )
 def test_a_metric_that_is_logged_can_be_monitored(name):
     _check(_best(name, filename="{step}-{" + name + ":.2f}"))
@@ -79,6 +79,16 @@ def test_a_function_of_the_users_own_may_log_anything():
     _check(_best("val/accuracy_ema"), LambdaCallback(on_train_end=lambda *_: None))
     with pytest.raises(ValueError, match=r"'val/acuracy'. Did you mean val/accuracy"):
         _check(_best("val/acuracy"), LambdaCallback(on_train_end=lambda *_: None))
+
+
+@pytest.mark.parametrize("name", ["reward", "accuracy", "tokens_per_second"])
+def test_the_name_by_which_an_earlier_version_logged_a_metric_is_refused_with_the_new_one(name):
+    new = {"tokens_per_second": "speed/tokens_per_second"}.get(name, f"train/{name}")
+    for option in ({"monitor": name}, {"monitor": "val/accuracy", "filename": "{" + name + ":.2f}"}):
+        with pytest.raises(ValueError, match=rf"'{name}'. It is {new} now\.$"):
+            _check(_best(**option))
+    with pytest.raises(ValueError, match=rf"It is {new} now. Give a metric of your own another name\."):
+        _check(_best(name), LambdaCallback(on_train_end=lambda *_: None))
 
 
 def test_one_of_several_checkpoints_is_named_by_its_class():

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from grail_lightning.callbacks import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.records import code_block, encodable, prompt_text, rollout_columns
+from grail_lightning.callbacks.rollouts import TABLE_COLUMNS
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
@@ -33,14 +34,14 @@ def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="", version="")
     table = RolloutTable(every_n_batches=2, num_rollouts=3)
     run(10, table, logger=logger).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
-    pages = panels(tmp_path)["rollouts"]
+    pages = panels(tmp_path)["train/rollouts"]
     # Batches 1, 3 and 5 of two optimiser steps each.
     assert [step for step, _ in pages] == [2, 6, 10]
     shown = markdown_to_safe_html(pages[0][1])
     heads = re.findall(r"<h3>(.*?)</h3>", shown)
     assert len(heads) == 3
     assert all(
-        re.fullmatch(r"reward 1, advantage \+0.5, right, \d+ tokens|reward 0, advantage -0.5, wrong, \d+ tokens", head)
+        re.fullmatch(r"right, reward 1, advantage \+0.5, \d+ tokens|wrong, reward 0, advantage -0.5, \d+ tokens", head)
         for head in heads
     )
     blocks = re.findall(r"<pre><code>(.*?)\n</code></pre>", shown)
@@ -48,7 +49,7 @@ def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
     for place in range(3):
         prompt, response, reference = blocks[3 * place : 3 * place + 3]
         assert prompt == f"Compute {int(reference) - 1}+1."
-        assert response == box(reference if heads[place].startswith("reward 1") else "0")
+        assert response == box(reference if heads[place].startswith("right") else "0")
 
 
 def test_the_same_step_shows_the_same_rows_and_another_step_others():
@@ -69,6 +70,22 @@ def test_other_loggers_do_not_disturb(tmp_path):
     fitted = run(2, RolloutTable(), logger=CSVLogger(tmp_path))
     fitted.fit(Scripted(_half_right), loader(prompts(2)))
     assert fitted.global_step == 2
+
+
+def test_one_setting_switches_the_panel_off(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    run(2, RolloutTable(every_n_batches=0), logger=logger).fit(Scripted(_half_right), loader(prompts(2)))
+    assert "train/rollouts" not in panels(tmp_path)
+
+
+def test_a_table_has_the_same_rollouts_as_the_page():
+    module = Scripted(_half_right)
+    output = StepOutput(module.rollouts(prompts(8), 2))
+    table = RolloutTable(num_rollouts=3, max_characters=12)
+    rows = table.table(output, 7)
+    assert [row[0] for row in rows] == re.findall(r"### (.*)", table.page(output, 7))
+    assert all(len(row) == len(TABLE_COLUMNS) for row in rows)
+    assert all(len(row[1]) <= 12 or "characters left out" in row[1] for row in rows)
 
 
 def test_impossible_settings_are_refused():

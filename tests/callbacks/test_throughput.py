@@ -33,8 +33,8 @@ def test_tokens_time_and_memory_of_each_batch_are_logged(tmp_path):
     run(4, Throughput(), logger=logger).fit(module, loader(*[prompts(2)] * 3))
     found = scalars(tmp_path)
     tokens = _count(module)
-    assert found["num_tokens"] == [(2, tokens), (4, 2 * tokens)]
-    for (_, seconds), (_, rate) in zip(found["step_time"], found["tokens_per_second"], strict=True):
+    assert found["speed/num_tokens"] == [(2, tokens), (4, 2 * tokens)]
+    for (_, seconds), (_, rate) in zip(found["speed/step_time"], found["speed/tokens_per_second"], strict=True):
         assert 0.05 < seconds < 5
         assert abs(rate * seconds - tokens) < 1e-3 * tokens
     if sys.platform != "linux":
@@ -42,7 +42,7 @@ def test_tokens_time_and_memory_of_each_batch_are_logged(tmp_path):
     # A process that has imported torch holds more than 100 MiB, and this one less than the machine has.
     with open("/proc/self/status") as status:
         resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / GIB
-    assert 0.1 < found["peak_memory_gb"][-1][1] <= resident * 1.01
+    assert 0.1 < found["speed/peak_memory_gb"][-1][1] <= resident * 1.01
 
 
 def test_the_count_goes_on_after_a_resume_and_starts_anew_in_a_new_fit(tmp_path):
@@ -62,7 +62,7 @@ def test_the_count_goes_on_after_a_resume_and_starts_anew_in_a_new_fit(tmp_path)
 def test_the_progress_bar_shows_the_speed_but_no_version_number(tmp_path, capsys):
     class Logging(Scripted):
         def training_step(self, problems, batch_idx):
-            self.log("reward", torch.tensor(0.25), prog_bar=True, logger=False, batch_size=1)
+            self.log("train/reward", torch.tensor(0.25), prog_bar=True, logger=False, batch_size=1)
             return super().training_step(problems, batch_idx)
 
     logger = TensorBoardLogger(tmp_path, name="", version="a_named_run")

@@ -1,0 +1,146 @@
+"""The callback that arranges TensorBoard: the most important curves, and hyper-parameters beside final figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from grail_lightning.callbacks.evaluation import Evaluation
+from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of
+from grail_lightning.credit.base import TokenCredit
+from grail_lightning.runtime.seeds import run_seed
+from grail_lightning.step.tags import tag
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# The charts of the page "Custom Scalars": category -> chart -> tags. The most important ones come first.
+LAYOUT = {
+    "outcome": {
+        "accuracy": ("val/accuracy", "train/accuracy"),
+        "reward": ("train/reward",),
+        "groups without a difference": ("train/frac_reward_zero_std", "train/frac_correct_zero_std"),
+        "length of responses": ("train/completions/mean_length", "val/completions/mean_length"),
+        "share of responses that were cut": ("train/completions/clipped_ratio", "val/completions/clipped_ratio"),
+    },
+    "policy": {
+        "entropy": ("policy/entropy", "policy/entropy_sampled"),
+        "KL to the reference": ("policy/kl",),
+        "gradient norm": ("policy/grad_norm",),
+        "clipped tokens": tuple(f"policy/clip_ratio/{name}" for name in ("region_mean", "low_mean", "high_mean")),
+        "sampler and trainer apart": ("policy/sampling/sampling_logp_difference/mean",),
+    },
+    "credit": {
+        "concentration": ("credit/top10_mass", "credit/ess_ratio"),
+        "flawed tokens found": tuple(f"credit/flawed_token_auroc{name}" for name in ("", "_surprisal", "_entropy")),
+        "weight of flawed to sound tokens": ("credit/flawed_to_sound_weight",),
+        "weights": ("credit/weight_mean", "credit/weight_std"),
+    },
+    "speed": {
+        "tokens per second": ("speed/tokens_per_second",),
+        "seconds of each phase": tuple(f"speed/time/{phase}" for phase in ("sample", "grade", "credit", "update")),
+        "memory": ("speed/peak_memory_gb",),
+    },
+}
+_DEPTH = 3
+
+
+class Dashboard(Callback):
+    """Arranges the most important curves in TensorBoard, and logs the hyper-parameters with the final figures.
+
+    TensorBoard's page "Custom Scalars" shows the curves that matter first (`LAYOUT`), its page "HParams" one line a run
+    that has finished: the options of the module, and ``val/first_accuracy``, ``val/final_accuracy`` and
+    ``train/final_reward``. Other loggers get the hyper-parameters when training begins. `config.yaml` in the folder of
+    a run has all options.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the layout, and give other loggers the hyper-parameters."""
+        if not trainer.is_global_zero or fast_dev_run(trainer):
+            return
+        self._parameters = hyper_parameters(trainer, pl_module)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_custom_scalars(_charts())
+            else:
+                logger.log_hyperparams(self._parameters)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the line of the run for TensorBoard's page "HParams"."""
+        for logger in trainer.loggers if self._parameters else []:
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(self._parameters, final_figures(trainer), step=trainer.global_step)
+
+
+def final_figures(trainer: Trainer) -> dict[str, float]:
+    """The first and the last held-out accuracy of a fit, and its last reward, as far as there are any."""
+    figures = {}
+    for evaluation in (c for c in callbacks_of(trainer) if isinstance(c, Evaluation)):
+        for name, measured in (("first", evaluation.first), ("final", evaluation.last)):
+            if measured:
+                figures[f"val/{name}_accuracy"] = float(measured["accuracy"])
+    if (reward := trainer.callback_metrics.get(tag("reward"))) is not None:
+        figures["train/final_reward"] = float(reward)
+    return figures
+
+
+def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    """The options of a fit that matter for its outcome, as nested plain values. Call it when training begins."""
+    module, data = module_of(pl_module), data_of(trainer)
+    group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
+    options = {name: value for name, value in group.items() if _is_plain(value) and name != "initial_lr"}
+    options["lr"] = group.get("initial_lr", group.get("lr"))
+    parts = {
+        name: plain(getattr(module, name, None))
+        for name in ("sampling", "loading", "objective", "execution", "credit", "control")
+    }
+    return {
+        "policy": module.policy_name,
+        "seed": run_seed(),
+        "max_steps": trainer.max_steps,
+        "precision": str(trainer.precision),
+        "world_size": trainer.world_size,
+        "data": plain(data),
+        **{name: value for name, value in parts.items() if value is not None},
+        "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options} if trainer.optimizers else None,
+    }
+
+
+def plain(value: object, depth: int = 0) -> Any:
+    """Options as plain values: those of a record by name, and those of another object with the name of its class."""
+    if _is_plain(value) or depth == _DEPTH:
+        return value if _is_plain(value) else type(value).__name__
+    if isinstance(value, list | tuple):
+        return str([plain(item, depth + 1) for item in value])
+    if _is_record(value):
+        return {f.name: plain(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
+    fields = getattr(value, "__dict__", {})
+    kept = {
+        name: plain(item, depth + 1)
+        for name, item in fields.items()
+        if not name.startswith("_") and (_is_plain(item) or isinstance(item, TokenCredit) or _is_record(item))
+    }
+    return {"class": type(value).__name__, **kept}
+
+
+def _charts() -> dict[str, dict[str, list[Any]]]:
+    """The layout as torch's `SummaryWriter` takes it, with regular expressions for tags."""
+    return {
+        category: {chart: ["Multiline", [f"^{re.escape(name)}$" for name in names]] for chart, names in charts.items()}
+        for category, charts in LAYOUT.items()
+    }
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_record(value: object) -> TypeGuard[DataclassInstance]:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,0 +1,1 @@
+"""Views of rollouts and their credit, as pictures. Text from a model is shown, never interpreted."""
