@@ -35,6 +35,7 @@ from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.help_pages import first_screen, show
+from grail_lightning.cli.methods import expand_methods
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
@@ -243,7 +244,7 @@ def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
         if (page := first_screen(given)) is not None:
             show(page)
             raise SystemExit(0)
-        given = expand_configs(given)
+        given = expand_methods(expand_configs(given))
         check_subcommand(given)
     if args is None:
         sys.argv[1:] = given

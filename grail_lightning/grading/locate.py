@@ -73,7 +73,7 @@ def step_masks(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> dict[
     Raises:
         ValueError: If a task does not return steps within the text.
     """
-    steps = [_labelled(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
+    steps = [labelled_steps(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
     labelled = torch.tensor([row for row, found in enumerate(steps) if found is not None], dtype=torch.long)
     if not len(labelled):
         return None
@@ -81,7 +81,7 @@ def step_masks(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> dict[
     masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
     for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
         if aligned.text != batch.texts[row]:  # The engine decodes in another way.
-            steps[row] = _labelled(aligned.text, batch.prompts[row])
+            steps[row] = labelled_steps(aligned.text, batch.prompts[row])
         for step in steps[row] or []:
             start, stop = step.result or (step.start, step.stop)
             masks[step.kind][row, aligned.overlapping(start, stop)] = True
@@ -103,8 +103,12 @@ def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
     return answers
 
 
-def _labelled(text: str, prompt: Prompt) -> list[Step] | None:
-    """The steps that a task labels in a response. They are checked, because the task may be the user's own class."""
+def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
+    """The steps that a task labels in a response. They are checked, because the task may be the user's own class.
+
+    Raises:
+        ValueError: If a task does not return steps within the text.
+    """
     steps: object = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None

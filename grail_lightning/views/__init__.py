@@ -1,0 +1,7 @@
+"""Pages (HTML) that show rollouts with their token credit. Nothing here imports torch."""
+
+from grail_lightning.views.page import render, write_page
+from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
+from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts
+
+__all__ = ["Credit", "Node", "Rollout", "forks", "prefix_tree", "read_rollouts", "render", "write_page"]
