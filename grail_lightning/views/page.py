@@ -49,7 +49,7 @@ def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOU
     if shown == rows:
         return said
     more = f"python -m grail_lightning.views {' '.join(map(str, files))} --max_rollouts {rows}"
-    return f"{said} It leaves out {rows - shown}: `{more}` shows more, up to 5 MB." if rows > shown else said
+    return f"{said} It leaves out {rows - shown}: `{more}` shows more of them, up to 5 MB."
 
 
 def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None) -> tuple[str, int]:

@@ -83,10 +83,10 @@ def forks(token_ids: Sequence[Sequence[int]], correct: Sequence[bool]) -> list[i
     ]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens with which both begin."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common(one: Sequence[int], other: Sequence[int], start: int = 0) -> int:
+    """The number of tokens with which both begin, if the first `start` are equal."""
+    shorter = min(len(one), len(other))
+    return next((index for index in range(start, shorter) if one[index] != other[index]), shorter)
 
 
 class _Branch:
@@ -99,8 +99,7 @@ class _Branch:
     def split(self, token_ids: Sequence[Sequence[int]]) -> list[_Branch]:
         """Find the end of the common run, and return the continuations."""
         first = token_ids[self.rollouts[0]]
-        shortest = min(len(token_ids[r]) for r in self.rollouts)
-        self.stop = min([shortest, *(_common(first, token_ids[r]) for r in self.rollouts[1:])])
+        self.stop = min([len(first), *(_common(first, token_ids[r], self.start) for r in self.rollouts[1:])])
         if all(len(token_ids[r]) == self.stop for r in self.rollouts):
             return []
         by_token: dict[int | None, list[int]] = {}

@@ -60,7 +60,7 @@ def read_rollouts(files: Sequence[Path], max_rollouts: int) -> tuple[list[Rollou
         max_rollouts: The largest number of rollouts.
 
     Returns:
-        The rollouts in the order of the files, and the number of rows of the largest file.
+        The rollouts in the order of the files, and the number of rollouts that there are.
 
     Raises:
         ValueError: If a file is no Parquet file, lacks a column, or has no rows, or `max_rollouts` is not positive.
@@ -68,31 +68,29 @@ def read_rollouts(files: Sequence[Path], max_rollouts: int) -> tuple[list[Rollou
     if max_rollouts < 1:
         raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
     found: dict[tuple[Any, ...], Rollout] = {}
-    beyond: Rollout | None = None
+    left: dict[tuple[Any, ...], Rollout] = {}
     taken: set[str] = set()
-    rows = 0
     for file in files:
         names = _method_names(file, taken)
         taken |= set(names.values())
         occurrences: Counter[tuple[Any, ...]] = Counter()
-        rows = max(rows, _num_rows(file))
         for row in _rows(file):
             identity = (Rollout(row=row).problem, tuple(row["token_ids"]))
             key = (*identity, occurrences[identity])
             occurrences[identity] += 1
             if key not in found and len(found) == max_rollouts:
-                beyond = beyond or Rollout(row=row)
+                left[key] = Rollout(row=row) if not left else next(iter(left.values()))
                 if len(files) == 1:
-                    break
+                    break  # The rest of a large file need not be read.
                 continue
             rollout = found.setdefault(key, Rollout(row=row))
             rollout.methods |= {name: _credit(row, suffix) for suffix, name in names.items()}
     if not found:
         raise ValueError(f"{', '.join(map(str, files))} must hold at least one rollout, but got none. Predict first.")
     rollouts = list(found.values())
-    if beyond is not None and beyond.problem == rollouts[-1].problem != rollouts[0].problem:
-        rollouts = [rollout for rollout in rollouts if rollout.problem != beyond.problem]
-    return rollouts, rows
+    if left and (cut := next(iter(left.values())).problem) == rollouts[-1].problem != rollouts[0].problem:
+        rollouts = [rollout for rollout in rollouts if rollout.problem != cut]
+    return rollouts, _num_rows(files[0]) if len(files) == 1 else len(found) + len(left)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const methods = data.methods;
 const hidden = new Set(); // Indices of methods that are switched off.
-const KINDS = { slip: "a slip", misconception: "a misconception", inherited: "computed from a wrong result", sound: "a sound step", filler: "filler" };
+const KINDS = { slip: "wrong step (slip)", misconception: "wrong step (misconception)", inherited: "step from a wrong result", sound: "sound step", filler: "filler" };
 let pinned = null;
 
 function make(name, options = {}, ...children) {
@@ -22,7 +22,7 @@ function make(name, options = {}, ...children) {
 const visible = (text) =>
   text.replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0))).replace(/\n/g, "↵\n");
 const inline = (text) => visible(text).replace(/\n/g, "");
-const shown = (number) => (number === null || number === undefined ? "–" : String(number));
+const shown = (x) => (x === null || x === undefined ? "–" : x && Math.abs(x) < 0.001 ? x.toExponential() : String(x));
 const cut = (text, length) => (text.length > length ? text.slice(0, length) + "…" : text);
 const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) + " %" : "–");
 
@@ -34,18 +34,18 @@ const colouredBy = () => byId("value").value;
 function position(value, largest) {
   if (value === null || value === undefined) return 0;
   if (colouredBy() === "scores") return largest ? Math.max(-1, Math.min(1, value / largest)) : 0;
-  return value < 1 ? Math.max(-1, value - 1) : Math.min(1, (value - 1) / (data.largest - 1));
+  return value < 1 ? Math.max(-1, value - 1) : Math.min(1, Math.log(value) / Math.log(data.largest));
 }
 
 function colour(element, at) {
   element.classList.toggle("more", at > 0);
   element.classList.toggle("less", at < 0);
-  element.style.setProperty("--part", (100 * Math.abs(at)).toFixed(1) + "%");
+  element.style.setProperty("--part", (100 * Math.abs(at) ** 0.75).toFixed(1) + "%");
 }
 
 function drawLegend() {
   const scores = colouredBy() === "scores", top = data.largest, scale = make("div", { class: "scale" });
-  const ticks = scores ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.25, 0.5, 0.75, 1, ...[0.25, 0.5, 0.75, 1].map((part) => 1 + part * (top - 1))];
+  const ticks = scores ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.25, 0.5, 0.75, 1, ...[0.25, 0.5, 0.75].map((part) => top ** part), top];
   for (const tick of ticks) {
     const cell = make("i");
     colour(cell, position(tick, 1));
@@ -110,21 +110,22 @@ function drawTokens(rollout, which) {
   const outside = new Set(rollout.outside);
   const noun = colouredBy().slice(0, -1);
   rollout.pieces.forEach((piece, k) => {
-    const token = make("span", { class: "t", role: "option", tabindex: k ? -1 : 0, text: visible(piece),
+    const text = visible(piece), ends = text.endsWith("\n"); // A last line break stands outside: its box would begin the next line.
+    const token = make("span", { class: "t", role: "option", tabindex: k ? -1 : 0, text: ends ? text.slice(0, -1) : text,
       "aria-label": `${cut(inline(piece), 100)}, ${noun} ${values ? shown(values[k]) : "none"}` });
     if (values) colour(token, position(values[k], largest));
     if (kinds.has(k)) token.classList.add(kinds.get(k));
     if (outside.has(k)) token.classList.add("outside");
     if (rollout.box && k >= rollout.box[0] && k <= rollout.box[1]) token.classList.add("answer");
     if (rollout.fork === k) token.classList.add("forks");
-    list.append(token);
+    list.append(token, ends ? "\n" : "");
   });
   if (rollout.fork === rollout.pieces.length) list.append(make("span", { class: "fork", text: "fork: others went on" }));
   return list;
 }
 
 function drawRollout(rollout) {
-  const facts = [rollout.status, `reward ${shown(rollout.reward)}`, `${rollout.pieces.length} tokens`];
+  const facts = [["right", "wrong"].includes(rollout.status) ? "" : rollout.status, `reward ${shown(rollout.reward)}`, `${rollout.pieces.length} tokens`];
   if (rollout.advantage !== null) facts.push(`advantage ${shown(rollout.advantage)}`);
   if (rollout.finished === false) facts.push("cut at the length limit");
   const columns = make("div", { class: "columns" });
@@ -274,7 +275,8 @@ function focusToken(token, still = false) {
 /** The same place in the next or previous list of tokens. */
 function neighbour(token, by) {
   const lists = [...document.querySelectorAll(".tokens")], list = lists[lists.indexOf(token.parentNode) + by];
-  return list?.querySelectorAll(".t")[Math.min(indexOf(token), list.querySelectorAll(".t").length - 1)];
+  const tokens = list?.querySelectorAll(".t");
+  return tokens?.[Math.min(indexOf(token), tokens.length - 1)];
 }
 
 const MOVES = {
