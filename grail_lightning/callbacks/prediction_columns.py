@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers import Alignment
-from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, encodable, rollout_columns
+from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, encodable, response_ids, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading.locate import align_rows, labelled_steps
 from grail_lightning.step.outputs import StepOutput
@@ -58,8 +58,7 @@ def prediction_columns(
         compared: The weights of further methods by name.
     """
     batch = output.batch
-    lengths = batch.response_lengths.tolist()
-    ids = [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
+    lengths, ids = batch.response_lengths.tolist(), response_ids(output)
     columns = rollout_columns(output)
     columns["token_ids"] = ids
     columns["tokens"] = [[encodable(module.tokenizer.decode([token])) for token in row] for row in ids]

@@ -86,7 +86,7 @@ def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None)
         loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.policies["json.dumps_function"] = _json
-    style, program = _asset("page.css"), _asset("page.js")
+    style, program = _asset("page.css"), _asset("draw.js") + _asset("use.js")
     content = environment.get_template("page.html.j2").render(
         title=title,
         data=data,
