@@ -20,6 +20,7 @@ PREDICT = [
     "--evaluation.num_samples=4",
     "--trainer.enable_progress_bar=false",
 ]
+TWO = [*PREDICT, "--model.credit=LESS"]  # ... and what a test adds.
 FILE = "runs/saliency/predictions.parquet"
 
 
@@ -60,18 +61,22 @@ def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, 
     kept = {file.name for file in (tmp_path / FILE).parent.glob("predictions*")}
     assert kept == {"predictions.parquet", "predictions.1.parquet", "predictions.1.html"}
     compared = yaml.safe_load((tmp_path / "runs/saliency/config_predict.1.yaml").read_text())["predictions"]["compare"]
-    assert [method["class_path"].rpartition(".")[2] for method in compared] == ["HighEntropy", "OARGradient", "HighEntropy"]
+    assert [method["class_path"].rpartition(".")[2] for method in compared] == [
+        "HighEntropy",
+        "OARGradient",
+        "HighEntropy",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fit", "--model.credit=GRAIL", "--model.credit=LESS"], "`model.credit` must be given once to `fit`, but got GRAIL and LESS"),
-        ([*PREDICT, "--model.credit=GRAIL", "--model.credit=LES"], "must be one of .*LESS, .* but got 'LES'"),
-        ([*PREDICT, "--model.credit=LESS", "--model.credit=GRAIL", "--model.credit.stdd=1"], "no option .*std`"),
-        ([*PREDICT, "--model.credit=LESS", "--model.credit=GRAIL", "--model.credit.w_min=9"], "0 ≤ w_min ≤ w_max"),
+        (["fit", "--model.credit=GRAIL", "--model.credit=LESS"], "must be given once to `fit`, but got GRAIL and LESS"),
+        ([*TWO, "--model.credit=LES"], "`model.credit` must be one of .*LESS, .* but got 'LES'"),
+        ([*TWO, "--model.credit=GRAIL", "--model.credit.stdd=1"], "no option `model.credit.stdd`"),
+        ([*TWO, "--model.credit=GRAIL", "--model.credit.w_min=9"], "0 ≤ w_min ≤ w_max"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_method_is_one_line(arguments, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert re.search(said, fails(capsys, *arguments))
@@ -99,5 +104,5 @@ def test_kept_files_of_an_earlier_version_are_named(tmp_path):
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "step_00000001_rank_00000.parquet")
     with pytest.raises(ValueError, match=r"step_00000001_rank_00000.parquet must have the columns .* `dataset`"):
         kept_rollouts(Kept(folder=str(tmp_path)), ArithmeticTask(), None)
-    with pytest.raises(ValueError, match="`data.kept.newest` must be at least 1 rollout, but got 0"):
+    with pytest.raises(ValueError, match=r"`data\.kept\.newest` must be at least 1 rollout, but got 0"):
         Kept(newest=0)

@@ -74,7 +74,7 @@ def prediction_columns(
 def method_names(methods: Sequence[TokenCredit]) -> list[str]:
     """A name for each method: its class, with the options in which methods of one class differ.
 
-    ``["GRAIL w_max=5.0", "GRAIL w_max=3.0", "HighEntropy"]``. Options that cannot be read back are replaced by a number.
+    ``["GRAIL w_max=5.0", "GRAIL w_max=3.0", "HighEntropy"]``. A number replaces options that cannot be read back.
     """
     classes = [type(method).__name__ for method in methods]
     options = [_options(method) for method in methods]

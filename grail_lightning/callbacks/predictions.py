@@ -24,6 +24,7 @@ from grail_lightning.views import write_page
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
+
 class PredictionWriter(Callback):
     """Writes the results of `predict`: a Parquet file with one row for each rollout, and a page (HTML) of it.
 
@@ -118,9 +119,13 @@ class PredictionWriter(Callback):
     @torch.inference_mode(False)  # As for the module's `predict_step`.
     def _compared(self, module: GrailModule, output: StepOutput) -> dict[str, TokenWeights]:
         """The weights of the further methods by name. A collective: every rank must call this, also without rows."""
-        assert not self.compare or (module.policy is not None and isinstance(output.batch, RolloutBatch))
+        if not self.compare:
+            return {}
+        policy, batch = module.policy, output.batch
+        assert policy is not None
+        assert isinstance(batch, RolloutBatch)
         return {
-            name: token_weights(method, module.control, module.policy, output.batch, module.credit_context())
+            name: token_weights(method, module.control, policy, batch, module.credit_context())
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
 

@@ -37,10 +37,21 @@ def expand_methods(arguments: Sequence[str]) -> list[str]:
     return expanded
 
 
+def as_given(message: str, arguments: Sequence[str]) -> str:
+    """A message about an option, by the name under which the command line gave it.
+
+    Args:
+        message: The message.
+        arguments: The arguments as `expand_methods` returns them.
+    """
+    expanded = any(argument.partition("=")[0] == f"{COMPARED}+" for argument in arguments)
+    return message.replace(COMPARED[2:], CREDIT[2:]) if expanded else message
+
+
 def _names_method(argument: str) -> bool:
     return argument.partition("=")[0] == CREDIT
 
 
 def _value(arguments: Sequence[str], index: int) -> str:
-    name, separator, value = arguments[index].partition("=")
+    _, separator, value = arguments[index].partition("=")
     return value if separator else next(iter(arguments[index + 1 : index + 2]), "")

@@ -48,7 +48,9 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
     Raises:
         ValueError: If there are none, or they cannot be read.
     """
-    folder = Path(kept.folder) if kept.folder or trainer is None else RunFolder(trainer).path / "rollouts"
+    folder = Path(kept.folder or "rollouts")
+    if kept.folder is None and trainer is not None:
+        folder = RunFolder(trainer).path / folder
     files = sorted(folder.glob("step_*_rank_*.parquet"), reverse=True)
     files = files if trainer is None else trainer.strategy.broadcast(files)
     if not files:

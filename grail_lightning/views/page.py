@@ -163,7 +163,9 @@ def _steps(row: dict[str, Any]) -> list[list[Any]]:
     """The first token, the last token and the kind of each labelled step."""
     found = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
-    for start, stop, kind in zip(*(row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds")), strict=True):
+    for start, stop, kind in zip(
+        *(row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds")), strict=True
+    ):
         tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
         if tokens:
             found.append([tokens[0], tokens[-1], kind])

@@ -1,7 +1,7 @@
 """The prefix tree of a group of rollouts, with the success rate of each prefix, and where wrong rollouts go wrong.
 
-Let ``S_k(r)`` be the rollouts of the group that have at least ``k`` tokens and share the first ``k`` with rollout ``r``;
-``S_0`` is the group. The *success rate* of a prefix is the share of correct rollouts in ``S_k(r)``.
+Let ``S_k(r)`` be the rollouts of the group that have at least ``k`` tokens and share the first ``k`` with the rollout
+``r``; ``S_0`` is the group. The *success rate* of a prefix is the share of correct rollouts in ``S_k(r)``.
 
 The *fork* of a wrong rollout ``r`` with ``n`` tokens is the first token after which no rollout that went the same way
 was correct: the token of index ``k - 1`` for the smallest ``k`` with success rate 0. If a correct rollout begins with

@@ -7,7 +7,9 @@ _LISTS = {"token_ids": "int32", "tokens": "string", "token_starts": "int32", "to
 _LISTS |= {"weights": "float32", "scores": "float32"}
 _LISTS |= {"step_starts": "int32", "step_stops": "int32", "step_kinds": "string"}
 _VALUES = dict.fromkeys(("dataset", "prompt", "reference", "response", "status", "method"), "string")
-_VALUES |= dict.fromkeys(("reward", "advantage"), "float32") | dict.fromkeys(("correct", "finished", "fallback"), "bool_")
+_VALUES |= dict.fromkeys(("reward", "advantage"), "float32") | dict.fromkeys(
+    ("correct", "finished", "fallback"), "bool_"
+)
 _VALUES |= dict.fromkeys(("num_tokens", "group", "box_first_token", "box_last_token"), "int32")
 
 

@@ -185,6 +185,8 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
 
 
 def test_one_rollout_of_each_problem_is_a_page(tmp_path):
-    rollouts, rows = read_rollouts([write(tmp_path / "p.parquet", [rollout(["a"], prompt=str(k)) for k in range(3)])], 2)
+    rollouts, rows = read_rollouts(
+        [write(tmp_path / "p.parquet", [rollout(["a"], prompt=str(k)) for k in range(3)])], 2
+    )
     content, shown = render(rollouts, "t", rows)
     assert (shown, data_of(content)["left_out"]) == (2, 1)
