@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not BROWSER or not DRIVER, reason="needs chromium and chromedriver on the PATH"),
 ]
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+ALL = "document.querySelectorAll('.group').forEach(fill); document.querySelectorAll('.rollout').forEach(fill)"
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
@@ -50,9 +51,7 @@ def show(chromium, tmp_path):
         chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
         chromium.get(page.as_uri())
         assert chromium.execute_script("return document.documentElement.dataset.ready")
-        chromium.execute_script(
-            "document.querySelectorAll('.group').forEach(fill); document.querySelectorAll('.rollout').forEach(fill)"
-        )  # All, wherever the window is.
+        chromium.execute_script(ALL)  # All, wherever the window is.
         return chromium
 
     yield opened
@@ -174,9 +173,7 @@ def test_sorting_and_filtering(show):
                 name,
                 value,
             )
-        driver.execute_script(
-            "draw(); document.querySelectorAll('.group').forEach(fill); document.querySelectorAll('.rollout').forEach(fill)"
-        )
+        driver.execute_script(f"draw(); {ALL}")
         return driver.execute_script(
             "return [[...document.querySelectorAll('.prompt')].map((p) => p.textContent),"
             " [...document.querySelectorAll('.rollout')].map((r) => Number(r.dataset.number))]"
@@ -202,9 +199,7 @@ def test_methods_side_by_side_can_be_switched_off(show):
     assert len(tops) == 2
     assert tops[0] == tops[1]
     driver.find_elements("css selector", "#methods input")[0].click()
-    driver.execute_script(
-        "document.querySelectorAll('.group').forEach(fill); document.querySelectorAll('.rollout').forEach(fill)"
-    )
+    driver.execute_script(ALL)
     captions = driver.execute_script("return [...document.querySelectorAll('figcaption')].map((f) => f.textContent)")
     assert captions == ["Other"] * 4
 
@@ -274,7 +269,8 @@ def test_the_theme_can_be_chosen(show):
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(show):
-    driver = show(_group(**{"weights.Other": [0.0] * 6, "scores.Other": [1.0] * 6}), 375, 700, compared=["Other"])
+    rows = _group(**{"weights.Other": [0.0] * 6, "scores.Other": [1.0] * 6})
+    driver = show(rows + 30 * rows[-1:], 375, 700, compared=["Other"])
     assert driver.execute_script("return document.documentElement.scrollWidth") == 375
     assert (
         driver.execute_script("return parseFloat(getComputedStyle(document.querySelector('.tokens')).fontSize)") >= 16
