@@ -53,9 +53,14 @@ class PredictionWriter(Callback):
         compare: Further credit methods for the same rollouts. `predict` with `--model.credit` given several times
             fills it in. A control applies to them, too.
         page: Whether to write the page, beside the file and under its name: ``predictions.html``.
+
+    Raises:
+        ValueError: If `file` has the name of the page.
     """
 
     def __init__(self, file: str | None = None, compare: list[TokenCredit] | None = None, page: bool = True) -> None:
+        if page and file and Path(file).suffix == ".html":
+            raise ValueError(f"`predictions.file` must not have the name of the page, but got {file}. Use .parquet.")
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []
