@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-other test-slow coverage gpu-check lint wheel policy clean
+.PHONY: help quickstart tensorboard test test-other test-slow test-browser coverage gpu-check lint wheel policy clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,11 @@ coverage: $(VENV)/installed  ## Which lines no test runs
 
 test-slow: $(VENV)/installed  ## The slow tests alone
 	$(BIN)/python -m pytest -m slow
+
+# Chromium comes from the system: apt-get install chromium chromium-driver (Debian), or chromium-browser (Ubuntu).
+test-browser: $(VENV)/installed  ## HTML pages in a real Chromium, which must be there with its driver (apt: chromium chromium-driver)
+	@$(PIP) --constraint constraints.txt --editable ".[dev,browser]"
+	$(BIN)/python -m pytest -m browser tests/views
 
 gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in one table (25 minutes; PARTS="step trl")
 	$(BIN)/python benchmarks/gpu_check.py $(PARTS)

@@ -186,7 +186,7 @@ class GrailModule(pl.LightningModule):
             self.control,
             self._policy,
             batch,
-            self._context(),
+            self.credit_context(),
             self.objective,
             clock,
             share=self.execution.share_prefixes,
@@ -219,7 +219,7 @@ class GrailModule(pl.LightningModule):
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
         batch = graded.with_advantages(graded.correct.float() * 2 - 1)
-        return StepOutput(batch, token_weights(self.credit, self.control, self._policy, batch, self._context()))
+        return StepOutput(batch, token_weights(self.credit, self.control, self._policy, batch, self.credit_context()))
 
     def take_steps(self, update: Update) -> dict[str, float]:
         """Take the optimiser steps of a batch, or as many as `max_steps` allows; returns the last one's figures."""
@@ -233,7 +233,7 @@ class GrailModule(pl.LightningModule):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if self.credit.refresh == "update":
-                    before = replace(self._context(), earlier=update.forward.weights())
+                    before = replace(self.credit_context(), earlier=update.forward.weights())
                     fresh = token_weights(self.credit, self.control, self._policy, update.forward.batch, before)
                     update.reweigh(fresh)
             optimizer.zero_grad(set_to_none=True)
@@ -250,8 +250,6 @@ class GrailModule(pl.LightningModule):
         assert self.gradients is not None
         with self.gradients.accumulating(last=last):
             self.manual_backward(loss)
-
-    # --- parts of a step ----------------------------------------------------------------------------------------
 
     @property
     def _policy(self) -> Policy:
@@ -286,7 +284,8 @@ class GrailModule(pl.LightningModule):
     def _evaluate(self, prompts: list[Prompt], key: tuple[int | str, ...]) -> GradedBatch:
         return self._sample(prompts, key, PhaseClock(self.device), self.evaluation)
 
-    def _context(self) -> CreditContext:
+    def credit_context(self) -> CreditContext:
+        """What a credit method is told beside the batch, with a fresh generator."""
         return CreditContext(
             step=self.global_step,
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),

@@ -19,6 +19,7 @@ from grail_lightning.tasks.base import Task
 # For each option that takes a class: its base class and the modules that export the subclasses to users.
 _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
+    "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),
     "model.control": (CreditControl, ("grail_lightning.credit",)),
     "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
     "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),

@@ -1,4 +1,4 @@
-"""The callback that writes the token credit of given or sampled texts as Parquet."""
+"""The callback that writes the token credit of given or sampled texts as Parquet, and as a page to look at."""
 
 from __future__ import annotations
 
@@ -9,36 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.hooks import module_of, output_of
 from grail_lightning.callbacks.judged import tell_policy
-from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
-from grail_lightning.grading.locate import align_rows
+from grail_lightning.callbacks.prediction_columns import method_names, prediction_columns, prediction_types
+from grail_lightning.callbacks.records import arrow_table
+from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.runtime.run_folder import RunFolder, unused
+from grail_lightning.step.assign import token_weights
 from grail_lightning.step.outputs import StepOutput
+from grail_lightning.views import write_page
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-_PREDICTION_COLUMNS = {
-    **ROLLOUT_COLUMNS,
-    "token_ids": "list<int32>",
-    "tokens": "list<string>",
-    "token_starts": "list<int32>",
-    "token_stops": "list<int32>",
-    "weights": "list<float32>",
-    "scores": "list<float32>",
-    "fallback": "bool",
-    "box_start": "int32",
-    "box_stop": "int32",
-    "box_first_token": "int32",
-    "box_last_token": "int32",
-}
-
 
 class PredictionWriter(Callback):
-    """Writes the results of `predict`, one row for each rollout.
+    """Writes the results of `predict`: a Parquet file with one row for each rollout, and a page (HTML) of it.
 
     It is not a `BasePredictionWriter`, because Lightning would then require batch indices, which loaders of prompts do
     not have.
@@ -48,18 +36,35 @@ class PredictionWriter(Callback):
     - ``token_ids``, ``tokens`` (each decoded by itself), ``token_starts`` and ``token_stops`` (the characters of
       `response` that a token carries; an emoji may be shared by several), ``weights``, ``scores`` (null if the credit
       has none): lists as long as the response;
+    - ``method``: the name of the credit method of `weights` and `scores`;
     - ``fallback``: whether the credit method should have weighted the rollout but could not;
+    - ``weights.NAME``, ``scores.NAME``, ``fallback.NAME``: the same of each method of `compare`;
     - ``box_start``, ``box_stop``: characters of the located answer, with what marks it; ``box_first_token`` and
-      ``box_last_token``: its tokens, both included; null without an answer.
+      ``box_last_token``: its tokens, both included; null without an answer;
+    - ``step_starts``, ``step_stops``, ``step_kinds``: characters and kind of each step that the task labels; null if it
+      labels none.
+
+    The page shows the first 200 rollouts, or fewer if they need more than 5 MB. ``python -m grail_lightning.views``
+    makes a page of more of them, or of several files.
 
     Args:
         file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the
             ranks one after the other. An earlier file is kept under a number, ``predictions.1.parquet``.
+        compare: Further credit methods for the same rollouts. `predict` with `--model.credit` given several times
+            fills it in. A control applies to them, too.
+        page: Whether to write the page, beside the file and under its name: ``predictions.html``.
+
+    Raises:
+        ValueError: If `file` has the name of the page.
     """
 
-    def __init__(self, file: str | None = None) -> None:
-        self.file = file
+    def __init__(self, file: str | None = None, compare: list[TokenCredit] | None = None, page: bool = True) -> None:
+        if page and file and Path(file).suffix == ".html":
+            raise ValueError(f"`predictions.file` must not have the name of the page, but got {file}. Use .parquet.")
+        self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
+        self._names: list[str] = []
+        self._types: dict[str, str] = {}
         self._writer: Any = None
         self._rows = 0
         self._loaded: int | None = None
@@ -79,7 +84,9 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        empty = arrow_table({name: [] for name in _PREDICTION_COLUMNS}, _PREDICTION_COLUMNS)
+        self._names = method_names([module_of(pl_module).credit, *self.compare])
+        self._types = prediction_types(self._names[1:])
+        empty = arrow_table({name: [] for name in self._types}, self._types)
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), empty.schema)
         self._rows = 0
 
@@ -93,25 +100,48 @@ class PredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Add the rollouts of a batch."""
-        output = output_of(outputs)
+        output, module = output_of(outputs), module_of(pl_module)
+        compared = self._compared(module, output)
         if len(output.batch):
-            columns = _prediction_columns(output, module_of(pl_module))
-            self._writer.write_table(arrow_table(columns, _PREDICTION_COLUMNS))
+            columns = prediction_columns(output, module, self._names[0], compared)
+            self._writer.write_table(arrow_table(columns, self._types))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
         self._close()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
-            if self._path.exists():
-                earlier = self._path.rename(unused(self._path))
-                rank_zero_info(f"The predictions that were in {self._path} are now in {earlier}.")
+            self._keep_earlier()
             self._rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
-        rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
+            rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
+            if self.page and self._rows:
+                rank_zero_info(write_page([self._path], self._path.with_suffix(".html")))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the partial file."""
         self._close()
+
+    @torch.inference_mode(False)  # As for the module's `predict_step`.
+    def _compared(self, module: GrailModule, output: StepOutput) -> dict[str, TokenWeights]:
+        """The weights of the further methods by name. A collective: every rank must call this, also without rows."""
+        if not self.compare:
+            return {}
+        policy, batch = module.policy, output.batch
+        assert policy is not None
+        assert isinstance(batch, RolloutBatch)
+        return {
+            name: token_weights(method, module.control, policy, batch, module.credit_context())
+            for name, method in zip(self._names[1:], self.compare, strict=True)
+        }
+
+    def _keep_earlier(self) -> None:
+        """Rename the file of an earlier prediction, and its page."""
+        if self._path.exists():
+            page = self._path.with_suffix(".html")
+            earlier = self._path.rename(unused(self._path))
+            if page.exists():
+                page.replace(earlier.with_suffix(".html"))
+            rank_zero_info(f"The predictions that were in {self._path} are now in {earlier}.")
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -120,45 +150,6 @@ class PredictionWriter(Callback):
 
     def _part(self, rank: int) -> Path:
         return self._path.with_name(f".{self._path.name}.rank{rank}")
-
-
-def _prediction_columns(output: StepOutput, module: GrailModule) -> dict[str, list[Any]]:
-    """The `_PREDICTION_COLUMNS` of a batch, ``B`` values each."""
-    batch, weights = output.batch, output.weights
-    lengths = batch.response_lengths.tolist()
-    ids = [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
-    columns = rollout_columns(output)
-    columns["token_ids"] = ids
-    columns["tokens"] = [[encodable(module.tokenizer.decode([token])) for token in row] for row in ids]
-    columns["weights"] = _rows(None if weights is None else weights.values, lengths)
-    columns["scores"] = _rows(None if weights is None else weights.scores, lengths)
-    columns["fallback"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
-    return columns | _spans(output, module)
-
-
-def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]:
-    """``[B, T]`` as lists without padding."""
-    if values is None:
-        return [None] * len(lengths)
-    return [row[:n] for row, n in zip(values.detach().float().tolist(), lengths, strict=True)]
-
-
-def _spans(output: StepOutput, module: GrailModule) -> dict[str, list[Any]]:
-    """The character ranges of each token and of the answer, and the token range of the answer."""
-    names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    masks = (output.weights and output.weights.answer) or output.batch.answer
-    for row, aligned in enumerate(align_rows(output.batch, module.tokenizer)):
-        tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
-        # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
-        answers = output.batch.prompts[row].task.answer_spans(aligned.text) if tokens else []
-        marked = [a for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
-        box = (marked[-1].start, marked[-1].stop) if marked else (None, None)
-        ends = (tokens[0], tokens[-1]) if tokens else (None, None)
-        found = (list(aligned.starts), list(aligned.stops), *box, *ends)
-        for name, value in zip(names, found, strict=True):
-            columns[name].append(value)
-    return columns
 
 
 def _join(parts: list[Path], file: Path) -> int:

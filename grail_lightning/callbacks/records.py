@@ -95,6 +95,12 @@ def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
     }
 
 
+def response_ids(output: StepOutput) -> list[list[int]]:
+    """The tokens of each response, without padding."""
+    lengths = output.batch.response_lengths.tolist()
+    return [row[:n] for row, n in zip(output.batch.response_ids.tolist(), lengths, strict=True)]
+
+
 def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> pa.Table:
     """Columns as a `pyarrow.Table` of the given types; ``list<…>`` for lists."""
     import pyarrow as pa

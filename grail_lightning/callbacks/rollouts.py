@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from grail_lightning.callbacks.records import (
     cut,
     encodable,
     prompt_text,
+    response_ids,
     rollout_columns,
     rollout_facts,
 )
@@ -25,7 +27,14 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 
 TABLE_COLUMNS = ("rollout", "prompt", "response", "reference")
-_TRAINING_COLUMNS = {"step": "int64", "rank": "int32", **ROLLOUT_COLUMNS}
+_TRAINING_COLUMNS = {
+    "step": "int64",
+    "rank": "int32",
+    **ROLLOUT_COLUMNS,
+    "token_ids": "list<int32>",
+    "messages": "string",
+    "columns": "string",
+}
 
 
 class RolloutTable(Callback):
@@ -101,8 +110,9 @@ class KeepRollouts(Callback):
     """Keeps all training rollouts: one Parquet file for each batch and rank, ``step_00000012_rank_00000.parquet``.
 
     Columns: step, rank, dataset, prompt, reference, response, reward, correct, status, advantage, finished, num_tokens,
-    group (unique within step and rank). `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to
-    the folder. ``pandas.read_parquet(folder)`` reads all of it.
+    group (unique within step and rank), token_ids (of the response), messages (the prompt) and columns (the row of the
+    dataset), both as JSON. `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to the folder.
+    ``pandas.read_parquet(folder)`` reads all of it, and ``predict --data.kept.newest=200`` the newest of them.
 
     Args:
         folder: The folder to write to; default ``rollouts`` in the folder of the run.
@@ -126,8 +136,16 @@ class KeepRollouts(Callback):
         columns = rollout_columns(output)
         columns["step"] = [trainer.global_step] * len(output.batch)
         columns["rank"] = [trainer.global_rank] * len(output.batch)
+        columns["token_ids"] = response_ids(output)
+        columns["messages"] = [_json(prompt.messages) for prompt in output.batch.prompts]
+        columns["columns"] = [_json(dict(prompt.columns)) for prompt in output.batch.prompts]
         name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"
         _write_parquet(arrow_table(columns, _TRAINING_COLUMNS), self._path / name)
+
+
+def _json(value: object) -> str:
+    """JSON; what it has no form for, such as a date, is text."""
+    return encodable(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _write_parquet(table: object, file: Path) -> None:

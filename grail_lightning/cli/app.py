@@ -37,6 +37,7 @@ from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.help_pages import first_screen, show
+from grail_lightning.cli.methods import as_given, expand_methods
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
@@ -231,7 +232,7 @@ def mistakes_in_one_line() -> Iterator[None]:
                 raise
             if os.environ.get("GRAIL_DEBUG"):
                 traceback.print_exc()
-            refuse(one_line(error))
+            refuse(as_given(one_line(error), sys.argv[1:]))
 
 
 def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
@@ -247,7 +248,7 @@ def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
         if (page := first_screen(given)) is not None:
             show(page)
             raise SystemExit(0)
-        given = expand_configs(given)
+        given = expand_methods(expand_configs(given))
         check_subcommand(given)
     if args is None:
         sys.argv[1:] = given

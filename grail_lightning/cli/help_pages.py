@@ -17,7 +17,7 @@ PURPOSE = {
     "fit": "Trains a policy in a new folder, or resumes a run.",
     "validate": "Evaluates a policy on the validation problems.",
     "test": "Evaluates a policy on the test problems.",
-    "predict": "Writes responses with the credit of each of their tokens to a Parquet file.",
+    "predict": "Writes responses with the credit of each of their tokens to a page and a Parquet file.",
 }
 EXAMPLES = {
     "fit": (
@@ -53,7 +53,7 @@ GROUPS = {
     "pictures": "The pictures of token credit: how often, and at which cost.",
     "preflight": "The warnings about problems with which training cannot learn.",
     "export": "The policy in Hugging Face format at the end of training.",
-    "predictions": "The Parquet file of `predict`.",
+    "predictions": "The page and the Parquet file of `predict`, and methods to compare.",
     "checkpoint": "The best checkpoint (Lightning's ModelCheckpoint): metric, number, folder.",
     "last_checkpoint": "The newest checkpoint: when it is saved.",
 }

@@ -3,6 +3,7 @@
 from grail_lightning.data.arithmetic import ArithmeticData
 from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.few_shot import FewShot
+from grail_lightning.data.kept import Kept
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.modules import PromptData
 from grail_lightning.data.sources import DatasetSpec
@@ -15,6 +16,7 @@ __all__ = [
     "DatasetSpec",
     "EvaluationLoader",
     "FewShot",
+    "Kept",
     "MathData",
     "PromptData",
     "PromptSet",

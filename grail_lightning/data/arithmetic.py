@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
@@ -25,6 +26,7 @@ class ArithmeticData(PromptData):
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
         task: The task, which makes prompts of problems and rewards answers; default `ArithmeticTask`.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
 
     Raises:
         ValueError: If a number is out of range; in `setup` if there are fewer such problems than asked for.
@@ -40,6 +42,7 @@ class ArithmeticData(PromptData):
         prompts_per_batch: int = 32,
         eval_prompts_per_batch: int = 128,
         task: ArithmeticTask | None = None,
+        kept: Kept | None = None,
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
         for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
@@ -47,10 +50,12 @@ class ArithmeticData(PromptData):
                 raise ValueError(f"`{name}` must be at least 1, but got {number}.")
         self.problems, self.seed = problems, seed
         self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
-        self.task = task or ArithmeticTask()
+        self.task, self.kept = task or ArithmeticTask(), kept
 
     def load(self, split: Split) -> list[PromptSet]:
         """Draw the problems of a split."""
+        if split == "predict" and self.kept is not None:
+            return kept_rollouts(self.kept, self.task, self.trainer)
         names: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
         drawn = self.problems.sample(self.sizes[split], names[split], self.seed)
         return [PromptSet("arithmetic", [prompt_of(self.task, {"problem": p.expression}) for p in drawn])]

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
+from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.names import metric_names
@@ -40,6 +41,7 @@ class TableData(PromptData):
         overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
         few_shot: Worked examples before each question; None for none.
         curriculum: Easy problems first, by a column; None for all problems from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
     """
 
     def __init__(
@@ -51,13 +53,14 @@ class TableData(PromptData):
         overlong: Literal["drop", "error"] = "drop",
         few_shot: FewShot | None = None,
         curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
         if max_prompt_length is not None and max_prompt_length < 1:
             raise ValueError(f"`max_prompt_length` must be at least 1 token, but got {max_prompt_length}.")
         if overlong not in ("drop", "error"):
             raise ValueError(f"`overlong` must be drop or error, but got {overlong!r}.")
-        self.task, self.few_shot, self.curriculum = task, few_shot, curriculum
+        self.task, self.few_shot, self.curriculum, self.kept = task, few_shot, curriculum, kept
         self.max_prompt_length, self.overlong = max_prompt_length, overlong
         self.encode: Callable[[Messages | str], Sequence[int]] | None = None
         self.num_overlong: dict[str, int] = {}
@@ -68,6 +71,8 @@ class TableData(PromptData):
 
     def load(self, split: Split) -> list[PromptSet]:
         """Read, filter and check the datasets of a split."""
+        if split == "predict" and self.kept is not None:
+            return kept_rollouts(self.kept, self.task, self.trainer)
         examples = self._examples()
         return [self._load_one(split, spec, table, examples) for spec, table in self.tables(split)]
 
@@ -162,6 +167,7 @@ class MathData(TableData):
         overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
         few_shot: Worked examples before each question; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
 
     Raises:
         ValueError: If a file is missing, two datasets of a split have one name, or a number is out of range; in `setup`
@@ -181,6 +187,7 @@ class MathData(TableData):
         overlong: Literal["drop", "error"] = "drop",
         few_shot: FewShot | None = None,
         curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
     ) -> None:
         super().__init__(
             task or MathTask(),
@@ -190,6 +197,7 @@ class MathData(TableData):
             overlong,
             few_shot,
             curriculum,
+            kept,
         )
         self.specs: dict[Split, list[DatasetSpec]] = {
             "train": _as_specs(train),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from grail_lightning.answers import Marker
 from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.few_shot import FewShot
+from grail_lightning.data.kept import Kept
 from grail_lightning.data.modules import Split
 from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.data.tables import TableData
@@ -35,6 +36,7 @@ class WordProblemData(TableData):
         task: The task; default `MathTask` whose answer follows the marker `####`.
         few_shot: Worked examples before each question; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
 
     Raises:
         ValueError: If a number is out of range; in `setup` if there are fewer such problems than asked for.
@@ -52,9 +54,11 @@ class WordProblemData(TableData):
         task: Task | None = None,
         few_shot: FewShot | None = None,
         curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
     ) -> None:
         task = task or MathTask(answer=Marker())
-        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, few_shot=few_shot, curriculum=curriculum)
+        sizes = prompts_per_batch, eval_prompts_per_batch
+        super().__init__(task, *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
         for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
             if number < 1:
                 raise ValueError(f"`{name}` must be at least 1, but got {number}.")

@@ -76,10 +76,19 @@ def build_batch(
 
 
 def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
-    """A batch of existing responses, from the column `response` of each prompt; one response for each prompt."""
-    texts = [str(prompt.columns["response"]) for prompt in prompts]
-    ids = [list(policy.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-    return build_batch(policy, prompts, 1, ids, [True] * len(ids))
+    """A batch of existing responses, from the column `response` of each prompt; one response for each prompt.
+
+    The columns `response_ids` and `finished` give the sampled tokens, and whether the response ended by itself. Without
+    them the text is tokenised, and counts as finished.
+    """
+    ids = [
+        [int(token) for token in prompt.columns["response_ids"]]
+        if "response_ids" in prompt.columns
+        else list(policy.tokenizer(str(prompt.columns["response"]), add_special_tokens=False)["input_ids"])
+        for prompt in prompts
+    ]
+    finished = [bool(prompt.columns.get("finished", True)) for prompt in prompts]
+    return build_batch(policy, prompts, 1, ids, finished)
 
 
 def decode(policy: Policy, ids: list[int]) -> str:

@@ -104,7 +104,11 @@ def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
 
 
 def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
-    """The steps that a task labels in a response. They are checked, because the task may be the user's own class."""
+    """The steps that a task labels in a response. They are checked, because the task may be the user's own class.
+
+    Raises:
+        ValueError: If a task does not return steps within the text.
+    """
     steps: object = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None

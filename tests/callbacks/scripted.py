@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import Sampling
-from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.base import CreditContext, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import build_batch
 from grail_lightning.policy import Loading, load_policy
@@ -22,8 +22,9 @@ LIMIT = 24
 
 def prompts(number, dataset="", **columns):
     """`number` problems whose answers are 1, 2, 3, ..."""
+    given = {"task": TASK, "dataset": dataset}
     return [
-        Prompt(messages=f"Compute {k}+1.", reference=str(k + 1), task=TASK, dataset=dataset, columns=columns)
+        Prompt(messages=f"Compute {k}+1.", reference=str(k + 1), columns={"problem": f"{k}+1"} | columns, **given)
         for k in range(number)
     ]
 
@@ -48,6 +49,7 @@ class Scripted(pl.LightningModule):
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
         self.gradients = None
+        self.credit, self.control = Uniform(), None
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
@@ -105,6 +107,9 @@ class Scripted(pl.LightningModule):
         values = batch.response_mask * torch.arange(batch.response_ids.shape[1]).float()
         fallback = ~batch.answer.whole.any(1)
         return StepOutput(batch, TokenWeights(values=values, scores=values * 2, fallback=fallback))
+
+    def credit_context(self):
+        return CreditContext(step=self.global_step, generator=torch.Generator(), token_budget=4096)
 
     def configure_optimizers(self):
         self.gradients = Gradients(self.policy, self.trainer.strategy)

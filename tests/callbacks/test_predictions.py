@@ -2,7 +2,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from grail_lightning.callbacks import PredictionWriter
+from grail_lightning.credit import HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+from tests.views.test_page import data_of
 
 
 def _say(prompt, k, step):
@@ -15,7 +17,7 @@ def written(tmp_path):
     module = Scripted(_say)
     trainer = run(-1, PredictionWriter(), default_root_dir=tmp_path)
     trainer.predict(module, loader(prompts(2, "set"), [prompts(3, "set")[2]], []), return_predictions=False)
-    assert [p.name for p in tmp_path.iterdir()] == ["predictions.parquet"]
+    assert {p.name for p in tmp_path.iterdir()} == {"predictions.parquet", "predictions.html"}
     return module.tokenizer, pq.read_table(tmp_path / "predictions.parquet").to_pylist()
 
 
@@ -80,12 +82,48 @@ def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_pat
     assert not (tmp_path / "predictions.parquet").exists()
 
 
+def _shown(page):
+    return sum(len(group["rollouts"]) for group in data_of(page.read_text(encoding="utf-8"))["groups"])
+
+
+def test_further_methods_have_columns_of_their_own_and_names_that_tell_them_apart(tmp_path):
+    methods = [HighEntropy(share=0.5), Uniform(), HighEntropy(share=0.2)]
+    writer = PredictionWriter(compare=methods, page=False)
+    run(-1, writer, default_root_dir=tmp_path).predict(Scripted(_say), loader(prompts(2)), return_predictions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.parquet"]
+    for row in pq.read_table(tmp_path / "predictions.parquet").to_pylist():
+        n = row["num_tokens"]
+        assert row["method"] == "Uniform"
+        assert row["weights.Uniform (2)"] == [1.0] * n
+        for share in (0.2, 0.5):
+            assert set(row[f"weights.HighEntropy share={share}"]) <= {0.0, 1.0}
+            assert len(row[f"scores.HighEntropy share={share}"]) == n
+
+
+def test_the_labelled_steps_are_there(tmp_path):
+    def say(prompt, k, step):
+        return f"0+1=2\n{box(2)}"
+
+    trainer = run(-1, PredictionWriter(), default_root_dir=tmp_path)
+    trainer.predict(Scripted(say), loader(prompts(1)), return_predictions=False)
+    (row,) = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
+    assert (row["step_starts"], row["step_stops"], row["step_kinds"]) == ([0], [5], ["slip"])
+
+
 def test_earlier_predictions_are_kept_under_a_number(tmp_path, caplog):
     file = tmp_path / "predictions.parquet"
     for number in (1, 2, 3):
         trainer = run(-1, PredictionWriter(), default_root_dir=tmp_path)
         trainer.predict(Scripted(_say), loader(prompts(number)), return_predictions=False)
-    kept = {path.name: pq.read_metadata(path).num_rows for path in tmp_path.iterdir()}
+    kept = {path.name: pq.read_metadata(path).num_rows for path in tmp_path.glob("*.parquet")}
     assert kept == {"predictions.parquet": 3, "predictions.1.parquet": 1, "predictions.2.parquet": 2}
+    pages = {path.name: _shown(path) for path in tmp_path.glob("*.html")}
+    assert pages == {"predictions.html": 3, "predictions.1.html": 1, "predictions.2.html": 2}
     assert f"The predictions that were in {file} are now in {tmp_path / 'predictions.2.parquet'}." in caplog.text
     assert "`predict` uses the policy as it was loaded from arithmetic" in caplog.text
+
+
+def test_the_file_and_its_page_have_two_names():
+    with pytest.raises(ValueError, match=r"`predictions\.file` must not have the name of the page, but got x\.html"):
+        PredictionWriter("x.html")
+    assert PredictionWriter("x.html", page=False).file == "x.html"

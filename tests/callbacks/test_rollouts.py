@@ -156,7 +156,8 @@ def test_every_training_rollout_is_kept(tmp_path):
     assert files == ["step_00000002_rank_00000.parquet", "step_00000003_rank_00000.parquet"]
     rows = pq.read_table(tmp_path / "rollouts").to_pylist()
     assert len(rows) == 8
-    tokens = len(Scripted(_half_right).tokenizer(box("2"))["input_ids"]) + 1
+    tokenizer = Scripted(_half_right).tokenizer
+    tokens = [*tokenizer(box("0"))["input_ids"], tokenizer.eos_token_id]
     assert rows[3] == {
         "step": 2,
         "rank": 0,
@@ -169,8 +170,11 @@ def test_every_training_rollout_is_kept(tmp_path):
         "status": "wrong",
         "advantage": -0.5,
         "finished": True,
-        "num_tokens": tokens,
+        "num_tokens": len(tokens),
         "group": 1,
+        "token_ids": tokens,
+        "messages": '"Compute 1+1."',
+        "columns": '{"problem": "1+1"}',
     }
 
 

@@ -1,0 +1,227 @@
+"""One self-contained HTML page of rollouts with their token credit.
+
+Text of a model is untrusted. It reaches the page as JSON alone, in which nothing can end the script element that holds
+it; the page's program puts it into the document as text, never as markup; and the page's policy lets no other program
+run and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
+from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts
+
+MAX_ROLLOUTS = 200
+MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
+_FACTS = ("status", "reward", "advantage", "finished")
+
+
+def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
+    """Write the page of one or several Parquet files of predictions.
+
+    Args:
+        files: Files that `PredictionWriter` wrote. The same rollouts in several files are shown with all methods.
+        page: The file to write. It appears when it is complete.
+        max_rollouts: The largest number of rollouts. Fewer are shown if they need more than 5 MB.
+        title: The heading; default the path of the first file.
+
+    Returns:
+        One sentence that says what was written, and how to see what was left out.
+
+    Raises:
+        ValueError: If a file cannot be read or holds no rollouts.
+    """
+    rollouts, rows = read_rollouts(files, max_rollouts)
+    content, shown = render(rollouts, title or str(files[0]), rows)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = page.with_name(f".{page.name}.unfinished")
+    unfinished.write_text(content, encoding="utf-8")
+    unfinished.replace(page)
+    said = f"Wrote a page of {shown} rollouts to {page}."
+    if shown == rows:
+        return said
+    more = f"python -m grail_lightning.views {' '.join(map(str, files))} --max_rollouts {rows}"
+    return f"{said} It leaves out {rows - shown}: `{more}` shows more of them, up to 5 MB."
+
+
+def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None) -> tuple[str, int]:
+    """The page as HTML, and the number of rollouts that it shows.
+
+    Args:
+        rollouts: The rollouts. Those of one problem form a group.
+        title: The heading of the page.
+        num_rows: The number of rollouts that there are; default those that are given.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    groups: dict[tuple[str, str, str], list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.problem, []).append(rollout)
+    methods = list(dict.fromkeys(name for rollout in rollouts for name in rollout.methods))
+    shown: list[dict[str, Any]] = []
+    size = number = 0
+    for members in groups.values():
+        group = _group(members, methods, number)
+        size += len(_json(group).encode())
+        if shown and size > MAX_BYTES:
+            break
+        shown.append(group)
+        number += len(members)
+    data = {
+        "methods": methods,
+        "groups": shown,
+        "largest": _largest(rollouts),
+        "left_out": max((num_rows or len(rollouts)) - number, 0),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.policies["json.dumps_function"] = _json
+    style, program = _asset("page.css"), _asset("draw.js") + _asset("use.js")
+    content = environment.get_template("page.html.j2").render(
+        title=title,
+        data=data,
+        style=Markup(style),  # noqa: S704  (our own file)
+        program=Markup(program),  # noqa: S704  (our own file)
+        style_hash=_hash(style),
+        program_hash=_hash(program),
+    )
+    return content, number
+
+
+def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> dict[str, Any]:
+    """A group as the page's program reads it."""
+    dataset, prompt, reference = members[0].problem
+    token_ids = [rollout.row["token_ids"] for rollout in members]
+    correct = [bool(rollout.row["correct"]) for rollout in members]
+    found = zip(members, forks(token_ids, correct), strict=True)
+    return {
+        "dataset": dataset,
+        "prompt": prompt,
+        "reference": reference,
+        "rollouts": [_rollout(rollout, methods, fork, first + k) for k, (rollout, fork) in enumerate(found)],
+        "tree": _flat(prefix_tree(token_ids, correct)),
+    }
+
+
+def _rollout(rollout: Rollout, methods: Sequence[str], fork: int | None, number: int) -> dict[str, Any]:
+    row = rollout.row
+    pieces, outside = _pieces(row)
+    credit = [rollout.methods.get(name) for name in methods]
+    first, last = row.get("box_first_token"), row.get("box_last_token")
+    return {
+        "number": number + 1,
+        "correct": bool(row["correct"]),
+        **{name: _short(row.get(name)) for name in _FACTS},
+        "pieces": pieces,
+        "outside": outside,
+        "credit": [None if given is None else _credit(given) for given in credit],
+        "box": None if first is None else [first, last],
+        "steps": _steps(row),
+        "fork": fork,
+    }
+
+
+def _credit(credit: Credit) -> dict[str, Any]:
+    return {
+        "weights": None if credit.weights is None else [_short(w) for w in credit.weights],
+        "scores": None if credit.scores is None else [_short(s) for s in credit.scores],
+        "fallback": credit.fallback,
+    }
+
+
+def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """The part of the response that each token adds, and the indices of tokens that are outside of the response.
+
+    The first of several tokens that share a character has it. A token outside, such as one that ends the response, is
+    shown as it is decoded by itself.
+    """
+    text, done = row["response"], 0
+    pieces, outside = [], []
+    for index, (start, stop, token) in enumerate(
+        zip(row["token_starts"], row["token_stops"], row["tokens"], strict=True)
+    ):
+        if start == stop:
+            outside.append(index)
+            pieces.append(token)
+        else:
+            pieces.append(text[max(start, done) : stop])
+            done = max(done, stop)
+    return pieces, outside
+
+
+def _steps(row: dict[str, Any]) -> list[list[Any]]:
+    """The first token, the last token and the kind of each labelled step."""
+    found = []
+    ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
+    for start, stop, kind in zip(
+        *(row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds")), strict=True
+    ):
+        tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
+        if tokens:
+            found.append([tokens[0], tokens[-1], kind])
+    return found
+
+
+def _flat(root: Node) -> list[dict[str, Any]]:
+    """The nodes of a tree in the order in which they are shown, each with its depth."""
+    found, todo = [], [(root, 0)]
+    while todo:
+        node, depth = todo.pop()
+        found.append(
+            {
+                "depth": depth,
+                "start": node.start,
+                "stop": node.stop,
+                "rollouts": list(node.rollouts),
+                "correct": node.num_correct,
+                "end": not node.children,
+            }
+        )
+        todo += [(child, depth + 1) for child in reversed(node.children)]
+    return found
+
+
+def _largest(rollouts: Sequence[Rollout]) -> float:
+    """The weight at the upper end of the colour scale: 99 % of the weights are at most that; at least 2."""
+    weights = sorted(
+        w
+        for rollout in rollouts
+        for credit in rollout.methods.values()
+        for w in credit.weights or []
+        if math.isfinite(w)
+    )
+    return max(2.0, float(f"{weights[int(0.99 * (len(weights) - 1))]:.2g}")) if weights else 2.0
+
+
+def _short(value: Any) -> Any:
+    """A number with three significant digits; null if it is not finite."""
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.3g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e6 else rounded
+
+
+def _json(value: Any, **options: Any) -> str:
+    r"""Compact JSON. Jinja2 escapes ``<``, ``>``, ``&`` and ``'`` in it; U+2028 and U+2029 are escaped here."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _asset(name: str) -> str:
+    return resources.files("grail_lightning.views").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

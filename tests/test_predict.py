@@ -1,0 +1,108 @@
+"""`predict` on the command line: several credit methods on one sampling, kept rollouts, and the page of both."""
+
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from grail_lightning.cli.methods import expand_methods
+from grail_lightning.data.kept import Kept, kept_rollouts
+from grail_lightning.tasks import ArithmeticTask
+from tests.shell import RUN, SHORT, fails, main
+from tests.views.test_page import data_of
+
+PREDICT = [
+    "predict",
+    "--config=configs/saliency.yaml",
+    "--data.num_test=2",
+    "--evaluation.num_samples=4",
+    "--trainer.enable_progress_bar=false",
+]
+TWO = [*PREDICT, "--model.credit=LESS"]  # ... and what a test adds.
+FILE = "runs/saliency/predictions.parquet"
+
+
+def test_every_method_after_the_first_is_compared():
+    given = ["predict", "--config=a.yaml", "--model.credit=GRAIL", "--model.credit.std=0.3", "--model.policy=x"]
+    assert expand_methods(given) == given
+    given += ["--model.credit", "LESS", "--model.credit.share", "0.5", "--model.credit=my.Own", "--model.credit.n=2"]
+    assert expand_methods(given)[5:] == [
+        *("--predictions.compare+", "LESS", "--predictions.compare.share", "0.5"),
+        *("--predictions.compare+=my.Own", "--predictions.compare.n=2"),
+    ]
+
+
+def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = ["--model.credit=GRAIL", "--model.credit.std=0.3", "--model.credit.gate=all"]
+    others = ["--model.credit=HighEntropy", "--model.credit=OARGradient", "--model.credit", "HighEntropy"]
+    main([*PREDICT, *first, *others, "--model.credit.share=0.5"])
+    table = pq.read_table(FILE)
+    names = ["HighEntropy share=0.2", "OARGradient", "HighEntropy share=0.5"]
+    assert [name for name in table.column_names if name.startswith("weights")] == [
+        "weights",
+        *(f"weights.{name}" for name in names),
+    ]
+    assert set(table["method"].to_pylist()) == {"GRAIL"}
+    assert len(table) == 8
+    page = data_of((tmp_path / FILE).with_suffix(".html").read_text(encoding="utf-8"))
+    assert page["methods"] == ["GRAIL", *names]
+    assert [len(group["rollouts"]) for group in page["groups"]] == [4, 4]
+    assert page["groups"][0]["rollouts"][0]["steps"], "the task's labels are there"
+    # One method alone, on the same seed: the same rollouts, and the same weights.
+    main([*PREDICT, "--model.credit=HighEntropy", "--model.credit.share=0.5", "--predictions.page=false"])
+    alone = pq.read_table(FILE)
+    assert alone["token_ids"] == table["token_ids"]
+    assert alone["weights"].to_pylist() == table["weights.HighEntropy share=0.5"].to_pylist()
+    assert alone["weights"] != table["weights"]
+    # The earlier page stays beside its file, and the saved config repeats all methods.
+    kept = {file.name for file in (tmp_path / FILE).parent.glob("predictions*")}
+    assert kept == {"predictions.parquet", "predictions.1.parquet", "predictions.1.html"}
+    compared = yaml.safe_load((tmp_path / "runs/saliency/config_predict.1.yaml").read_text())["predictions"]["compare"]
+    assert [method["class_path"].rpartition(".")[2] for method in compared] == [
+        "HighEntropy",
+        "OARGradient",
+        "HighEntropy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "--model.credit=GRAIL", "--model.credit=LESS"], "must be given once to `fit`, but got GRAIL and LESS"),
+        ([*TWO, "--model.credit=LES"], "`model.credit` must be one of .*LESS, .* but got 'LES'"),
+        ([*TWO, "--model.credit=GRAIL", "--model.credit.stdd=1"], "no option `model.credit.stdd`"),
+        ([*TWO, "--model.credit=GRAIL", "--model.credit.w_min=9"], "0 ≤ w_min ≤ w_max"),
+    ],
+)
+def test_a_mistake_in_a_method_is_one_line(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(said, fails(capsys, *arguments))
+
+
+def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsys):
+    """One option on the run's own config; the tokens are those that were sampled."""
+    monkeypatch.chdir(tmp_path)
+    main(["fit", *SHORT, "--trainer.callbacks+=KeepRollouts", "--trainer.limit_val_batches=0"])
+    newest = max((RUN / "rollouts").glob("*.parquet"))
+    kept = pq.read_table(newest)
+    short = [o for o in SHORT if not o.startswith(("--trainer.max_steps", "--trainer.val_check"))]
+    main(["predict", *short, "--ckpt_path=last", "--data.kept.newest=9", "--model.credit.gate=all"])
+    predicted = pq.read_table(RUN / "predictions.parquet")
+    assert len(predicted) == 8, "two groups of four; a third would be cut"
+    for column in ("prompt", "reference", "response", "token_ids", "correct", "finished", "dataset"):
+        assert predicted[column].to_pylist() == kept[column].to_pylist()[:8], column
+    assert data_of((RUN / "predictions.html").read_text(encoding="utf-8"))["groups"][0]["rollouts"][0]["steps"]
+    (tmp_path / "empty").mkdir()
+    said = fails(capsys, "predict", *short, f"--data.kept.folder={tmp_path / 'empty'}")
+    assert "`data.kept` needs rollouts that a training run kept" in said
+
+
+def test_kept_files_of_an_earlier_version_are_named(tmp_path):
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "step_00000001_rank_00000.parquet")
+    with pytest.raises(ValueError, match=r"step_00000001_rank_00000.parquet must have the columns .* `dataset`"):
+        kept_rollouts(Kept(folder=str(tmp_path)), ArithmeticTask(), None)
+    with pytest.raises(ValueError, match=r"`data\.kept\.newest` must be at least 1 rollout, but got 0"):
+        Kept(newest=0)

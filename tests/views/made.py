@@ -1,0 +1,50 @@
+"""Files of predictions with rollouts that a test writes down."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_LISTS = {"token_ids": "int32", "tokens": "string", "token_starts": "int32", "token_stops": "int32"}
+_LISTS |= {"weights": "float32", "scores": "float32"}
+_LISTS |= {"step_starts": "int32", "step_stops": "int32", "step_kinds": "string"}
+_VALUES = dict.fromkeys(("dataset", "prompt", "reference", "response", "status", "method"), "string")
+_VALUES |= dict.fromkeys(("reward", "advantage"), "float32") | dict.fromkeys(
+    ("correct", "finished", "fallback"), "bool_"
+)
+_VALUES |= dict.fromkeys(("num_tokens", "group", "box_first_token", "box_last_token"), "int32")
+
+
+def rollout(tokens, prompt="Compute 1+1.", correct=False, method="GRAIL", **columns):
+    """A row of predictions; the ids of the tokens are their places in the order of their texts."""
+    stops = [sum(map(len, tokens[: k + 1])) for k in range(len(tokens))]
+    row = {
+        "dataset": "made",
+        "prompt": prompt,
+        "reference": "2",
+        "response": "".join(tokens),
+        "reward": float(correct),
+        "correct": correct,
+        "status": "right" if correct else "wrong",
+        "advantage": 1.0 if correct else -1.0,
+        "finished": True,
+        "num_tokens": len(tokens),
+        "group": 0,
+        "token_ids": [sum(ord(c) * 7**k for k, c in enumerate(token)) % 2**31 for token in tokens],
+        "tokens": list(tokens),
+        "token_starts": [0, *stops[:-1]] if tokens else [],
+        "token_stops": stops,
+        "method": method,
+        "weights": [1.0 + k / 10 for k in range(len(tokens))],
+        "scores": [0.001 * (k + 1) for k in range(len(tokens))],
+        "fallback": False,
+    }
+    return row | columns
+
+
+def write(file, rows, compared=()):
+    """A Parquet file with the columns of `PredictionWriter` that a page needs."""
+    types = {name: getattr(pa, kind)() for name, kind in _VALUES.items()}
+    types |= {name: pa.list_(getattr(pa, kind)()) for name, kind in _LISTS.items()}
+    types |= {f"{name}.{method}": types[name] for method in compared for name in ("weights", "scores", "fallback")}
+    columns = {name: [row.get(name) for row in rows] for name in types}
+    pq.write_table(pa.table(columns, schema=pa.schema(list(types.items()))), file)
+    return file

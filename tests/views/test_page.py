@@ -1,0 +1,192 @@
+"""The page without a browser; test_browser.py looks at it with one."""
+
+import html.parser
+import json
+import re
+
+import pytest
+
+from grail_lightning.views import read_rollouts, render, write_page
+from grail_lightning.views.__main__ import main
+from tests.views.made import rollout, write
+
+HOSTILE = [
+    "</script><script>document.title='owned'</script>",
+    "<!--<script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "\u202eright to left\u202c שלום",
+    "👩‍👩‍👧‍👦 é \u2028 \u2029 \x00 \x1b[31m",
+    "w" * 10_000,
+    "]]> & &lt; {{ 7*7 }} {% x %} '\" `${1}`",
+]
+
+
+class _Elements(html.parser.HTMLParser):
+    """The elements of a page, and the text of its block of data."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.names, self.urls, self.data, self._inside = [], [], "", False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+        self.urls += [value for name, value in attrs if name in ("src", "href", "action")]
+        self._inside = ("id", "data") in attrs
+
+    def handle_endtag(self, tag):
+        self._inside = False
+
+    def handle_data(self, data):
+        self.data += data if self._inside else ""
+
+
+def data_of(page):
+    return json.loads(_Elements(page).data)
+
+
+def _page(tmp_path, rows, compared=(), **options):
+    page = tmp_path / "page.html"
+    said = write_page([write(tmp_path / "p.parquet", rows, compared)], page, **options)
+    return page.read_text(encoding="utf-8"), said
+
+
+def test_hostile_text_is_data_and_nothing_else(tmp_path):
+    rows = [rollout([text, " end"], prompt=text, reference=text, dataset=text) for text in HOSTILE]
+    page, _ = _page(tmp_path, rows, title=HOSTILE[0])
+    plain, _ = _page(tmp_path, [rollout(["a"])])
+    assert _Elements(page).names == _Elements(plain).names, "no text adds an element"
+    groups = data_of(page)["groups"]
+    assert [group["rollouts"][0]["pieces"][0] for group in groups] == HOSTILE
+    assert [group["prompt"] for group in groups] == HOSTILE
+    assert "\u2028" not in page
+    assert "\u2029" not in page
+
+
+def test_the_page_needs_no_network_and_runs_its_own_program_alone(tmp_path):
+    page, _ = _page(tmp_path, [rollout(["a"])])
+    assert _Elements(page).urls == ["data:,"]
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert "default-src &#39;none&#39;" in policy or "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_values_of_each_method_and_the_marks_reach_the_page(tmp_path):
+    row = rollout(
+        ["7+5", "=", "13", "\n", "\\boxed{13}"],
+        box_first_token=4,
+        box_last_token=4,
+        step_starts=[0],
+        step_stops=[6],
+        step_kinds=["slip"],
+        weights=[0.123456, 1.0, 5.0, 0.0, float("nan")],
+        **{"weights.Other": [1.0] * 5, "scores.Other": None, "fallback.Other": True},
+    )
+    page, _ = _page(tmp_path, [row], compared=["Other"])
+    data = data_of(page)
+    assert data["methods"] == ["GRAIL", "Other"]
+    (shown,) = data["groups"][0]["rollouts"]
+    assert shown["credit"][0]["weights"] == [0.123, 1, 5, 0, None]
+    assert shown["credit"][0]["scores"] == [0.001, 0.002, 0.003, 0.004, 0.005]
+    assert shown["credit"][1] == {"weights": [1] * 5, "scores": None, "fallback": True}
+    assert (shown["box"], shown["steps"], shown["outside"]) == ([4, 4], [[0, 2, "slip"]], [])
+
+
+def test_tokens_that_share_a_character_and_tokens_outside_of_the_text(tmp_path):
+    """An emoji of two tokens, and an end token: the pieces that are inside make up the response."""
+    row = rollout(["a", "\ufffd", "\ufffd", "b", "<end>"], response="a😀b", scores=None)
+    row |= {"token_starts": [0, 1, 1, 2, 3], "token_stops": [1, 2, 2, 3, 3]}
+    (shown,) = data_of(_page(tmp_path, [row])[0])["groups"][0]["rollouts"]
+    assert (shown["pieces"], shown["outside"]) == (["a", "😀", "", "b", "<end>"], [4])
+
+
+def test_the_same_rollouts_in_two_files_are_joined(tmp_path):
+    rows = [rollout(["a", "b"]), rollout(["a", "b"], weights=[9.0, 9.0]), rollout(["c"], correct=True)]
+    one = write(tmp_path / "one.parquet", rows)
+    # Another order, another method, one rollout more and one less. Equal rollouts keep their order.
+    other = [rollout(["d"]), rollout(["a", "b"], weights=[2.0, 2.0]), rollout(["a", "b"], weights=[3.0, 3.0])]
+    two = write(tmp_path / "two.parquet", [row | {"method": "OARGradient"} for row in other])
+    found, rows = read_rollouts([one, two], 10)
+    weights = [{name: credit.weights[0] for name, credit in r.methods.items()} for r in found]
+    assert weights == [{"GRAIL": 1, "OARGradient": 2}, {"GRAIL": 9, "OARGradient": 3}, {"GRAIL": 1}, {"OARGradient": 1}]
+    assert rows == 4
+    # A method of one name in both files keeps apart by the file.
+    third = write(tmp_path / "three.parquet", [rollout(["c"], weights=[4.0])])
+    (both,) = [r for r in read_rollouts([one, third], 10)[0] if len(r.methods) == 2]
+    assert {name: credit.weights for name, credit in both.methods.items()} == {"GRAIL": [1], "GRAIL (three)": [4]}
+
+
+def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
+    rows = [rollout([str(k)], prompt=f"problem {k // 4}") for k in range(12)]
+    page, said = _page(tmp_path, rows, max_rollouts=10)
+    data = data_of(page)
+    assert [len(group["rollouts"]) for group in data["groups"]] == [4, 4]
+    assert data["left_out"] == 4
+    assert "It leaves out 4" in said
+    assert "--max_rollouts 12" in said
+    assert "leaves out" not in _page(tmp_path, rows)[1]
+
+
+def test_two_hundred_long_rollouts_of_three_methods_stay_below_five_megabytes(tmp_path):
+    def row(number):
+        tokens = [f" w{(k * 7919 + number * 104729) % 30000}" for k in range(512)]
+        values = [((k * 31 + number) % 997) / 199.7 for k in range(512)]
+        more = {f"{column}.{name}": values for name in "AB" for column in ("weights", "scores")}
+        return rollout(tokens, prompt=f"problem {number // 8}", weights=values, scores=values, **more)
+
+    page, said = _page(tmp_path, [row(number) for number in range(200)], compared=["A", "B"])
+    assert len(page.encode()) < 5e6
+    assert sum(len(group["rollouts"]) for group in data_of(page)["groups"]) == 200, said
+
+
+def test_what_exceeds_five_megabytes_is_left_out(tmp_path):
+    rows = [rollout(["x" * 400_000], prompt=str(k)) for k in range(20)]
+    page, said = _page(tmp_path, rows)
+    assert 4e6 < len(page.encode()) < 5e6
+    assert "leaves out" in said
+    alone, _ = _page(tmp_path, [rollout(["x" * 6_000_000])])
+    assert len(data_of(alone)["groups"]) == 1, "the first group is always shown"
+
+
+def test_the_program_makes_a_page_of_files(tmp_path, capsys):
+    file = write(tmp_path / "p.parquet", [rollout(["a"])])
+    assert main([str(file)]) == 0
+    assert (tmp_path / "p.html").is_file()
+    assert capsys.readouterr().out == f"Wrote a page of 1 rollouts to {tmp_path / 'p.html'}.\n"
+    assert main([str(file), "--output", str(tmp_path / "deep" / "q.html")]) == 0
+    assert (tmp_path / "deep" / "q.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["absent.parquet"], r"absent.parquet must be a Parquet file .* but got: there is no such file"),
+        (["text.parquet"], r"text.parquet must be a Parquet file .* but got: "),
+        (["kept.parquet"], r"kept.parquet must be .* but it has no column `response`, .* get it by `predict`"),
+        (["empty.parquet"], r"empty.parquet must hold at least one rollout, but got none"),
+        (["good.parquet", "--max_rollouts=0"], r"`max_rollouts` must be at least 1, but got 0"),
+        (["good.parquet", "--output=good.parquet"], r"`--output` must be a file of its own"),
+        (["good.parquet", "--output=/proc/no/page.html"], r"/proc/no: .* Choose another file"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.parquet").write_text("no Parquet")
+    write(tmp_path / "good.parquet", [rollout(["a"])])
+    write(tmp_path / "empty.parquet", [])
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "kept.parquet")
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"grail_lightning.views: error: {said}", line)
+
+
+def test_one_rollout_of_each_problem_is_a_page(tmp_path):
+    rollouts, rows = read_rollouts(
+        [write(tmp_path / "p.parquet", [rollout(["a"], prompt=str(k)) for k in range(3)])], 2
+    )
+    content, shown = render(rollouts, "t", rows)
+    assert (shown, data_of(content)["left_out"]) == (2, 1)
