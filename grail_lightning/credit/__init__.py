@@ -10,6 +10,7 @@ from grail_lightning.credit.likelihood import AdvantageReweighting, HighEntropy
 from grail_lightning.credit.oar import BilevelOptions, OARGradient
 from grail_lightning.credit.perturbation import OARPerturbation
 from grail_lightning.credit.saliency import input_saliency
+from grail_lightning.credit.tree import PrefixWeights, TreeAdvantage
 from grail_lightning.credit.ucas import UCAS
 
 __all__ = [
@@ -26,12 +27,14 @@ __all__ = [
     "Mean",
     "OARGradient",
     "OARPerturbation",
+    "PrefixWeights",
     "Product",
     "Random",
     "SaliencyOptions",
     "Shuffled",
     "TokenCredit",
     "TokenWeights",
+    "TreeAdvantage",
     "Uniform",
     "WarmUp",
     "input_saliency",

@@ -16,8 +16,10 @@ from grail_lightning.credit import (
     HighEntropy,
     OARGradient,
     OARPerturbation,
+    PrefixWeights,
     Product,
     TokenCredit,
+    TreeAdvantage,
     Uniform,
     WarmUp,
 )
@@ -36,6 +38,10 @@ METHODS = {
     "LESS": lambda: LESS(min_length=1),
     "UCAS": UCAS,
     "RLSD": RLSD,
+    "TreeAdvantage": lambda: TreeAdvantage(outcome="correctness"),
+    "TreeAdvantage-left_out": lambda: TreeAdvantage(outcome="correctness", own_row=False, advantage=False),
+    "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers", memory=100),
+    "PrefixWeights": PrefixWeights,
     "WarmUp": lambda: WarmUp(UCAS(), steps=20),
     "Product": lambda: Product(GRAIL(gate="all"), OARGradient()),
 }

@@ -13,9 +13,11 @@ from grail_lightning.credit import (
     AdvantageReweighting,
     HighEntropy,
     OARGradient,
+    PrefixWeights,
     Product,
     TokenCredit,
     TokenWeights,
+    TreeAdvantage,
     WarmUp,
 )
 from grail_lightning.step.report import Tally, add_credit
@@ -41,6 +43,8 @@ METHODS = [
     RLSD,
     GRAIL,
     OARGradient,
+    lambda: TreeAdvantage(outcome="correctness", memory=500),
+    PrefixWeights,
     Longest,
     lambda: WarmUp(Product(GRAIL(), UCAS())),
 ]
@@ -56,6 +60,7 @@ def credit_figures(batch, weights):
 # One group of two rows, and two groups.
 SHARES = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
 FIGURES = {"eligible", "at_clip", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
+FIGURES |= {"in_tree", "remembered"}
 
 
 def _one_rank(rank, folder, policy, batch):
