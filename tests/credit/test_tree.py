@@ -226,7 +226,7 @@ def alone(text):
         ("nothing", r"`state` \(nothing\) must return pairs .* but it raised KeyError: 'lemma'\. Call it by hand on"),
         ("beyond", r"ascending, up to \d+, but got \[\(\d+, 'end'\)\]"),
         ("back", r"ascending, up to \d+, but got \[\(3, 'a'\), \(2, 'b'\)\]"),
-        ("no_key", r"key as a string\) .* but got \[\(1, 5\)\]"),
+        ("no_key", r"key as a string\), .* but got \[\(1, 5\)\]"),
         ("alone", r"must return pairs .* but it raised TypeError"),
     ],
 )
@@ -262,8 +262,8 @@ def _remembering(arithmetic, *made, **options):
 @pytest.mark.parametrize("own_row", [True, False])
 @pytest.mark.parametrize("state", ["prefix", "numbers"])
 def test_a_second_batch_of_a_prompt_has_the_values_of_both(state, own_row, arithmetic):
-    """As one group of eight would have them, in states that both batches reach."""
-    late = [LATE, LATE, SOUND, FLAWED]
+    """As one group of eight would have them. What is not remembered is the end of a response that its group lacks."""
+    late = [LATE, LATE, SOUND, SOUND]
     now, earlier = groups(arithmetic, GROUP), groups(arithmetic, (GROUP[0], late))
     both = groups(arithmetic, (GROUP[0], [*GROUP[1], *late]))
     _, (_, found) = _remembering(arithmetic, earlier, now, state=state, own_row=own_row)
