@@ -49,6 +49,8 @@ from grail_lightning.credit import (
     HighEntropy,
     OARGradient,
     OARPerturbation,
+    OptimalBaseline,
+    Oracle,
     PrefixWeights,
     Random,
     SaliencyOptions,
@@ -176,6 +178,8 @@ def tree_subjects() -> list[Subject]:
         Subject(name="TreeAdvantage, state=numbers, own_row=false", method=tree(state="numbers", own_row=False)),
         Subject(name="TreeAdvantage, state=numbers, permuted rewards", method=PermutedRewards(tree(state="numbers"))),
         Subject(name="PrefixWeights", method=PrefixWeights()),
+        Subject(name="OptimalBaseline", method=OptimalBaseline()),
+        Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
     ]
 
 
@@ -328,7 +332,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--token-budget", type=int, default=4096, help="padded tokens of a forward pass")
     parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap over prompts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="lines whose name contains this; default all")
+    parser.add_argument("--only", nargs="+", default=[""], help="lines whose name contains one of these; default all")
     return parser.parse_args()
 
 
@@ -406,7 +410,7 @@ def main() -> None:
     print("|---|---|" + "--:|" * (len(COLUMNS) + 1))
     print(table_row("resampled gain (b)", "score", gain_columns(world), seconds, draws))
     print(table_row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds, draws), flush=True)
-    for subject in (s for s in subjects() if options.only in s.name):
+    for subject in (s for s in subjects() if any(part in s.name for part in options.only)):
         credit = run(subject, policy, world.batch, options.token_budget, options.seed)
         print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
     print(f"whole run: {time.perf_counter() - begun:.0f} s")

@@ -57,9 +57,11 @@ class _Prefixes(States):
 
     Attributes:
         ids: ``[B, T]``, the response tokens.
+        digests: The digests of states that were asked for, so that each is computed once.
     """
 
     ids: Tensor
+    digests: dict[int, bytes] = field(default_factory=dict, repr=False)
 
     def path(self, row: int) -> Iterator[tuple[int, int]]:
         digest = _START
@@ -67,7 +69,10 @@ class _Prefixes(States):
         for state, token in zip(self.after[row].tolist(), self.ids[row].tolist(), strict=True):
             if state < 0:
                 return
-            digest = hashlib.blake2b(digest + token.to_bytes(8, "big"), digest_size=7).digest()
+            if state not in self.digests:
+                text = digest + token.to_bytes(8, "big")
+                self.digests[state] = hashlib.blake2b(text, digest_size=7).digest()
+            digest = self.digests[state]
             yield state, int.from_bytes(digest, "big")
 
 

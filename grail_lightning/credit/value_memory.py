@@ -36,35 +36,36 @@ class ValueMemory:
 
     def recall(self, visits: Visits, states: States, batch: RolloutBatch) -> Visits:
         """The visits of a batch together with those of earlier batches."""
-        total, number = visits.total.clone(), visits.number.clone()
-        done: set[int] = set()
+        now = visits.number.tolist()
+        found: dict[int, tuple[float, int]] = {}
         for row, prompt in enumerate(prompt_keys(batch)):
             remembered = self._prompts.get(prompt)
             if remembered is None:
                 continue
             for state, key in states.path(row):
                 earlier = remembered.get(key)
-                if earlier is None and visits.number[state] < 2 and not states.merge:
+                if earlier is not None:
+                    found[state] = earlier
+                elif now[state] < 2 and not states.merge:
                     break  # No state after it was kept.
-                if earlier is not None and state not in done:
-                    done.add(state)
-                    total[state] += earlier[0]
-                    number[state] += earlier[1]
-        return Visits(total, number)
+        places = torch.tensor(list(found), dtype=torch.long)
+        totals, numbers = torch.tensor(list(found.values()), dtype=torch.float64).reshape(-1, 2).unbind(1)
+        return Visits(visits.total.index_add(0, places, totals), visits.number.index_add(0, places, numbers))
 
     def add(self, visits: Visits, states: States, batch: RolloutBatch) -> None:
         """Remember the outcomes of a batch (its own `visits`). A collective."""
         mine: list[tuple[int, Outcomes]] = []
         found: dict[int, Outcomes] = {}
+        totals, numbers = visits.total.tolist(), visits.number.tolist()
         for row, (group, prompt) in enumerate(zip(batch.group.tolist(), prompt_keys(batch), strict=True)):
             if group not in found:
                 found[group] = {}
                 mine.append((prompt, found[group]))
             shared = True
             for state, key in states.path(row):
-                before, shared = shared, bool(visits.number[state] >= 2)
+                before, shared = shared, numbers[state] >= 2
                 if shared or before:
-                    found[group][key] = (float(visits.total[state]), int(visits.number[state]))
+                    found[group][key] = (totals[state], int(numbers[state]))
                 elif not states.merge:
                     break
         for rank in all_gather_objects(mine):

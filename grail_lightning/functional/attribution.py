@@ -96,14 +96,22 @@ def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
         sound: ``[B, T]`` bool, tokens of sound results.
     """
     before = torch.cat([-2 - group[:, None], nodes[:, :-1]], 1)
+
+    def ends(results: Tensor) -> list[list[int]]:
+        """Row, token, its node and the node before, of the tokens of results and of the token right after each."""
+        after = torch.nn.functional.pad(results[:, :-1], (1, 0))
+        row, token = torch.nonzero((results | after) & (nodes >= 0)).unbind(1)
+        found: list[list[int]] = torch.stack([row, token, nodes[row, token], before[row, token]], 1).tolist()
+        return found
+
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for row, token in _at_or_after(sound, nodes):
-        places[int(before[row, token])].append((row, int(nodes[row, token])))
+    for row, _, node, parent in ends(sound):
+        places[parent].append((row, node))
     found = [
         (row, other, token)
-        for row, token in _at_or_after(flawed, nodes)
-        for other, node in places.get(int(before[row, token]), [])
-        if node != nodes[row, token]
+        for row, token, node, parent in ends(flawed)
+        for other, one in places.get(parent, [])
+        if one != node
     ]
     return Forks(*torch.tensor(found, dtype=torch.long).reshape(-1, 3).unbind(1))
 
@@ -112,9 +120,3 @@ def fork_wins(scores: Tensor, flawed: Tensor, sound: Tensor, token: Tensor) -> T
     """``[M]`` float64: 1 where the flawed row's token has the higher one of ``scores [B, T]``, ½ for a tie, else 0."""
     gap = scores[flawed, token] - scores[sound, token]
     return (gap > 0).double() + (gap == 0).double() / 2
-
-
-def _at_or_after(results: Tensor, nodes: Tensor) -> list[tuple[int, int]]:
-    """The rows and tokens of results, and of the token right after each."""
-    after = torch.nn.functional.pad(results[:, :-1], (1, 0))
-    return [(row, token) for row, token in torch.nonzero((results | after) & (nodes >= 0)).tolist()]

@@ -78,13 +78,22 @@ class LocatedStep(NamedTuple):
     tokens: list[int]
 
 
-def located_steps(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> list[list[LocatedStep] | None]:
+def located_steps(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
+) -> list[list[LocatedStep] | None]:
     """The labelled steps of each row; None for a row whose task cannot label it.
+
+    Args:
+        batch: The batch of ``B`` rows.
+        tokenizer: The tokenizer that the responses were sampled with.
+        rows: ``[B]`` bool, the rows to label; the others have no steps. None labels all.
 
     Raises:
         ValueError: If a task does not return steps within the text.
     """
-    steps = [labelled_steps(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
+    asked = [True] * len(batch) if rows is None else rows.tolist()
+    texts = zip(asked, batch.texts, batch.prompts, strict=True)
+    steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
     labelled = [row for row, found in enumerate(steps) if found is not None]
     located: list[list[LocatedStep] | None] = [None] * len(steps)
     if not labelled:
@@ -100,15 +109,22 @@ def located_steps(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> li
     return located
 
 
-def step_masks(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> dict[StepKind, Tensor] | None:
+def step_masks(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
+) -> dict[StepKind, Tensor] | None:
     """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
 
     For a step with a `result` only the tokens of the result are marked, because an error is visible there.
 
+    Args:
+        batch: The batch of ``B`` rows.
+        tokenizer: The tokenizer that the responses were sampled with.
+        rows: ``[B]`` bool, the rows to label; the masks of the others are empty. None labels all.
+
     Raises:
         ValueError: If a task does not return steps within the text.
     """
-    steps = located_steps(batch, tokenizer)
+    steps = located_steps(batch, tokenizer, rows)
     if all(row is None for row in steps):
         return None
     kinds: tuple[StepKind, ...] = get_args(StepKind)

@@ -30,6 +30,7 @@ def in_groups(batch):
     return batch.replace(
         group=torch.tensor([0, 0, 0, 1, 1, 1]),
         correct=correct,
+        rewards=correct.float(),
         advantages=torch.tensor([0.7, -0.3, -0.4, -1.1, 0.5, 0.0]),
         prompts=[Prompt(messages=text, reference=str(10 * k), task=task) for k, text in enumerate(texts)],
     )
