@@ -9,16 +9,10 @@ from grail_lightning.credit import PrefixWeights, TreeAdvantage
 from grail_lightning.credit.states import marked_states, numbers
 from grail_lightning.policy.aligned import response_nodes
 from grail_lightning.step.advantages import token_advantages
-from tests.credit.groups import groups
+from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context
 from tests.runs import Watch, batches, module, trainer
 from tests.steps import update_of
-
-SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
-LATE = "7+5=12\n12-3=9\n9+8=16\n\\boxed{16}"
-FLAWED = "7+5=2\n2-3=-1\n-1+8=7\n\\boxed{7}"
-GROUP = ("7+5-3+8", [SOUND, FLAWED, LATE, SOUND])
-OTHER = ("9+9-4+1", ["9+9=18\n18-4=14\n14+1=15\n\\boxed{15}", "9+9=8", "9+9=18\n\\boxed{18}", "9"])
 
 
 @pytest.fixture(scope="module")
@@ -26,21 +20,11 @@ def batch(arithmetic):
     return groups(arithmetic, GROUP, OTHER)
 
 
-def _tokens(batch, row):
-    return batch.response_ids[row][batch.response_mask[row]].tolist()
-
-
-def _sharing(batch, row, length):
-    """The rows of the group that begin with the first tokens of a row."""
-    start = _tokens(batch, row)[:length]
-    return [j for j in range(len(batch)) if batch.group[j] == batch.group[row] and _tokens(batch, j)[:length] == start]
-
-
 def _values(batch, row, outcomes, own_row, shrinkage):
     """V before the first token and after each, from texts."""
     values = []
-    for length in range(len(_tokens(batch, row)) + 1):
-        others = [j for j in _sharing(batch, row, length) if own_row or j != row]
+    for length in range(len(tokens_of(batch, row)) + 1):
+        others = [j for j in sharing(batch, row, length) if own_row or j != row]
         total = sum(outcomes[j] for j in others)
         weight = 0 if own_row or not length else shrinkage
         values.append((total + weight * values[-1] if weight else total) / (len(others) + weight))
@@ -63,7 +47,7 @@ def test_advantages_are_those_of_a_loop_over_the_prefixes(options, arithmetic, b
         # Changes of at most 1e-6 count as rounding errors, before they are scaled.
         assert found[row, : len(expected)].tolist() == pytest.approx(expected, abs=1.2e-6 * scale)
         assert (found[row, len(expected) :] == 0).all()
-    shared = sum(len(_sharing(batch, r, t + 1)) > 1 for r in range(8) for t in range(len(_tokens(batch, r))))
+    shared = sum(len(sharing(batch, r, t + 1)) > 1 for r in range(8) for t in range(len(tokens_of(batch, r))))
     assert weights.metrics["in_tree"] == (shared, int(batch.response_mask.sum()))
 
 
@@ -109,7 +93,7 @@ def test_nodes_are_equal_where_whole_beginnings_are(arithmetic, batch):
         nodes = response_nodes(made.response_ids, made.response_mask, made.group)
         beginnings = {}
         for row in range(len(made)):
-            tokens = _tokens(made, row)
+            tokens = tokens_of(made, row)
             for t in range(len(tokens)):
                 key = int(made.group[row]), *tokens[: t + 1]
                 assert beginnings.setdefault(key, int(nodes[row, t])) == nodes[row, t]
@@ -120,7 +104,7 @@ def test_nodes_are_equal_where_whole_beginnings_are(arithmetic, batch):
 def test_prefix_weights_are_one_over_the_rows_that_share(arithmetic, batch):
     weights = PrefixWeights()(arithmetic, batch, context()).values
     for row in range(len(batch)):
-        expected = [1 / len(_sharing(batch, row, t + 1)) for t in range(len(_tokens(batch, row)))]
+        expected = [1 / len(sharing(batch, row, t + 1)) for t in range(len(tokens_of(batch, row)))]
         assert weights[row, : len(expected)].tolist() == pytest.approx(expected)
 
 
@@ -195,7 +179,7 @@ def test_states_of_a_users_own(arithmetic, batch):
     states = marked_states(batch, arithmetic, every_character)
     nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
     for row in range(4):
-        n = len(_tokens(batch, row)) - 1  # The end token has no character.
+        n = len(tokens_of(batch, row)) - 1  # The end token has no character.
         pairs = [(s, m) for s, m in zip(states.after[row, :n].tolist(), nodes[row, :n].tolist(), strict=True)]
         assert len(set(pairs)) == len({s for s, _ in pairs}) == len({m for _, m in pairs})
 
@@ -249,86 +233,6 @@ def test_what_a_users_function_returns_is_checked(name, message, arithmetic, bat
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         TreeAdvantage(**options)
-
-
-# --- the memory -------------------------------------------------------------------------------------------------------
-
-
-def _remembering(arithmetic, *made, **options):
-    method = TreeAdvantage(memory=1000, **options)
-    return method, [method(arithmetic, batch, context()) for batch in made]
-
-
-@pytest.mark.parametrize("own_row", [True, False])
-@pytest.mark.parametrize("state", ["prefix", "numbers"])
-def test_a_second_batch_of_a_prompt_has_the_values_of_both(state, own_row, arithmetic):
-    """As one group of eight would have them. What is not remembered is the end of a response that its group lacks."""
-    late = [LATE, LATE, SOUND, SOUND]
-    now, earlier = groups(arithmetic, GROUP), groups(arithmetic, (GROUP[0], late))
-    both = groups(arithmetic, (GROUP[0], [*GROUP[1], *late]))
-    _, (_, found) = _remembering(arithmetic, earlier, now, state=state, own_row=own_row)
-    expected = TreeAdvantage(state=state, own_row=own_row)(arithmetic, both, context()).additive[:4]
-    torch.testing.assert_close(found.additive, expected[:, : found.additive.shape[1]], rtol=0, atol=1e-6)
-    alone = TreeAdvantage(state=state, own_row=own_row)(arithmetic, now, context())
-    assert (alone.additive - found.additive).abs().max() > 0.05, "the memory matters"
-
-
-def test_the_memory_is_that_of_the_prompt(arithmetic):
-    now, other = groups(arithmetic, GROUP), groups(arithmetic, OTHER)
-    _, (_, found) = _remembering(arithmetic, other, now)
-    assert torch.equal(found.additive, TreeAdvantage()(arithmetic, now, context()).additive)
-
-
-def test_a_dead_group_has_terms_where_earlier_rows_did_otherwise_and_is_run(arithmetic):
-    """The prompt earned 1/2 before; now every row is right. V(root) = 6/8, and V after all of `7+5=1` is 6/7."""
-    now = groups(arithmetic, (GROUP[0], [SOUND] * 4))
-    _, (_, found) = _remembering(arithmetic, groups(arithmetic, GROUP), now)
-    assert found.additive[0, 4].item() == pytest.approx(6 / 7 - 6 / 8, abs=1e-6)
-    assert update_of(arithmetic, now, found).plan.live.all()
-
-
-def test_the_memory_is_bounded_and_forgets_the_prompt_seen_longest_ago(arithmetic):
-    first, second = groups(arithmetic, GROUP), groups(arithmetic, OTHER)
-    method, _ = _remembering(arithmetic, first, second)
-    whole = len(method.memory)
-    alone, _ = _remembering(arithmetic, second)
-    method.memory.limit = whole - 1
-    method(arithmetic, second, context())
-    assert len(method.memory) == len(alone.memory) < whole
-    found = method(arithmetic, first, context()).additive
-    assert torch.equal(found, TreeAdvantage()(arithmetic, first, context()).additive)
-    tiny = TreeAdvantage(memory=3)
-    tiny(arithmetic, first, context())
-    assert len(tiny.memory) == 0, "a prompt that does not fit is not remembered in part"
-
-
-def test_lone_ends_of_responses_are_not_remembered(arithmetic):
-    """Of one group: the root, what rows share, and for each row that parts the token with which it does."""
-    batch = groups(arithmetic, GROUP)
-    method, _ = _remembering(arithmetic, batch)
-    kept = {()}
-    for row in range(4):
-        for t in range(len(_tokens(batch, row))):
-            if len(_sharing(batch, row, t)) > 1:
-                kept.add(tuple(_tokens(batch, row)[: t + 1]))
-    assert len(method.memory) == len(kept)
-
-
-def test_the_state_of_the_memory_makes_an_equal_one(arithmetic):
-    batches_of_it = groups(arithmetic, GROUP), groups(arithmetic, OTHER)
-    method, _ = _remembering(arithmetic, *batches_of_it)
-    copy = TreeAdvantage(memory=1000)
-    copy.load_state_dict(method.state_dict())
-    for batch in batches_of_it:
-        one, other = (m(arithmetic, batch, context()).additive for m in (method, copy))
-        assert torch.equal(one, other)
-    method.memory.limit = copy.memory.limit = len(method.memory) - 1
-    for batch in reversed(batches_of_it):
-        one, other = (m(arithmetic, batch, context()).additive for m in (method, copy))
-        assert torch.equal(one, other), "also in what is forgotten first"
-    copy.load_state_dict({})
-    assert len(copy.memory) == 0
-    assert TreeAdvantage().state_dict() == {}
 
 
 # --- in training ------------------------------------------------------------------------------------------------------
