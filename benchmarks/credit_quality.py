@@ -172,6 +172,7 @@ def tree_subjects() -> list[Subject]:
     return [
         Subject(name="TreeAdvantage", method=tree()),
         Subject(name="TreeAdvantage, permuted rewards", method=PermutedRewards(tree())),
+        Subject(name="TreeAdvantage, permuted and mirrored rewards", method=PermutedRewards(tree(), mirrored=True)),
         Subject(name="TreeAdvantage, own_row=false", method=tree(own_row=False)),
         Subject(name="TreeAdvantage, own_row=false, permuted rewards", method=PermutedRewards(tree(own_row=False))),
         Subject(name="TreeAdvantage, state=numbers", method=tree(state="numbers")),
