@@ -32,6 +32,7 @@ from credit_truth import (  # fmt: skip
     resamplings,
 )
 from torch import Tensor
+from tree_controls import PermutedRewards, leaves_tree
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch, Sampling
@@ -48,10 +49,14 @@ from grail_lightning.credit import (
     HighEntropy,
     OARGradient,
     OARPerturbation,
+    OptimalBaseline,
+    Oracle,
+    PrefixWeights,
     Random,
     SaliencyOptions,
     Shuffled,
     TokenCredit,
+    TreeAdvantage,
     Uniform,
 )
 from grail_lightning.credit.base import TokenWeights
@@ -106,7 +111,6 @@ def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Ten
 
 def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
     """The drop in the mean log-likelihood of the response's own answer if a token is replaced by the pad token."""
-    assert batch.advantages is not None
     return perturbation_scores(
         policy,
         batch,
@@ -136,6 +140,7 @@ def subjects() -> list[Subject]:
         Subject(name="-log p", method=negative_logprob, by="score"),
         Subject(name="entropy", method=entropy, by="score"),
         Subject(name="position", method=position, by="score"),
+        Subject(name="the row leaves the tree", method=leaves_tree, by="score"),
         Subject(name="Uniform", method=Uniform()),
         Subject(name="GRAIL", method=grail("negative"), by="score"),
         Subject(name="GRAIL, gate=all", method=grail("all"), by="score"),
@@ -154,6 +159,28 @@ def subjects() -> list[Subject]:
         Subject(name="LESS", method=LESS()),
         Subject(name="UCAS", method=UCAS()),
         Subject(name="RLSD", method=RLSD()),
+        *tree_subjects(),
+    ]
+
+
+def tree_subjects() -> list[Subject]:
+    """The methods of the group's prefix tree, beside themselves with the rewards permuted within each group."""
+
+    def tree(**options: Any) -> TreeAdvantage:
+        return TreeAdvantage(**options)
+
+    return [
+        Subject(name="TreeAdvantage", method=tree()),
+        Subject(name="TreeAdvantage, permuted rewards", method=PermutedRewards(tree())),
+        Subject(name="TreeAdvantage, permuted and mirrored rewards", method=PermutedRewards(tree(), mirrored=True)),
+        Subject(name="TreeAdvantage, own_row=false", method=tree(own_row=False)),
+        Subject(name="TreeAdvantage, own_row=false, permuted rewards", method=PermutedRewards(tree(own_row=False))),
+        Subject(name="TreeAdvantage, state=numbers", method=tree(state="numbers")),
+        Subject(name="TreeAdvantage, state=numbers, own_row=false", method=tree(state="numbers", own_row=False)),
+        Subject(name="TreeAdvantage, state=numbers, permuted rewards", method=PermutedRewards(tree(state="numbers"))),
+        Subject(name="PrefixWeights", method=PrefixWeights()),
+        Subject(name="OptimalBaseline", method=OptimalBaseline()),
+        Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
     ]
 
 
@@ -161,9 +188,8 @@ def sample(policy: Policy, engine: HFEngine, verifier: Verifier, num_prompts: in
     """Graded responses to test problems, with the advantages of training: rewards less the mean of the group."""
     (problems,) = ArithmeticData(num_test=num_prompts, seed=seed).load("test")
     batch = engine.generate(list(problems.prompts), GROUP_SIZE, SAMPLING, derive_seed(seed, "rollouts"))
-    batch, _ = grade_and_locate(batch, verifier, policy.tokenizer)
-    assert batch.rewards is not None
-    return batch.replace(advantages=group_advantages(batch.rewards, GROUP_SIZE))
+    graded = grade_and_locate(batch, verifier, policy.tokenizer)
+    return graded.with_advantages(group_advantages(graded.rewards, GROUP_SIZE))
 
 
 # --- running the methods ----------------------------------------------------------------------------------------------
@@ -210,8 +236,7 @@ def run(subject: Subject, policy: Policy, batch: RolloutBatch, token_budget: int
 
 def effective(found: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]``: each token's advantage over its rollout's; zero on rows without one."""
-    assert batch.advantages is not None
-    total = token_advantages(batch.advantages, found.values, found.additive)
+    total = token_advantages(batch.advantages, found)
     return torch.where(batch.advantages[:, None] != 0, total / batch.advantages[:, None], 0)
 
 
@@ -308,6 +333,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--token-budget", type=int, default=4096, help="padded tokens of a forward pass")
     parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap over prompts")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[""], help="lines whose name contains one of these; default all")
     return parser.parse_args()
 
 
@@ -330,8 +356,6 @@ def observe(policy: Policy, options: argparse.Namespace) -> tuple[World, Credit,
             num_samples=options.samples,
             seed=derive_seed(options.seed, "counterfactual"),
         )
-        assert batch.answer is not None
-        assert batch.advantages is not None
         lines, boxed = label_lines(batch, policy), batch.answer.whole.any(1)
         rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
         rows = rows[rows < options.counterfactual_prompts * GROUP_SIZE]
@@ -387,7 +411,7 @@ def main() -> None:
     print("|---|---|" + "--:|" * (len(COLUMNS) + 1))
     print(table_row("resampled gain (b)", "score", gain_columns(world), seconds, draws))
     print(table_row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds, draws), flush=True)
-    for subject in subjects():
+    for subject in (s for s in subjects() if any(part in s.name for part in options.only)):
         credit = run(subject, policy, world.batch, options.token_budget, options.seed)
         print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
     print(f"whole run: {time.perf_counter() - begun:.0f} s")

@@ -61,7 +61,6 @@ class Lines:
 
 def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
     """The lines of a batch with located answers."""
-    assert batch.answer is not None
     columns = torch.arange(1, batch.answer.whole.shape[1] + 1)
     ends = torch.where(batch.answer.whole, columns - 1, batch.response_mask.shape[1]).amin(1)
     found: list[list[tuple[int, int, str]]] = []
@@ -113,13 +112,11 @@ class World:
     @property
     def earned(self) -> Tensor:
         """``[2, B, S]``: the gain in the direction of the outcome; in wrong rollouts, the loss."""
-        assert self.batch.advantages is not None
         return self.gains * self.batch.advantages.sign()[:, None]
 
 
 def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Tensor]:
     """`World.kinds` and `World.reasoning` of a batch with located answers."""
-    assert batch.answer is not None
     masks = step_masks(batch, policy.tokenizer)
     assert masks is not None
     reasoning = scoped_tokens(batch, batch.answer, "reasoning")

@@ -197,7 +197,7 @@ class GrailModule(pl.LightningModule):
             update = prepare(forward, self.objective, self.execution, self.reference, limit=limit, seed=seed)
             figures = self.take_steps(update)
         weights = update.forward.weights()
-        labelled = None if weights.scores is None else step_masks(batch, self.tokenizer)
+        labelled = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
         figures = report(batch, weights, labelled, update.forward.entropies) | drawn | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)

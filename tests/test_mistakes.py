@@ -30,6 +30,14 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--data=MthData"], "`data` must be one of ArithmeticData, MathData, .* but got 'MthData'"),
         (["--model.credit.wmin=1"], "no option `model.credit.wmin`. Did you mean `model.credit.w_min`?"),
         (["--model.credit.w_min=9"], r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),
+        (
+            ["--model.credit=TreeAdvantage", "--model.credit.state=mypkg.lemmas"],
+            "`state` must be one of .*'mypkg.lemmas'",
+        ),
+        (
+            ["--model.credit=TreeAdvantage", "--model.credit.outcome=length"],
+            "`model.credit.outcome` must be .*'length'",
+        ),
         (["--trainer.gradient_clip_val=1"], "set `--model.execution.max_grad_norm` instead"),
         (["--trainer.accumulate_grad_batches=2"], "set `--model.execution.token_budget` instead"),
         (["--trainer.strategy=fdsp"], "invalid strategy name: `strategy='fdsp'`"),

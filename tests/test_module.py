@@ -308,8 +308,9 @@ def test_metrics_have_the_names_that_users_know():
         *(f"clip_ratio/{k}" for k in ("low_mean", "high_mean", "region_mean")),
         *(f"time/{k}" for k in ("sample", "grade", "credit", "update")),
         *(f"credit/{k}" for k in ("weight_mean", "weight_std", "at_clip", "span_missing", "ess_ratio", "top10_mass")),
-        "credit/flawed_token_auroc",
-        "credit/flawed_token_auroc_entropy",
+        "credit/fork_auroc_slip",
+        "credit/fork_auroc_surprisal_slip",
+        "credit/flawed_to_sound_weight",
     }
     output = watch.outputs[0]
     lengths = output.batch.response_mask.sum(1).float()

@@ -36,7 +36,9 @@ LAYOUT = {
     },
     "credit": {
         "concentration": ("credit/top10_mass", "credit/ess_ratio"),
-        "flawed tokens found": tuple(f"credit/flawed_token_auroc{name}" for name in ("", "_surprisal", "_entropy")),
+        "flawed tokens found at forks": tuple(
+            f"credit/fork_auroc{by}_{kind}" for kind in ("slip", "misconception") for by in ("", "_surprisal")
+        ),
         "weight of flawed to sound tokens": ("credit/flawed_to_sound_weight",),
         "weights": ("credit/weight_mean", "credit/weight_std"),
     },

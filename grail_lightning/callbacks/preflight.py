@@ -227,7 +227,7 @@ def what_moves(objective: Objective, weights: TokenWeights | None) -> str:
     others = {
         "the KL term": objective.kl_coefficient,
         "the entropy bonus": objective.entropy_coefficient,
-        "what the credit adds": weights is not None and weights.additive is not None,
+        "what the credit adds": weights is not None and weights.additive is not None and bool(weights.additive.any()),
     }
     left = [name for name, there in others.items() if there]
     return f"nothing but {' and '.join(left)} moves the policy" if left else "nothing is learned"

@@ -1,6 +1,7 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments."""
 
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.baseline import OptimalBaseline
 from grail_lightning.credit.compose import Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Random, Shuffled
 from grail_lightning.credit.distillation import RLSD
@@ -8,8 +9,10 @@ from grail_lightning.credit.grail import GRAIL, SaliencyOptions
 from grail_lightning.credit.less import LESS
 from grail_lightning.credit.likelihood import AdvantageReweighting, HighEntropy
 from grail_lightning.credit.oar import BilevelOptions, OARGradient
+from grail_lightning.credit.oracle import Oracle
 from grail_lightning.credit.perturbation import OARPerturbation
 from grail_lightning.credit.saliency import input_saliency
+from grail_lightning.credit.tree import PrefixWeights, TreeAdvantage
 from grail_lightning.credit.ucas import UCAS
 
 __all__ = [
@@ -26,12 +29,16 @@ __all__ = [
     "Mean",
     "OARGradient",
     "OARPerturbation",
+    "OptimalBaseline",
+    "Oracle",
+    "PrefixWeights",
     "Product",
     "Random",
     "SaliencyOptions",
     "Shuffled",
     "TokenCredit",
     "TokenWeights",
+    "TreeAdvantage",
     "Uniform",
     "WarmUp",
     "input_saliency",

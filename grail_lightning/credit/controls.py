@@ -18,24 +18,27 @@ from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeigh
 
 
 class Shuffled(CreditControl):
-    """Permutes each rollout's weights among its tokens outside the answer: same histogram, no information."""
+    """Permutes each rollout's weights among its tokens outside the answer: same histogram, no information.
+
+    An additive stage is permuted alike.
+    """
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The permuted weights."""
         free = _reasoning(weights, batch).cpu()
-        source = weights.values.cpu()
-        values = source.clone()
+        source = torch.arange(free.shape[1]).repeat(len(free), 1)
         for k, row in enumerate(batch.row.tolist()):
             places = free[k].nonzero().flatten()
-            order = torch.randperm(len(places), generator=context.row_generator(row))
-            values[k, places] = source[k, places[order]]
-        return replace(weights, values=values.to(weights.values.device))
+            source[k, places] = places[torch.randperm(len(places), generator=context.row_generator(row))]
+        source = source.to(weights.values.device)
+        additive = None if weights.additive is None else weights.additive.gather(1, source)
+        return replace(weights, values=weights.values.gather(1, source), additive=additive)
 
 
 class Random(CreditControl):
     """Draws weights from the clipped normal of GRAIL's map: the same mean, deviation and clips, without saliency.
 
-    Rows that the method left uniform outside the answer stay uniform.
+    Rows that the method left uniform outside the answer stay uniform. An additive stage is 0 there.
 
     Args:
         mean: Mean of the normal.
@@ -56,6 +59,8 @@ class Random(CreditControl):
         """The drawn weights."""
         free = _reasoning(weights, batch)
         treated = _varies(weights.values, free)
+        if weights.additive is not None:
+            treated = treated | _varies(weights.additive, free)
         values = weights.values.clone()
         for k in treated.nonzero().flatten().tolist():
             places = free[k].nonzero().flatten()
@@ -63,21 +68,30 @@ class Random(CreditControl):
             drawn = torch.randn(len(places), generator=generator, dtype=torch.float32)
             clamped = (self.mean + self.std * drawn).clamp(self.w_min, self.w_max)
             values[k, places] = clamped.to(values)
-        return replace(weights, values=values)
+        return replace(weights, values=values, additive=_outside(weights.additive, free))
 
 
 class AnswerOnly(CreditControl):
-    """Sets the weights outside the answer to 1: the method's answer overwrite remains, its scores have no effect."""
+    """Sets the weights outside the answer to 1: the method's answer overwrite remains, its scores have no effect.
+
+    An additive stage is 0 there.
+    """
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The overwritten weights."""
-        return replace(weights, values=weights.values.masked_fill(_reasoning(weights, batch), 1))
+        free = _reasoning(weights, batch)
+        return replace(weights, values=weights.values.masked_fill(free, 1), additive=_outside(weights.additive, free))
 
 
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]`` bool: valid tokens before the answer that the method located."""
     answer = weights.answer or batch.answer
     return batch.response_mask & ~answer.whole & ~answer.after
+
+
+def _outside(additive: Tensor | None, free: Tensor) -> Tensor | None:
+    """An additive stage on the tokens that a control leaves alone."""
+    return None if additive is None else additive.masked_fill(free, 0)
 
 
 def _varies(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
 """Measures of the concentration of credit, and of its ability to find flawed tokens.
 
-Shapes: ``B`` rows, ``T`` response tokens. Each function returns one value a row; rows without a value are NaN.
+Shapes: ``B`` rows, ``T`` response tokens, ``M`` forks. Functions that return one value a row give NaN to rows without
+one.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,3 +67,56 @@ def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor
         gap = scores[row][positive[row]][:, None] - scores[row][negative[row]]
         rows[row] = (gap > 0).double().mean() + (gap == 0).double().mean() / 2
     return rows
+
+
+class Forks(NamedTuple):
+    """Pairs of rows of a group that are equal up to a token, from which one continues wrongly and the other soundly.
+
+    Attributes:
+        flawed: ``[M]`` long, the rows that continue wrongly.
+        sound: ``[M]`` long, the rows that continue soundly.
+        token: ``[M]`` long, the first token in which both differ.
+    """
+
+    flawed: Tensor
+    sound: Tensor
+    token: Tensor
+
+
+def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
+    """The forks between flawed and sound results.
+
+    A fork is the first token in which two rows differ, if it belongs to the flawed result of one and to the sound
+    result of the other. A result that is the beginning of the other ends right before the fork.
+
+    Args:
+        nodes: ``[B, T]`` long, the nodes of the groups' prefix trees; −1 on padding.
+        group: ``[B]`` long, the groups.
+        flawed: ``[B, T]`` bool, tokens of flawed results.
+        sound: ``[B, T]`` bool, tokens of sound results.
+    """
+    before = torch.cat([-2 - group[:, None], nodes[:, :-1]], 1)
+
+    def ends(results: Tensor) -> list[list[int]]:
+        """Row, token, its node and the node before, of the tokens of results and of the token right after each."""
+        after = torch.nn.functional.pad(results[:, :-1], (1, 0))
+        row, token = torch.nonzero((results | after) & (nodes >= 0)).unbind(1)
+        found: list[list[int]] = torch.stack([row, token, nodes[row, token], before[row, token]], 1).tolist()
+        return found
+
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for row, _, node, parent in ends(sound):
+        places[parent].append((row, node))
+    found = [
+        (row, other, token)
+        for row, token, node, parent in ends(flawed)
+        for other, one in places.get(parent, [])
+        if one != node
+    ]
+    return Forks(*torch.tensor(found, dtype=torch.long).reshape(-1, 3).unbind(1))
+
+
+def fork_wins(scores: Tensor, flawed: Tensor, sound: Tensor, token: Tensor) -> Tensor:
+    """``[M]`` float64: 1 where the flawed row's token has the higher one of ``scores [B, T]``, ½ for a tie, else 0."""
+    gap = scores[flawed, token] - scores[sound, token]
+    return (gap > 0).double() + (gap == 0).double() / 2

@@ -65,6 +65,37 @@ def self_certainty(
     return torch.cat(certainties), torch.cat(own)
 
 
+@torch.no_grad()
+def repeat_probability(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    token_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+) -> tuple[Tensor, Tensor]:
+    r"""Each token's probability, and the probability that two draws at its position are equal, in chunks over tokens.
+
+    .. math:: \pi(y), \qquad \sum_v \pi(v)^2, \qquad \pi = \mathrm{softmax}(\mathrm{head}(h) / \tau)
+
+    Args:
+        hidden: ``[N, D]`` states that predict the tokens (already shifted).
+        head: A function from hidden states ``[n, D]`` to logits ``[n, V]``.
+        token_ids: ``[N]`` long.
+        temperature: The number by which the logits are divided.
+        chunk_tokens: Positions whose logits exist at one time.
+
+    Returns:
+        Both figures, ``[N]`` each.
+    """
+    own, repeated = [], []
+    for states, ids in zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True):
+        probabilities = torch.softmax(full_precision(head(states)) / temperature, -1)
+        own.append(probabilities.gather(-1, ids[:, None]).squeeze(-1))
+        repeated.append(probabilities.square().sum(-1))
+    return torch.cat(own), torch.cat(repeated)
+
+
 def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps: float = 1e-6) -> Tensor:
     r"""``(x − mean) / (std + eps)`` within each group, with the unbiased std; 0 for a group of one.
 

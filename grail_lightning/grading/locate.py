@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -65,26 +65,73 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
     return AnswerMasks(whole=whole, content=content, marker=marker, after=after & batch.response_mask)
 
 
-def step_masks(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> dict[StepKind, Tensor] | None:
-    """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
+class LocatedStep(NamedTuple):
+    """A labelled step of a response.
 
-    For a step with a `result` only the tokens of the result are marked, because an error is visible there.
+    Attributes:
+        kind: The kind of the step.
+        tokens: The indices of its response tokens; for a step with a `result`, those of the result alone, because an
+            error is visible there.
+    """
+
+    kind: StepKind
+    tokens: list[int]
+
+
+def located_steps(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
+) -> list[list[LocatedStep] | None]:
+    """The labelled steps of each row; None for a row whose task cannot label it.
+
+    Args:
+        batch: The batch of ``B`` rows.
+        tokenizer: The tokenizer that the responses were sampled with.
+        rows: ``[B]`` bool, the rows to label; the others have no steps. None labels all.
 
     Raises:
         ValueError: If a task does not return steps within the text.
     """
-    steps = [labelled_steps(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
-    labelled = torch.tensor([row for row, found in enumerate(steps) if found is not None], dtype=torch.long)
-    if not len(labelled):
+    asked = [True] * len(batch) if rows is None else rows.tolist()
+    texts = zip(asked, batch.texts, batch.prompts, strict=True)
+    steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
+    labelled = [row for row, found in enumerate(steps) if found is not None]
+    located: list[list[LocatedStep] | None] = [None] * len(steps)
+    if not labelled:
+        return located
+    aligned_rows = align_rows(batch.select(torch.tensor(labelled)), tokenizer)
+    for row, aligned in zip(labelled, aligned_rows, strict=True):
+        if aligned.text != batch.texts[row]:  # The engine decodes in another way.
+            steps[row] = labelled_steps(aligned.text, batch.prompts[row])
+        located[row] = [
+            LocatedStep(step.kind, aligned.overlapping(*(step.result or (step.start, step.stop))))
+            for step in steps[row] or []
+        ]
+    return located
+
+
+def step_masks(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
+) -> dict[StepKind, Tensor] | None:
+    """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
+
+    For a step with a `result` only the tokens of the result are marked, because an error is visible there.
+
+    Args:
+        batch: The batch of ``B`` rows.
+        tokenizer: The tokenizer that the responses were sampled with.
+        rows: ``[B]`` bool, the rows to label; the masks of the others are empty. None labels all.
+
+    Raises:
+        ValueError: If a task does not return steps within the text.
+    """
+    steps = located_steps(batch, tokenizer, rows)
+    if all(row is None for row in steps):
         return None
     kinds: tuple[StepKind, ...] = get_args(StepKind)
     masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
-    for row, aligned in zip(labelled.tolist(), align_rows(batch.select(labelled), tokenizer), strict=True):
-        if aligned.text != batch.texts[row]:  # The engine decodes in another way.
-            steps[row] = labelled_steps(aligned.text, batch.prompts[row])
-        for step in steps[row] or []:
-            start, stop = step.result or (step.start, step.stop)
-            masks[step.kind][row, aligned.overlapping(start, stop)] = True
+    for row, found in enumerate(steps):
+        for step in found or []:
+            masks[step.kind][row, step.tokens] = True
     return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch
 from grail_lightning.batch.rows import micro_batches
-from grail_lightning.policy.aligned import aligned, shared_columns
+from grail_lightning.policy.aligned import aligned, order_by_beginning, shared_columns
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.model import Policy
 
@@ -90,8 +90,7 @@ def cut_into_trees(
     common = int((rows.ids == rows.ids[0]).all(0).int().cumprod(0).sum())
     if common >= MIN_COMMON_TOKENS:
         group = torch.zeros_like(group)
-    texts = [row.tobytes() for row in rows.ids.int().numpy()]
-    order = sorted(range(len(ids)), key=list(zip(group.tolist(), texts, strict=True)).__getitem__)
+    order = order_by_beginning(rows, group)
     rows, group = rows.select(order), group[order]
     shared = shared_columns(rows, share_responses=share_responses)
     lengths = rows.valid.sum(1) - 1

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from grail_lightning.policy.aligned import aligned, shared_columns
+from grail_lightning.policy.aligned import aligned, first_rows, shared_columns
 from grail_lightning.policy.flex import BLOCK_TOKENS, attend, make_block_mask
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 
@@ -185,7 +185,7 @@ class _Tree(NamedTuple):
 def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
     """The tokens of rows with the mask ``valid [b, W]``; `new` is True from where a row differs from the row before."""
     rows, columns = torch.arange(len(valid))[:, None], torch.arange(valid.shape[1])
-    owner = torch.where(new, rows, 0).cummax(0).values
+    owner = first_rows(new)
     cells = owner * valid.shape[1] + columns  # Where in a `[b, W]` table a token occurs for the first time.
     followed = valid & torch.nn.functional.pad(valid[:, 1:], (0, 1))
     run = torch.zeros_like(valid)

@@ -54,7 +54,8 @@ def make_forward(
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)
     entropy_gradient = objective.entropy_coefficient > 0
-    return Forward(policy, batch, context, weights, share=share, entropy_gradient=entropy_gradient)
+    refreshed = credit.refresh == "update"
+    return Forward(policy, batch, context, weights, share=share, entropy_gradient=entropy_gradient, refreshed=refreshed)
 
 
 def token_weights(

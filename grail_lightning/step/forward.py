@@ -37,6 +37,7 @@ class Forward:
         weights: The token weights.
         share: Whether common beginnings of rows are run once.
         entropy_gradient: Whether the entropy carries a gradient.
+        refreshed: Whether the weights are replaced before each further optimiser step.
 
     Attributes:
         token_advantages: ``[B, T]``, weights included.
@@ -53,18 +54,24 @@ class Forward:
         *,
         share: bool = True,
         entropy_gradient: bool = False,
+        refreshed: bool = False,
     ) -> None:
         self.policy, self.batch, self.context = policy, batch, context
-        self.share, self.entropy_gradient = share, entropy_gradient
+        self.share, self.entropy_gradient, self.refreshed = share, entropy_gradient, refreshed
         self.token_advantages = token_advantages(batch.advantages, weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
         self.tokens_run = 0
         self._weights, self._scored = weights, torch.zeros(len(batch), dtype=torch.bool)
 
     @property
-    def adds_to_advantages(self) -> bool:
-        """Whether credit has an additive stage, so that rows without an advantage have a gradient."""
-        return self._weights.additive is not None
+    def added_rows(self) -> Tensor | None:
+        """``[B]`` bool: rows that have a gradient through the additive stage of credit, also without an advantage.
+
+        Weights that are refreshed before each step may add to any row later. None without an additive stage.
+        """
+        if self._weights.additive is None:
+            return None
+        return (self._weights.additive != 0).any(1) | self.refreshed
 
     def weights(self) -> TokenWeights:
         """The token weights ``[B, T]`` of the batch that are known so far."""

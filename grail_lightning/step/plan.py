@@ -47,7 +47,7 @@ def plan_steps(
     execution: Execution,
     *,
     max_response_length: int,
-    additive: bool,
+    additive: Tensor | None,
     seed: int,
 ) -> Plan:
     """Cut a batch into optimiser steps, equally many on every rank.
@@ -60,11 +60,14 @@ def plan_steps(
         objective: What is optimised.
         execution: The options with the numbers of passes and mini-batches.
         max_response_length: The limit of a response in tokens.
-        additive: Whether credit has an additive stage, so that rows without an advantage are trained on, too.
+        additive: ``[B]`` bool, rows whose additive stage is not 0: they are trained on without an advantage, too. None
+            without such a stage.
         seed: The seed of the order of groups.
     """
     mask = loss_mask(batch, objective)
-    live = live_rows(batch, mask, everything=objective.trains_all_rows or additive)
+    live = live_rows(batch, mask, everything=objective.trains_all_rows)
+    if additive is not None:
+        live = live | (mask.any(1) & additive)
     steps: list[Tensor] = []
     if all_reduce(live.sum(), "sum"):
         for number in range(execution.updates_per_batch):

@@ -16,8 +16,9 @@ from torch import Tensor
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import Mean, TokenWeights
 from grail_lightning.functional.advantages import EQUAL_REWARDS
-from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
+from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, top_mass
 from grail_lightning.metrics import STATUSES
+from grail_lightning.policy.aligned import response_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.step.advantages import token_advantages
 from grail_lightning.tasks.base import StepKind
@@ -145,6 +146,8 @@ def add_credit(
 ) -> None:
     """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
 
+    Where steps are labelled, a token's weight is its advantage over that of its rollout, additive stage included.
+
     Args:
         tally: The tally to which the figures are added.
         batch: The rollouts, ``B`` rows.
@@ -164,19 +167,36 @@ def add_credit(
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
     if weights.scores is None or steps is None:
         return
-    scored = (weights.scores != 0).any(1, keepdim=True) & mask
+    share = torch.where(batch.advantages[:, None] != 0, credit / batch.advantages[:, None], 0)
+    _add_forks(tally, batch, share, steps)
+    scored = (weights.scores != 0).any(1, keepdim=True) & (batch.advantages != 0)[:, None] & mask
     if entropies is not None:
         # Rows that the update left out (truncated ones, for example) have none. All three scores use the same rows.
         scored = scored & (entropies != 0).any(1, keepdim=True)
     flawed, sound = scored & (steps["slip"] | steps["misconception"]), scored & steps["sound"]
-    tally.add("credit/flawed_token_auroc", pairwise_auroc(weights.scores, flawed, sound))
-    # Two simple scores for comparison: improbability of the token, and entropy of the policy at the token.
-    if batch.sampling_logprobs is not None:
-        tally.add("credit/flawed_token_auroc_surprisal", pairwise_auroc(-batch.sampling_logprobs, flawed, sound))
-    if entropies is not None:
-        tally.add("credit/flawed_token_auroc_entropy", pairwise_auroc(entropies, flawed, sound))
-    tally.add("credit/weight_flawed", weights.values[flawed])
-    tally.add("credit/weight_sound", weights.values[sound])
+    tally.add("credit/weight_flawed", share[flawed])
+    tally.add("credit/weight_sound", share[sound])
+
+
+def _add_forks(tally: Tally, batch: RolloutBatch, share: Tensor, steps: dict[StepKind, Tensor]) -> None:
+    """Add how often the wrong one of two tokens gets more credit, where two wrong rollouts of a group part at them.
+
+    Position and context of both tokens are the same, unlike those of two tokens of one rollout, whose first error
+    always follows the sound steps. The log-probability serves for comparison; entropy is the same at both.
+
+    Args:
+        tally: The tally to which the figures are added.
+        batch: The rollouts, ``B`` rows.
+        share: ``[B, T]``, the advantage of each token over that of its rollout.
+        steps: Masks ``[B, T]`` of labelled steps.
+    """
+    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    wrong = (batch.advantages < 0).cpu()[:, None]
+    for kind in ("slip", "misconception"):
+        pairs = forks(nodes, batch.group.cpu(), wrong & steps[kind].cpu(), wrong & steps["sound"].cpu())
+        tally.add(f"credit/fork_auroc_{kind}", fork_wins(share.cpu(), *pairs))
+        if batch.sampling_logprobs is not None:
+            tally.add(f"credit/fork_auroc_surprisal_{kind}", fork_wins(-batch.sampling_logprobs.cpu(), *pairs))
 
 
 def _as_mean(value: float | Mean, rows: int) -> Mean:

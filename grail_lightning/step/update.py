@@ -127,7 +127,7 @@ def prepare(
         limit: The limit of a response in tokens.
         seed: The seed of the order of groups.
     """
-    batch, additive = forward.batch, forward.adds_to_advantages
+    batch, additive = forward.batch, forward.added_rows
     plan = plan_steps(batch, objective, execution, max_response_length=limit, additive=additive, seed=seed)
     ref_logprobs = None
     if reference is not None:

@@ -15,7 +15,6 @@ verifier alone; no reward changes it.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 import re
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grail_lightning.answers import AnswerSpan, find_boxes
+from grail_lightning.tasks.import_path import import_function
 
 __all__ = [
     "Reward",
@@ -175,19 +175,8 @@ class Reward:
 
 
 def _find(path: str) -> Callable[..., Any]:
-    if path in _BUILT_IN:
-        return _BUILT_IN[path]
-    module, _, name = path.rpartition(".")
-    expected = f"`function` of a reward must be one of {sorted(_BUILT_IN)} or an import path such as `mypkg.brevity`"
-    if not module:
-        raise ValueError(f"{expected}, but got {path!r}.")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{expected}, but got {path!r} ({error}). Is its folder on PYTHONPATH?") from error
-    if not callable(function):
-        raise ValueError(f"{expected}, but {path!r} is {function!r}, which cannot be called.")
-    return function  # type: ignore[no-any-return]
+    found: Callable[..., Any] = import_function(path, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
+    return found
 
 
 def _taken(function: Callable[..., Any]) -> set[str] | None:

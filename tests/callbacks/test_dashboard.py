@@ -19,7 +19,7 @@ from tests.runs import module, trainer
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory):
-    """The events of a short run with a KL term, and the run's trainer and evaluation."""
+    """The events of a short run with a KL term, large enough for forks of either kind; its trainer and evaluation."""
     folder = tmp_path_factory.mktemp("run")
     evaluation = Evaluation()
     run = trainer(
@@ -28,7 +28,7 @@ def events(tmp_path_factory):
         logger=TensorBoardLogger(folder, name="", version=""),
         num_sanity_val_steps=0,
     )
-    data = ArithmeticData(num_train=16, num_val=4, prompts_per_batch=8)
+    data = ArithmeticData(num_train=48, num_val=4, prompts_per_batch=24)
     run.fit(module({"kl_coefficient": 0.1, "group_size": 4}, credit=GRAIL(std=0.25)), datamodule=data)
     return EventAccumulator(str(folder)).Reload(), run, evaluation
 

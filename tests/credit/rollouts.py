@@ -5,7 +5,8 @@ import json
 import torch
 
 from grail_lightning.credit import CreditContext
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
 
 
@@ -15,18 +16,23 @@ def context(step=0, budget=900, temperature=1.0, seed=0):
     return CreditContext(step=step, generator=generator, token_budget=budget, temperature=temperature)
 
 
+class Labelled(ArithmeticTask):
+    """Labels some characters of any text, since golden texts are no chains."""
+
+    def label_steps(self, text, prompt):
+        return [Step(start=3, stop=9, kind="slip")] if len(text) > 8 else []
+
+
 def in_groups(batch):
     """Two groups of three; one right and two wrong in the first, two right and one wrong in the second."""
     texts = json.loads((GOLDEN / "texts.json").read_text())["prompts"]
-    correct = torch.tensor([True, False, False, False, True, True])
+    correct, task = torch.tensor([True, False, False, False, True, True]), Labelled()
     return batch.replace(
         group=torch.tensor([0, 0, 0, 1, 1, 1]),
         correct=correct,
+        rewards=correct.float(),
         advantages=torch.tensor([0.7, -0.3, -0.4, -1.1, 0.5, 0.0]),
-        prompts=[
-            Prompt(messages=text, reference=str(10 * k), task=p.task)
-            for k, (p, text) in enumerate(zip(batch.prompts, texts, strict=True))
-        ],
+        prompts=[Prompt(messages=text, reference=str(10 * k), task=task) for k, text in enumerate(texts)],
     )
 
 

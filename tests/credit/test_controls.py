@@ -35,6 +35,21 @@ def test_shuffling_keeps_each_rows_histogram_and_the_answer(treated, golden_batc
     assert (shuffled != treated.values).sum() > 200
 
 
+def test_an_additive_stage_is_permuted_with_the_weights_or_taken_away(treated, golden_batch):
+    free = _free(golden_batch)
+    added = replace(treated, additive=treated.values - 1.0 * golden_batch.response_mask)
+    shuffled = Shuffled()(added, golden_batch, _context())
+    assert torch.equal(shuffled.values, Shuffled()(treated, golden_batch, _context()).values)
+    assert torch.equal(shuffled.additive, shuffled.values - 1.0 * golden_batch.response_mask)
+    for control in (Random(), AnswerOnly()):
+        found = control(added, golden_batch, _context()).additive
+        assert (found[free] == 0).all()
+        assert torch.equal(found[~free], added.additive[~free])
+    uniform = replace(added, values=golden_batch.response_mask.to(added.values))
+    drawn = Random()(uniform, golden_batch, _context()).values
+    assert torch.equal(drawn, Random()(treated, golden_batch, _context()).values.where(free, uniform.values))
+
+
 def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, golden_batch):
     free = _free(golden_batch)
     drawn = Random()(treated, golden_batch, _context()).values

@@ -13,9 +13,12 @@ from grail_lightning.credit import (
     AdvantageReweighting,
     HighEntropy,
     OARGradient,
+    OptimalBaseline,
+    PrefixWeights,
     Product,
     TokenCredit,
     TokenWeights,
+    TreeAdvantage,
     WarmUp,
 )
 from grail_lightning.step.report import Tally, add_credit
@@ -41,6 +44,9 @@ METHODS = [
     RLSD,
     GRAIL,
     OARGradient,
+    lambda: TreeAdvantage(outcome="correctness", memory=500),
+    PrefixWeights,
+    OptimalBaseline,
     Longest,
     lambda: WarmUp(Product(GRAIL(), UCAS())),
 ]
@@ -56,6 +62,7 @@ def credit_figures(batch, weights):
 # One group of two rows, and two groups.
 SHARES = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
 FIGURES = {"eligible", "at_clip", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
+FIGURES |= {"in_tree", "remembered", "gradient_energy"}
 
 
 def _one_rank(rank, folder, policy, batch):

@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from grail_lightning.credit import RLSD, Product, Uniform, WarmUp
+from grail_lightning.credit import RLSD, Product, TreeAdvantage, Uniform, WarmUp
 from grail_lightning.data import ArithmeticData
 from tests.runs import module, trainer, weights
 
@@ -18,21 +18,28 @@ class _Save(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("wrap", [lambda c: c, lambda c: Product(Uniform(), WarmUp(c, 2))])
-def test_a_run_resumed_between_two_refreshes_of_the_teacher_ends_with_the_same_weights(wrap, monkeypatch, tmp_path):
+CASES = {
+    "between two refreshes of the teacher": (lambda: RLSD(refresh_steps=4), 64),
+    "a teacher inside of other methods": (lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64),
+    "values of prompts that come again": (lambda: TreeAdvantage(memory=10_000), 8),
+}
+
+
+@pytest.mark.parametrize(("credit", "num_train"), CASES.values(), ids=CASES)
+def test_a_resumed_run_ends_with_the_same_weights(credit, num_train, monkeypatch, tmp_path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
 
-    def run(credit, path=None, *callbacks):
-        it = module(credit=credit)
-        trainer(5, *callbacks).fit(it, ArithmeticData(num_train=64, prompts_per_batch=4), ckpt_path=path)
+    def run(path=None, *callbacks):
+        it = module(credit=credit())
+        trainer(5, *callbacks).fit(it, ArithmeticData(num_train=num_train, prompts_per_batch=4), ckpt_path=path)
         return weights(it)
 
     path = tmp_path / "some.ckpt"
-    whole = run(wrap(RLSD(refresh_steps=4)), None, _Save(path, 2))
-    resumed = run(wrap(RLSD(refresh_steps=4)), path)
+    whole = run(None, _Save(path, 2))
+    resumed = run(path)
     assert all(torch.equal(p, resumed[name]) for name, p in whole.items())
     saved = torch.load(path, weights_only=False)
     del saved["credit"]
     torch.save(saved, tmp_path / "forgot.ckpt")
-    forgot = run(wrap(RLSD(refresh_steps=4)), tmp_path / "forgot.ckpt")
-    assert any(not torch.equal(p, forgot[name]) for name, p in whole.items()), "the teacher matters"
+    forgot = run(tmp_path / "forgot.ckpt")
+    assert any(not torch.equal(p, forgot[name]) for name, p in whole.items()), "the state matters"

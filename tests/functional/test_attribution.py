@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from grail_lightning.functional.attribution import ess_ratio, pairwise_auroc, top_mass
+from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, pairwise_auroc, top_mass
 
 
 def test_uniform_credit_has_an_effective_sample_size_of_the_whole_row():
@@ -51,3 +51,27 @@ def test_auroc_equals_the_loop_over_pairs():
 def test_auroc_tells_large_scores_apart_which_a_sigmoid_makes_equal():
     scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
     assert pairwise_auroc(scores, flawed, ~flawed).item() == 1
+
+
+def test_forks_are_pairs_of_rows_that_part_at_a_result():
+    """Rows begin 5 and go on 1 | 2 | 3; row 3 parts before the result, row 4 is of another group."""
+    nodes = torch.tensor([[0, 1, 4], [0, 2, -1], [0, 3, 5], [6, 7, 8], [9, 10, 11]])
+    group = torch.tensor([0, 0, 0, 0, 1])
+    flawed, sound = torch.zeros(2, 5, 3, dtype=torch.bool)
+    flawed[0, 1] = flawed[4, 1] = True
+    sound[1, 1] = sound[2, 1] = sound[3, 1] = True
+    found = forks(nodes, group, flawed, sound)
+    assert torch.stack(found).T.tolist() == [[0, 1, 1], [0, 2, 1]]
+    scores = torch.tensor([[0.0, 2.0, 0.0], [0.0, 2.0, 9.0], [0.0, 1.0, 9.0], [9.0] * 3, [9.0] * 3])
+    assert fork_wins(scores, *found).tolist() == [0.5, 1.0]
+    # The result of row 1 may go on where that of row 0 ends: both are `1` and `12`, with token 0 in common.
+    flawed[0], sound[1], sound[2] = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0]]).bool()
+    assert torch.stack(forks(nodes, group, flawed, sound)).T.tolist() == [[0, 1, 1]]
+    assert len(fork_wins(scores, *forks(nodes, group, sound & False, sound))) == 0
+
+
+def test_rows_may_part_at_their_first_token():
+    nodes, results = torch.tensor([[0], [1], [2]]), torch.tensor([[True], [True], [True]])
+    group = torch.tensor([4, 4, 5])
+    found = forks(nodes, group, results & torch.tensor([[1], [0], [0]]).bool(), results)
+    assert torch.stack(found).T.tolist() == [[0, 1, 0]]

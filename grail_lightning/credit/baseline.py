@@ -1,0 +1,92 @@
+"""The optimal token baseline: a baseline of the group for each token position.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.credit.forward import measure_rows
+from grail_lightning.functional.certainty import repeat_probability
+from grail_lightning.policy import Policy
+from grail_lightning.policy.layout import TokenLayout
+
+Tail = Literal["zero", "own"]
+
+_EPS = 1e-8
+
+
+class OptimalBaseline(TokenCredit):
+    r"""Replaces the group's mean by a baseline for each position, which weighs rows by the variance of their gradient.
+
+    .. math:: A_{it} = r_i - B_t, \qquad B_t = \frac{\sum_j r_j W_{jt}}{\sum_j W_{jt}}, \qquad
+              W_{jt} = \sum_{k \le t} \Bigl(1 - 2 \pi_{jk} + \sum_v \pi_k(v)^2\Bigr)
+
+    over the rows ``j`` of the group that have a token ``t``. ``π`` is the policy at the sampling temperature. The
+    summand is the squared norm of the gradient of a token's log-probability with respect to its logits. The whole
+    advantage is the additive stage, so `objective.scale_rewards` does not act. Groups without an advantage have none
+    and need no forward pass.
+
+    Args:
+        tail: The baseline of tokens at positions that only the group's longest row reaches: 0, or the row's own reward,
+            so that these tokens have no advantage. Published is zero.
+
+    Raises:
+        ValueError: If `tail` is neither.
+
+    Source: the published code of verl, `compute_optimal_token_baseline_advantage`. There ``1e-8`` is added to the
+    denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
+    """
+
+    def __init__(self, tail: Tail = "zero") -> None:
+        if tail not in ("zero", "own"):
+            raise ValueError(f"`tail` must be zero or own, but got {tail!r}.")
+        self.tail = tail
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 0, and the advantage as an additive stage."""
+        mask, rewards = batch.response_mask, batch.rewards.double()
+        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        energy = self._energy(policy, batch, context, live.nonzero().flatten())
+        additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+        for group in sorted(set(batch.group[live].tolist())):
+            rows = batch.group == group
+            weight = (energy[rows].cumsum(1) + _EPS) * mask[rows]
+            baseline = (weight * rewards[rows, None]).sum(0) / weight.sum(0).clamp(min=_EPS)
+            if self.tail == "zero":
+                baseline = torch.where(mask[rows].sum(0) > 1, baseline, 0)
+            additive[rows] = (rewards[rows, None] - baseline) * mask[rows]
+        kept = live[:, None] & mask
+        return TokenWeights(
+            values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
+            additive=additive.to(batch.advantages.dtype),
+            fallback=torch.zeros_like(live),
+            metrics={"gradient_energy": Mean(float(energy[kept].sum()), float(kept.sum()))},
+        )
+
+    def _energy(self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
+        """``[B, T]`` float64: ``1 − 2π + Σπ²``, zero on other rows and outside the mask."""
+
+        def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
+            flat = repeat_probability(
+                layout.at_predictors(policy.decode(layout)),
+                policy.head,
+                layout.targets,
+                temperature=context.temperature,
+                chunk_tokens=policy.chunk_tokens,
+            )
+            return tuple(layout.to_rows(figure) for figure in flat)
+
+        found = measure_rows(policy, batch, context, rows, measure)
+        if not found:
+            return torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.response_mask.device)
+        own, repeated = (figure.double() for figure in found)
+        scored = torch.zeros_like(batch.response_mask)
+        scored[rows] = batch.response_mask[rows]
+        return (1 - 2 * own + repeated).masked_fill(~scored, 0)

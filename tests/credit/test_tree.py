@@ -1,0 +1,248 @@
+"""Credit from prefix trees and other states, against loops over the texts themselves."""
+
+import re
+
+import pytest
+import torch
+
+from grail_lightning.credit import PrefixWeights, TreeAdvantage
+from grail_lightning.credit.states import marked_states, numbers
+from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.step.advantages import token_advantages
+from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
+from tests.credit.rollouts import context
+from tests.runs import Watch, batches, module, trainer
+from tests.steps import update_of
+
+
+@pytest.fixture(scope="module")
+def batch(arithmetic):
+    return groups(arithmetic, GROUP, OTHER)
+
+
+def _values(batch, row, outcomes, own_row, shrinkage):
+    """V before the first token and after each, from texts."""
+    values = []
+    for length in range(len(tokens_of(batch, row)) + 1):
+        others = [j for j in sharing(batch, row, length) if own_row or j != row]
+        total = sum(outcomes[j] for j in others)
+        weight = 0 if own_row or not length else shrinkage
+        values.append((total + weight * values[-1] if weight else total) / (len(others) + weight))
+    return values
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"own_row": False}, {"own_row": False, "shrinkage": 0.5, "scale": 2.0}, {"outcome": "correctness"}]
+)
+def test_advantages_are_those_of_a_loop_over_the_prefixes(options, arithmetic, batch):
+    batch = batch.replace(rewards=batch.rewards * 0.7 - torch.arange(8) % 3 * 0.1)
+    weights = TreeAdvantage(**options)(arithmetic, batch, context())
+    found = token_advantages(batch.advantages, weights)
+    of_correctness = options.get("outcome") == "correctness"
+    outcomes = (batch.correct.float() if of_correctness else batch.rewards).tolist()
+    for row in range(len(batch)):
+        v = _values(batch, row, outcomes, options.get("own_row", True), options.get("shrinkage", 1.0))
+        scale = options.get("scale", 1.0)
+        expected = [batch.advantages[row].item() + scale * (v[t + 1] - v[t]) for t in range(len(v) - 1)]
+        # Changes of at most 1e-6 count as rounding errors, before they are scaled.
+        assert found[row, : len(expected)].tolist() == pytest.approx(expected, abs=1.2e-6 * scale)
+        assert (found[row, len(expected) :] == 0).all()
+    shared = sum(len(sharing(batch, r, t + 1)) > 1 for r in range(8) for t in range(len(tokens_of(batch, r))))
+    assert weights.metrics["in_tree"] == (shared, int(batch.response_mask.sum()))
+
+
+def test_the_group_of_the_docstring_by_hand(arithmetic, batch):
+    """Of 4 rows 2 earn 1. Row 1 parts at `7+5=2`: from 1/2 to 0, and its siblings go from 1/2 to 2/3. Row 2 then parts
+    at the last result, `16` against `17`: from 2/3 to 0, and the right rows go from 2/3 to 1."""
+    weights = TreeAdvantage()(arithmetic, batch, context())
+    changes = {row: {t: round(v, 4) for t, v in enumerate(weights.additive[row].tolist()) if v} for row in range(4)}
+    last = SOUND.index("17\n") + 1
+    assert changes == {
+        0: {4: 0.1667, last: 0.3333},
+        1: {4: -0.5},
+        2: {4: 0.1667, last: -0.6667},
+        3: {4: 0.1667, last: 0.3333},
+    }
+    assert torch.equal(weights.values, batch.response_mask.float())
+    assert weights.scores[1, 4] == 0.5, "what the token took from a wrong response"
+
+
+def test_a_group_of_equal_outcomes_has_no_terms_and_is_not_run(arithmetic):
+    dead = groups(arithmetic, GROUP, OTHER, rewards=[0.1, 0.1, 0.1, 0.1, 1.0, 0.0, 0.0, 0.0])
+    weights = TreeAdvantage()(arithmetic, dead, context())
+    assert (weights.additive[:4] == 0).all()
+    assert (weights.additive[4:] != 0).any(1).all()
+    plan = update_of(arithmetic, dead, weights).plan
+    assert plan.live.tolist() == [False] * 4 + [True] * 4
+
+
+def test_terms_can_be_standardised_and_stand_alone(arithmetic, batch):
+    plain = TreeAdvantage()(arithmetic, batch, context())
+    alone = TreeAdvantage(advantage=False)(arithmetic, batch, context())
+    assert (alone.values == 0).all()
+    assert torch.equal(alone.additive, plain.additive)
+    scaled = TreeAdvantage(standardise=True)(arithmetic, batch, context())
+    for group in (slice(0, 4), slice(4, 8)):
+        std = batch.rewards[group].double().std().item()
+        torch.testing.assert_close(scaled.additive[group], (plain.additive[group].double() / (std + 1e-4)).float())
+
+
+def test_nodes_are_equal_where_whole_beginnings_are(arithmetic, batch):
+    twins = batch.replace(group=torch.tensor([0, 0, 0, 1, 2, 2, 2, 2]))
+    for made in (batch, twins):
+        nodes = response_nodes(made.response_ids, made.response_mask, made.group)
+        beginnings = {}
+        for row in range(len(made)):
+            tokens = tokens_of(made, row)
+            for t in range(len(tokens)):
+                key = int(made.group[row]), *tokens[: t + 1]
+                assert beginnings.setdefault(key, int(nodes[row, t])) == nodes[row, t]
+        assert sorted(beginnings.values()) == list(range(len(beginnings)))
+        assert (nodes[~made.response_mask] == -1).all()
+
+
+def test_prefix_weights_are_one_over_the_rows_that_share(arithmetic, batch):
+    weights = PrefixWeights()(arithmetic, batch, context()).values
+    for row in range(len(batch)):
+        expected = [1 / len(sharing(batch, row, t + 1)) for t in range(len(tokens_of(batch, row)))]
+        assert weights[row, : len(expected)].tolist() == pytest.approx(expected)
+
+
+# --- other states -----------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_complete_when_the_next_character_is_read():
+    marks = numbers("7+5=12\n12-3.5=8.5")
+    assert [stop for stop, _ in marks] == [2, 4, 7, 14], "12 again is no new number, and 8.5 may go on"
+    assert len({key for _, key in marks}) == 4
+    assert numbers("5+7=12\n")[-1][1] == numbers("7+5=12\n")[-1][1], "a set has no order"
+    assert numbers("5+7=12\n")[-1][1] != numbers("5+7=13\n")[-1][1]
+    assert numbers("nothing") == []
+
+
+def _sets(text):
+    """After how many characters which set of numbers is complete."""
+    found, marks = frozenset(), [(0, frozenset())]
+    for stop in range(1, len(text) + 1):
+        complete = re.findall(r"[0-9]+(?=[^0-9])", text[:stop])
+        if frozenset(complete) != found:
+            found = frozenset(complete)
+            marks.append((stop, found))
+    return marks
+
+
+@pytest.mark.parametrize("own_row", [True, False])
+def test_a_segment_between_two_sets_of_numbers_gets_their_difference(own_row, arithmetic):
+    """Row 1 finds its way back: after `2+10=12` it has 7, 5, 2, 10 and 12, which nobody else has."""
+    swapped = "5+7=12\n12-3=9\n9+8=17\n\\boxed{17}"
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, "7+5=2\n2+10=12\n\\boxed{12}", LATE, swapped]))
+    weights = TreeAdvantage(state="numbers", own_row=own_row)(arithmetic, batch, context())
+    sets, outcomes = [_sets(text) for text in batch.texts], batch.rewards.tolist()
+    for row, text in enumerate(batch.texts):
+        values = []
+        for _, state in sets[row]:
+            others = [j for j in range(4) if state in [s for _, s in sets[j]] and (own_row or j != row)]
+            weight = 0 if own_row or not values else 1
+            before = values[-1] if values else 0.0
+            total = sum(outcomes[j] for j in others)
+            values.append((total + weight * before) / (len(others) + weight))
+        expected = []
+        for (start, _), (stop, _), here, there in zip(sets[row], sets[row][1:], values, values[1:], strict=False):
+            expected += [there - here] * (stop - start)
+        expected += [outcomes[row] - values[-1]] * (len(text) + 1 - len(expected))
+        found = weights.additive[row][batch.response_mask[row]].tolist()
+        assert found == pytest.approx(_spread(expected, arithmetic, text), abs=1.2e-6)
+
+
+def _spread(of_characters, policy, text):
+    """A figure of each character as one of each token: that of its last character; the end token has the last one."""
+    figures, place = [], 0
+    for token in policy.tokenizer(text)["input_ids"]:
+        place += len(policy.tokenizer.decode([token]))
+        figures.append(of_characters[place - 1])
+    return [*figures, of_characters[-1]]
+
+
+def lines(text):
+    """A user's states: the last line that is complete."""
+    return [(match.end(), match[0]) for match in re.finditer(r"[^\n]*\n", text)]
+
+
+def every_character(text):
+    return [(k + 1, text[: k + 1]) for k in range(len(text))]
+
+
+def test_states_of_a_users_own(arithmetic, batch):
+    weights = TreeAdvantage(state=f"{__name__}.lines")(arithmetic, batch, context())
+    first = weights.additive[1, : len("7+5=2\n")]
+    assert first.tolist() == pytest.approx([-0.5] * len(first))
+    states = marked_states(batch, arithmetic, every_character)
+    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    for row in range(4):
+        n = len(tokens_of(batch, row)) - 1  # The end token has no character.
+        pairs = [(s, m) for s, m in zip(states.after[row, :n].tolist(), nodes[row, :n].tolist(), strict=True)]
+        assert len(set(pairs)) == len({s for s, _ in pairs}) == len({m for _, m in pairs})
+
+
+def nothing(text):
+    raise KeyError("lemma")
+
+
+def beyond(text):
+    return [(len(text) + 1, "end")]
+
+
+def back(text):
+    return [(3, "a"), (2, "b")]
+
+
+def no_key(text):
+    return [(1, 5)]
+
+
+def alone(text):
+    return [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", r"`state` \(nothing\) must return pairs .* but it raised KeyError: 'lemma'\. Call it by hand on"),
+        ("beyond", r"ascending, up to \d+, but got \[\(\d+, 'end'\)\]"),
+        ("back", r"ascending, up to \d+, but got \[\(3, 'a'\), \(2, 'b'\)\]"),
+        ("no_key", r"key as a string\), .* but got \[\(1, 5\)\]"),
+        ("alone", r"must return pairs .* but it raised TypeError"),
+    ],
+)
+def test_what_a_users_function_returns_is_checked(name, message, arithmetic, batch):
+    with pytest.raises(ValueError, match=message) as error:
+        TreeAdvantage(state=f"{__name__}.{name}")(arithmetic, batch, context())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shrinkage": -1.0}, "`shrinkage` must be finite and at least 0, but got -1.0"),
+        ({"memory": -1}, "`memory` must be finite and at least 0, but got -1"),
+        ({"outcome": "length"}, "`outcome` must be reward or correctness, but got 'length'"),
+        ({"state": "sets"}, r"`state` must be one of \['numbers', 'prefix'\] or an import path .* but got 'sets'"),
+        ({"state": "mypkg.lemmas"}, r"but got 'mypkg.lemmas' \(No module named 'mypkg'\)"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        TreeAdvantage(**options)
+
+
+# --- in training ------------------------------------------------------------------------------------------------------
+
+
+def test_it_trains_and_reports(arithmetic):
+    watch = Watch()
+    trainer(2, watch).fit(module(credit=TreeAdvantage()), batches(2, size=4))
+    assert len(watch.outputs) == 2
+    for output in watch.outputs:
+        assert 0 < output.metrics["credit/in_tree"] < 1
+        dead = (output.batch.advantages == 0) & (output.weights.additive == 0).all(1)
+        assert torch.equal(dead, output.batch.advantages == 0)

@@ -1,0 +1,107 @@
+"""Values of states against loops over dictionaries of paths."""
+
+import random
+
+import pytest
+import torch
+
+from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
+
+
+def _random_paths(seed, merge):
+    """Rows as lists of states, each beginning with one of two roots (0 and 1)."""
+    rng = random.Random(seed)
+    rows = []
+    for k in range(9):
+        root, path = k % 2, []
+        for _ in range(rng.randint(0, 7)):
+            before = path[-1] if path else root
+            # A state has its root's parity, so that the groups have no state in common.
+            path.append(before if merge and rng.random() < 0.4 else 2 * rng.randint(1, 6) + root)
+        rows.append((root, path))
+    outcomes = [rng.choice([0.0, 1.0, 0.3]) for _ in rows]
+    return rows, outcomes
+
+
+def _tensors(rows, outcomes):
+    width = max(len(path) for _, path in rows)
+    states = torch.tensor([[*path, *[-1] * (width - len(path))] for _, path in rows])
+    return states, torch.tensor([root for root, _ in rows]), torch.tensor(outcomes, dtype=torch.float64)
+
+
+def _by_hand(rows, outcomes, own_row, shrinkage):
+    """The values before the first and after each token, and the changes, of each row as lists."""
+    values, changes = [], []
+    for i, (root, path) in enumerate(rows):
+        own = []
+        for t, state in enumerate([root, *path]):
+            others = [j for j, (r, p) in enumerate(rows) if state in [r, *p] and (own_row or j != i)]
+            total = sum(outcomes[j] for j in others)
+            if own_row:
+                own.append(total / len(others))
+            elif t == 0:
+                own.append(total / len(others) if others else outcomes[i])
+            elif not others or state == [root, *path][t - 1]:
+                own.append(own[-1])
+            else:
+                own.append((total + shrinkage * own[-1]) / (len(others) + shrinkage))
+        change = []
+        for t in range(len(path)):
+            end = next((e for e in range(t, len(path)) if path[e] != [root, *path][e]), None)
+            change.append((outcomes[i] if end is None else own[end + 1]) - own[t])
+        values.append(own)
+        changes.append(change)
+    return values, changes
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("own_row", [True, False])
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_values_and_changes_are_those_of_loops(seed, merge, own_row, shrinkage):
+    rows, outcomes = _random_paths(seed, merge)
+    states, roots, given = _tensors(rows, outcomes)
+    visits = count_visits(states, roots, given, 14)
+    values = state_values(states, roots, given, visits, own_row=own_row, shrinkage=shrinkage)
+    changes = value_changes(states, roots, given, values)
+    expected, expected_changes = _by_hand(rows, outcomes, own_row, shrinkage)
+    for row in range(len(rows)):
+        n = len(expected[row])
+        assert values[row, :n].tolist() == pytest.approx(expected[row], abs=1e-12)
+        assert (values[row, n:] == values[row, n - 1]).all()
+        assert changes[row, : n - 1].tolist() == pytest.approx(expected_changes[row], abs=1e-12)
+        assert (changes[row, n - 1 :] == 0).all()
+
+
+def test_a_fork_of_four_rows_by_hand():
+    """Rows 0 and 1 take state 2 and earn 1 and 0; rows 2 and 3 take state 3 and earn 0.
+
+    V(root) = 1/4, V(2) = 1/2, V(3) = 0. Without row 0: V(root) = 0 and V(2) = (0 + 0) / (1 + 1) = 0. Without row 1:
+    V(root) = 1/3 and V(2) = (1 + 1/3) / 2 = 2/3.
+    """
+    states, roots = torch.tensor([[2, 4], [2, 5], [3, 6], [3, 7]]), torch.zeros(4, dtype=torch.long)
+    outcomes = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    visits = count_visits(states, roots, outcomes, 8)
+    values = state_values(states, roots, outcomes, visits)
+    assert values.tolist() == [[0.25, 0.5, 1], [0.25, 0.5, 0], [0.25, 0, 0], [0.25, 0, 0]]
+    assert value_changes(states, roots, outcomes, values).sum(1).tolist() == [0.75, -0.25, -0.25, -0.25]
+    left_out = state_values(states, roots, outcomes, visits, own_row=False)
+    assert left_out[0].tolist() == [0, 0, 0]
+    assert left_out[1].tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+
+
+def test_earlier_visits_count_in_every_value():
+    """One more row reached the root and state 1 with outcome 0, beside two rows of now with 1."""
+    states, roots, outcomes = torch.tensor([[1], [1]]), torch.tensor([0, 0]), torch.ones(2)
+    now = count_visits(states, roots, outcomes, 2)
+    visits = Visits(now.total, now.number + 1)
+    assert state_values(states, roots, outcomes, visits).tolist() == [[pytest.approx(2 / 3)] * 2] * 2
+    left_out = state_values(states, roots, outcomes, visits, own_row=False, shrinkage=0)
+    assert left_out.tolist() == [[0.5, 0.5]] * 2
+
+
+def test_a_row_without_tokens_is_no_trouble():
+    states, roots, outcomes = torch.tensor([[-1, -1], [1, 2]]), torch.tensor([0, 0]), torch.tensor([1.0, 0.0])
+    for own_row in (True, False):
+        values = state_values(states, roots, outcomes, count_visits(states, roots, outcomes, 3), own_row=own_row)
+        assert value_changes(states, roots, outcomes, values)[0].tolist() == [0, 0]
