@@ -1,4 +1,4 @@
-"""The hook of the documentation site (mkdocs.yml): the page of options is generated from the parser of the command line.
+"""The hook of the documentation site (mkdocs.yml): it generates the page of options from the command line's parser.
 
 The text ``<!-- options -->`` of a page is replaced by every option of ``grail-lightning fit`` with type, default and
 meaning, and by the options of every class that an option accepts. What a reader sees is what the docstrings say.
@@ -7,9 +7,11 @@ meaning, and by the options of every class that an option accepts. What a reader
 from __future__ import annotations
 
 import argparse
+import collections.abc
 import dataclasses
 import html
 import inspect
+import json
 import re
 import types
 import typing
@@ -22,23 +24,33 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule
 
 from grail_lightning.callbacks import choices as choices_of_options
-from grail_lightning.cli.app import GrailCLI
+from grail_lightning.cli.app import ALWAYS_ON, GrailCLI
 from grail_lightning.module import GrailModule
 
 PLACE = "<!-- options -->"
 OURS = "grail_lightning."
+BASES = choices_of_options._BASES
 # The groups in the order in which a reader needs them; others follow.
 FIRST = ("model", "model.sampling", "model.execution", "model.objective", "model.loading", "data", "evaluation")
-TITLES = {"": "The run", "data": "data"}
+TITLES = {"": "The run"}
+# Where the parser's title of a group is a sentence of Lightning's docstring, which goes on in the next line.
+ABOUT = {
+    "": "Options of a run as a whole.",
+    "data": "The data module: a class with its options, as in `--data=MathData --data.train=problems.jsonl`.",
+    "checkpoint": "The best checkpoint, by Lightning's `ModelCheckpoint`.",
+    "trainer": "Lightning's Trainer. Its meaning of these options is unchanged; "
+    "`gradient_clip_val`, `gradient_clip_algorithm`, `accumulate_grad_batches`, `enable_checkpointing` and `barebones` "
+    "are refused with a message that names the option to set instead.",
+}
 
 
-class _ParserMade(Exception):
+class _ParserMadeError(Exception):
     """Raised with the parsers of the subcommands before anything is parsed."""
 
 
 class _ParserOnly(GrailCLI):
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        raise _ParserMade(self._subcommand_parsers)
+        raise _ParserMadeError(self._subcommand_parsers)
 
 
 def fit_parser() -> ArgumentParser:
@@ -52,7 +64,7 @@ def fit_parser() -> ArgumentParser:
             seed_everything_default=0,
             auto_configure_optimizers=False,
         )
-    except _ParserMade as made:
+    except _ParserMadeError as made:
         parser: ArgumentParser = made.args[0]["fit"]
         return parser
     raise AssertionError("LightningCLI no longer parses by `parse_arguments`")
@@ -96,12 +108,13 @@ def options_page() -> str:
         actions = groups[name]
         for action in actions:
             records |= {record.__name__: record for record in records_in(getattr(action, "_typehint", None))}
-        title, about = TITLES.get(name, name), parser.groups[name].title if name in (parser.groups or {}) else ""
-        sections.append("\n\n".join([f"## {title} {{#{name or 'run'}}}", f"{sentence(about)}", table(actions)]))
-    classes = [section for option in sorted(choices_of_options._BASES) for section in class_sections(option, records)]
+        about = ABOUT.get(name) or sentence((parser.groups or {})[name].title)
+        head = f"## {TITLES.get(name, name)} {{#group-{name or 'run'}}}"
+        sections.append(f"{head}\n\n{about}\n\n{table(actions, anchors=True)}")
+    classes = [section for option in sorted(BASES) for section in class_sections(option, records)]
     kept = {name: record for name, record in sorted(records.items()) if record.__module__.startswith(OURS)}
     shown = [record_section(record, kept) for record in _closed(kept).values()]
-    return "\n\n".join([*sections, "# Classes { data-toc-label='Classes' }", *classes, "# Groups inside options", *shown])
+    return "\n\n".join([*sections, *classes, *shown])
 
 
 def groups_of(parser: ArgumentParser) -> dict[str, list[argparse.Action]]:
@@ -115,37 +128,49 @@ def groups_of(parser: ArgumentParser) -> dict[str, list[argparse.Action]]:
 
 
 def real_options(parser: ArgumentParser) -> Iterator[argparse.Action]:
-    """The options that have a value, without the help texts and config files of classes."""
+    """The options that have a value, without the help texts and config files of groups and classes."""
     for action in parser._actions:
-        if hasattr(action, "_typehint") or action.dest in ("config", "print_config"):
+        is_help = action.dest == "help" or action.dest.endswith(".help")
+        if action.dest != "print_config" and not is_help and (hasattr(action, "_typehint") or action.dest == "config"):
             yield action
 
 
-def table(actions: list[argparse.Action]) -> str:
+def table(actions: list[argparse.Action], *, anchors: bool = False) -> str:
     """Options as a Markdown table: name, type and default, meaning."""
     rows = ["| option | type, default | meaning |", "|---|---|---|"]
     for action in actions:
-        name = f'<a id="{action.dest}"></a>`{action.dest}`'
-        rows.append(f"| {name} | {_type_and_default(action)} | {cell(action.help or '')} |")
+        name = f'<a id="{action.dest}"></a>`{action.dest}`' if anchors else f"`{action.dest}`"
+        rows.append(f"| {name} | {_type_and_default(action)} | {cell(action.help or '')}{_links(action)} |")
     return "\n".join(rows)
+
+
+def _links(action: argparse.Action) -> str:
+    """Links to the options of what stands inside an option: classes, or groups."""
+    # Options of the data module begin with its own name in the table of choices.
+    option = next((o for o in (action.dest, f"data.{action.dest}", f"data.task.{action.dest}") if o in BASES), "")
+    if option and option not in ("model.optimizer", "model.scheduler", "trainer.callbacks", "trainer.logger"):
+        return f" [Its classes](#classes-{option.replace('.', '-')})."
+    records = {r.__name__ for r in records_in(getattr(action, "_typehint", None)) if r.__module__.startswith(OURS)}
+    linked = ", ".join(f"[{name}](#record-{name.lower()})" for name in sorted(records))
+    return f" Options of {linked}." if linked else ""
 
 
 def class_sections(option: str, records: dict[str, type]) -> list[str]:
     """A section for an option that takes a class: the names, and the options of our own classes."""
-    names, (_, modules) = choices_of_options.choices(option), choices_of_options._BASES[option]
+    names, (_, modules) = choices_of_options.choices(option), BASES[option]
     found = {name: _imported(name, modules) for name in names}
-    ours = {name: cls for name, cls in found.items() if cls.__module__.startswith(OURS)}
-    others = sorted(set(found) - set(ours))
+    others = sorted(name for name, cls in found.items() if not cls.__module__.startswith(OURS))
+    every_run = ALWAYS_ON.values()  # Their options are groups of their own.
+    ours = {name: cls for name, cls in found.items() if name not in others and cls not in every_run}
     sections = [f"## Classes of {option} {{#classes-{option.replace('.', '-')}}}"]
     if others:
         sections.append(f"Of torch or Lightning, whose pages describe them: {', '.join(f'`{n}`' for n in others)}.")
     for name, cls in ours.items():
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(cls)
-        actions = list(real_options(parser))
+        actions = [action for action in real_options(parser) if action.dest != "config"]
         for action in actions:
-            records |= {r.__name__: r for r in records_in(getattr(action, "_typehint", None))}
-        actions = [action for action in actions if action.dest not in ("config", "print_config")]
+            records |= {r.__name__: r for r in records_in(action._typehint)}  # type: ignore[attr-defined]
         sections.append(f"### {name} {{#{option.replace('.', '-')}-{name.lower()}}}\n\n{about_class(cls)}")
         sections.append(table(actions) if actions else "It has no options.")
     return sections
@@ -155,7 +180,7 @@ def record_section(record: type, known: dict[str, type]) -> str:
     """A section for a dataclass that stands inside an option."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(record)
-    actions = [action for action in real_options(parser) if action.dest not in ("config", "print_config")]
+    actions = [action for action in real_options(parser) if action.dest != "config"]
     return f"## {record.__name__} {{#record-{record.__name__.lower()}}}\n\n{about_class(record)}\n\n{table(actions)}"
 
 
@@ -177,11 +202,15 @@ def records_in(hint: Any) -> Iterator[type]:
 
 
 def about_class(cls: type) -> str:
-    """What the docstring says before its sections, as one paragraph for each of its own."""
-    text = inspect.getdoc(cls) or ""
-    text = re.split(r"\n(?:Args|Attributes|Raises|Returns|Source|Columns):", text)[0]
-    paragraphs = [p for p in text.split("\n\n") if not p.lstrip().startswith((".. math", "Source:"))]
-    return "\n\n".join(cell(p).replace(r"\|", "|") for p in paragraphs)
+    """What the docstring says before its sections: paragraphs, and examples as they are."""
+    text = re.split(r"\n(?:Args|Attributes|Raises|Returns|Source):", inspect.getdoc(cls) or "")[0]
+    shown = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("    "):
+            shown.append(f"```yaml\n{inspect.cleandoc(paragraph)}\n```")
+        elif not paragraph.startswith((".. math", "Source:")):
+            shown.append(paragraph if paragraph.startswith("- ") else cell(paragraph.replace("::", ":")))
+    return "\n\n".join(p.replace(r"\|", "|") for p in shown)
 
 
 def _imported(name: str, modules: tuple[str, ...]) -> type:
@@ -230,6 +259,8 @@ def type_name(hint: Any) -> str:
         return " | ".join(dict.fromkeys(type_name(a) for a in arguments))
     if hint is type(None):
         return "null"
+    if origin is collections.abc.Callable:
+        return type_name(arguments[-1])  # A class that is called later, with the parameters of the policy.
     if origin is not None and inspect.isclass(origin):
         inner = ", ".join(type_name(a) for a in arguments if a is not Ellipsis)
         return f"{origin.__name__}[{inner}]" if inner else origin.__name__
@@ -247,6 +278,8 @@ def _yaml(value: Any) -> str:
         return getattr(value, "__name__", str(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
+    if isinstance(value, str) and "\n" in value:
+        return json.dumps(value)
     try:
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
     except yaml.YAMLError:
