@@ -53,8 +53,8 @@ class _ParserOnly(GrailCLI):
         raise _ParserMadeError(self._subcommand_parsers)
 
 
-def fit_parser() -> ArgumentParser:
-    """The parser of ``grail-lightning fit``."""
+def parsers() -> dict[str, ArgumentParser]:
+    """The parsers of the subcommands of ``grail-lightning``."""
     try:
         _ParserOnly(
             GrailModule,
@@ -65,8 +65,8 @@ def fit_parser() -> ArgumentParser:
             auto_configure_optimizers=False,
         )
     except _ParserMadeError as made:
-        parser: ArgumentParser = made.args[0]["fit"]
-        return parser
+        made_parsers: dict[str, ArgumentParser] = made.args[0]
+        return made_parsers
     raise AssertionError("LightningCLI no longer parses by `parse_arguments`")
 
 
@@ -99,7 +99,7 @@ def _existing(nav: list[Any], folder: Path) -> list[Any]:
 
 def options_page() -> str:
     """The page of options as Markdown."""
-    parser = fit_parser()
+    parser = parsers()["fit"]
     groups = groups_of(parser)
     order = [*(name for name in FIRST if name in groups), *(name for name in groups if name not in (*FIRST, "trainer"))]
     records: dict[str, type] = {}

@@ -6,6 +6,7 @@ import torch
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
+from grail_lightning.credit.forward import logprobs
 from grail_lightning.policy import Policy
 
 
@@ -25,9 +26,8 @@ class Surprise(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights ``[B, T]`` of a batch whose rewards, advantages and answers are set."""
-        with torch.no_grad():
-            logprobs = policy(policy.layout(batch), temperature=context.temperature).logprobs
-        surprisal = -logprobs.masked_fill(~batch.response_mask, 0.0)
+        rows = torch.arange(len(batch))  # All of them; in parts of at most `context.token_budget` tokens.
+        surprisal = -logprobs(policy, batch, context, rows)
         values = (1 + surprisal).clamp(max=self.top) * batch.response_mask
         nothing_missing = torch.zeros_like(batch.finished)
         return TokenWeights(values=values, scores=surprisal, fallback=nothing_missing)

@@ -137,7 +137,7 @@ class Reward:
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: "
-                    f"{error}. See docs/grading.md."
+                    f"{error}. See docs/your_reward.md."
                 ) from error
 
     def __call__(
@@ -154,7 +154,7 @@ class Reward:
         except Exception as error:
             raise ValueError(
                 f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {len(responses)} responses, "
-                f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/grading.md)."
+                f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/your_reward.md)."
             ) from error
         return self._checked(returned, responses)
 

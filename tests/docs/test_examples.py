@@ -43,7 +43,9 @@ def fit(name, *options):
 
 def figure(figures, name):
     """A figure by its name without the group of its tag."""
-    (value,) = (value for tag, value in figures.items() if tag == name or tag.endswith(f"/{name}") and "val/" not in tag)
+    (value,) = (
+        value for tag, value in figures.items() if tag == name or (tag.endswith(f"/{name}") and "val/" not in tag)
+    )
     return value
 
 
