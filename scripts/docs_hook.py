@@ -210,7 +210,7 @@ def about_class(cls: type) -> str:
             shown.append(f"```yaml\n{inspect.cleandoc(paragraph)}\n```")
         elif not paragraph.startswith((".. math", "Source:")):
             shown.append(paragraph if paragraph.startswith("- ") else cell(paragraph.replace("::", ":")))
-    return "\n\n".join(p.replace(r"\|", "|") for p in shown)
+    return "\n\n".join(shown)
 
 
 def _imported(name: str, modules: tuple[str, ...]) -> type:
@@ -226,7 +226,7 @@ def _imported(name: str, modules: tuple[str, ...]) -> type:
 
 def sentence(text: str | None) -> str:
     """A title as a sentence."""
-    said = cell(text or "").replace(r"\|", "|").rstrip(":. ")
+    said = cell(text or "").rstrip(":. ")
     return f"{said}." if said else ""
 
 
@@ -238,8 +238,12 @@ def cell(text: str) -> str:
     text = re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
     text = re.sub(r"\s*Default: `[^`]*`\.?\s*$", "", text)
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    plain = [p if p.startswith("`") else html.escape(p, quote=False).replace("*", r"\*") for p in parts]
-    return "".join(plain).replace("|", r"\|")
+    # Inside backticks python-markdown takes everything as it is, also what separates columns.
+    return "".join(p if p.startswith("`") else _escaped(p) for p in parts)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*|])", r"\\\1", html.escape(text, quote=False))
 
 
 def _type_and_default(action: argparse.Action) -> str:
