@@ -69,6 +69,17 @@ def test_a_task_of_ones_own_asks_its_question_and_pays_for_words_in_their_place(
     assert verdict_and_reward(task, row, "apple fig pear") == ("missing", 0)
 
 
+def test_a_task_with_a_known_form_of_answers_takes_rewards_from_its_options():
+    rollouts, figures = fit("my_answer_task")
+    assert rollouts["prompt"].str.fullmatch(r"Is \d\+\d even\? Say yes or no\.\n").all()
+    assert set(rollouts["reference"]) <= {"yes", "no"}
+    assert figure(figures, "rewards/brevity/mean") > 0
+    from my_answer_task import Parity
+
+    assert verdict_and_reward(Parity(), {"problem": "2+4"}, "No, sorry: Yes!") == ("right", 1)
+    assert verdict_and_reward(Parity(), {"problem": "2+3"}, "yes") == ("wrong", 0)
+
+
 def test_one_option_says_that_an_answer_is_text():
     rollouts, _ = fit("my_text")
     assert rollouts["prompt"].str.endswith("on a last line after 'Answer:'.").all()
