@@ -63,9 +63,9 @@ lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Warnings are errors, and so are links and anchors that lead nowhere. Nothing is fetched.
+# Warnings are errors, and so are links and anchors that lead nowhere (not with --quiet, which leaves them uncounted). Nothing is fetched.
 docs: $(VENV)/installed  ## Build the documentation into site/ (open site/index.html)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheel: $(VENV)/installed  ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
