@@ -21,11 +21,9 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch import LightningDataModule
 
 from grail_lightning.callbacks import choices as choices_of_options
-from grail_lightning.cli.app import ALWAYS_ON, GrailCLI
-from grail_lightning.module import GrailModule
+from grail_lightning.cli.app import ALWAYS_ON, GrailCLI, run
 
 PLACE = "<!-- options -->"
 OURS = "grail_lightning."
@@ -33,14 +31,10 @@ BASES = choices_of_options._BASES
 # The groups in the order in which a reader needs them; others follow.
 FIRST = ("model", "model.sampling", "model.execution", "model.objective", "model.loading", "data", "evaluation")
 TITLES = {"": "The run"}
-# Where the parser's title of a group is a sentence of Lightning's docstring, which goes on in the next line.
-ABOUT = {
-    "": "Options of a run as a whole.",
-    "data": "The data module: a class with its options, as in `--data=MathData --data.train=problems.jsonl`.",
-    "checkpoint": "The best checkpoint, by Lightning's `ModelCheckpoint`.",
-    "trainer": "Lightning's Trainer. Its meaning of these options is unchanged; "
-    "`gradient_clip_val`, `gradient_clip_algorithm`, `accumulate_grad_batches`, `enable_checkpointing` and `barebones` "
-    "are refused with a message that names the option to set instead.",
+# What stands after the parser's title of a group.
+NOTES = {
+    "trainer": " The options mean what they mean in Lightning. `gradient_clip_val`, `gradient_clip_algorithm`, "
+    "`accumulate_grad_batches`, `enable_checkpointing` and `barebones` are refused: the message says what to set instead.",
 }
 
 
@@ -56,14 +50,7 @@ class _ParserOnly(GrailCLI):
 def parsers() -> dict[str, ArgumentParser]:
     """The parsers of the subcommands of ``grail-lightning``."""
     try:
-        _ParserOnly(
-            GrailModule,
-            LightningDataModule,
-            subclass_mode_data=True,
-            args=[],
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-        )
+        run(_ParserOnly, ["fit"])
     except _ParserMadeError as made:
         made_parsers: dict[str, ArgumentParser] = made.args[0]
         return made_parsers
@@ -108,7 +95,8 @@ def options_page() -> str:
         actions = groups[name]
         for action in actions:
             records |= {record.__name__: record for record in records_in(getattr(action, "_typehint", None))}
-        about = ABOUT.get(name) or sentence((parser.groups or {})[name].title)
+        titled = (parser.groups or {}).get(name)
+        about = (sentence(titled.title) if titled else "Options of a run as a whole.") + NOTES.get(name, "")
         head = f"## {TITLES.get(name, name)} {{#group-{name or 'run'}}}"
         sections.append(f"{head}\n\n{about}\n\n{table(actions, anchors=True)}")
     classes = [section for option in sorted(BASES) for section in class_sections(option, records)]

@@ -39,26 +39,32 @@ def parsers(hook):
     return hook.parsers()
 
 
+COMMAND = re.compile(
+    r"^ *(?:\$ |srun )?(?:grail-lightning (fit|validate|test|predict)|python -m grail_lightning\.(plan)) (.*)$",
+    re.MULTILINE,
+)
+
+
 def commands():
-    """Every command line of `grail-lightning` on the pages, with the page."""
+    """Every command line of `grail-lightning` on the pages: page, subcommand and arguments."""
     for page, text in PAGES.items():
-        for line in re.findall(
-            r"^ *(?:\$ |srun )?(grail-lightning (?:fit|validate|test|predict) .*)$", text, re.MULTILINE
-        ):
-            yield page, line
+        for subcommand, plan, arguments in COMMAND.findall(text):
+            if "…" not in arguments and "--help" not in arguments:
+                # A plan takes the options of `fit`, and more.
+                said = re.sub(r" --gpus [\d ]+", "", arguments) if plan else arguments
+                yield page, subcommand or "fit", [w for w in shlex.split(said, comments=True) if not w.startswith("$")]
 
 
 def test_every_command_on_the_pages_is_one_that_the_parser_takes(parsers, monkeypatch):
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    found = [(page, line) for page, line in commands() if "…" not in line]
+    found = list(commands())
     assert len(found) > 40
-    for page, line in found:
-        _, subcommand, *arguments = [w for w in shlex.split(line, comments=True) if not w.startswith("$")]
+    for page, subcommand, arguments in found:
         try:
             parsers[subcommand].parse_args(expand_configs(arguments))
         except (ArgumentError, ValueError) as error:
-            pytest.fail(f"{page}: {line}: {error}")
+            pytest.fail(f"{page}: {subcommand} {' '.join(arguments)}: {error}")
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
