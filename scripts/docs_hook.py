@@ -34,7 +34,7 @@ TITLES = {"": "The run"}
 # What stands after the parser's title of a group.
 NOTES = {
     "trainer": " The options mean what they mean in Lightning. `gradient_clip_val`, `gradient_clip_algorithm`, "
-    "`accumulate_grad_batches`, `enable_checkpointing` and `barebones` are refused: the message says what to set instead.",
+    "`accumulate_grad_batches`, `enable_checkpointing` and `barebones` are refused; the message says what to set.",
 }
 
 
