@@ -136,6 +136,16 @@ def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
         engine.generate(problems(1), 2, type(SAMPLING)(max_response_length=4, top_p=0.9), 1)
 
 
+def test_rollouts_and_predictions_are_read(capsys):
+    fit("my_task")
+    main(["predict", "--config=configs/saliency.yaml", "--data.num_test=8", "--trainer.enable_progress_bar=false"])
+    capsys.readouterr()
+    runpy.run_path("read_rollouts.py")
+    assert "num_tokens" in capsys.readouterr().out
+    runpy.run_path("read_predictions.py")
+    assert "boxed" in capsys.readouterr().out
+
+
 def test_ten_lines_of_python_train_a_policy():
     """Cut to one step; everything else is the text itself."""
     program = Path("from_python.py").read_text()

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonargparse import ArgumentError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -81,7 +82,16 @@ def test_every_example_is_on_a_page_and_pages_have_no_other_python():
     assert files <= shown
     for page, text in PAGES.items():
         for block in re.findall(r"^```(?:python|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            assert block.startswith("--8<--") or page in ("methods.md", "your_task.md"), (page, block)
+            assert block.startswith("--8<--") or page == "methods.md", (page, block)
+
+
+def test_the_options_on_the_page_of_methods_are_ones_that_the_parser_takes(parsers, tmp_path):
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGES["methods.md"], re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 1
+    for block in blocks:
+        file = tmp_path / "method.yaml"
+        file.write_text(yaml.safe_dump({"model": yaml.safe_load(block)}))
+        parsers["fit"].parse_args(expand_configs([f"--config={EXAMPLES / 'first_run.yaml'}", f"--config={file}"]))
 
 
 def test_every_option_of_the_parser_stands_on_the_page_of_options(hook, parsers):
