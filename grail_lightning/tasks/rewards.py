@@ -113,11 +113,17 @@ class Reward:
         spec: The function, its weight and its arguments.
 
     Raises:
-        ValueError: If there is no such function, or it does not accept the arguments. A built-in one is called once
-            with empty lists to check their values.
+        ValueError: If it is no `RewardSpec`, there is no such function, or it does not accept the arguments. A built-in
+            one is called once with empty lists to check their values.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
+        given: object = spec  # The constructor of a task of the user's may lack a type, without which it gets a dict.
+        if not isinstance(given, RewardSpec):
+            raise ValueError(
+                f"`rewards` must be a list of `RewardSpec`, but got {str(given)[:80]}. If your task passes them on, "
+                "write their type: `rewards: list[RewardSpec] | None = None`, of grail_lightning.tasks.rewards."
+            )
         self.path, self.weight = spec.function, spec.weight
         self.name = spec.name or spec.function.rpartition(".")[2]
         self.arguments = dict(spec.arguments or {})
