@@ -41,14 +41,6 @@ def fit(name, *options):
     return pandas.read_parquet(RUN / "rollouts"), figures
 
 
-def figure(figures, name):
-    """A figure by its name without the group of its tag."""
-    (value,) = (
-        value for tag, value in figures.items() if tag == name or (tag.endswith(f"/{name}") and "val/" not in tag)
-    )
-    return value
-
-
 def verdict_and_reward(task, row, text):
     """What a response to a row's prompt is worth."""
     prompt = task.prompt(row)
@@ -73,7 +65,7 @@ def test_a_task_with_a_known_form_of_answers_takes_rewards_from_its_options():
     rollouts, figures = fit("my_answer_task")
     assert rollouts["prompt"].str.fullmatch(r"Is \d\+\d even\? Say yes or no\.\n").all()
     assert set(rollouts["reference"]) <= {"yes", "no"}
-    assert figure(figures, "rewards/brevity/mean") > 0
+    assert figures["train/rewards/brevity/mean"] > 0
     from my_answer_task import Parity
 
     assert verdict_and_reward(Parity(), {"problem": "2+4"}, "No, sorry: Yes!") == ("right", 1)
@@ -97,7 +89,7 @@ def test_rewards_of_ones_own_are_weighed_and_logged():
     brief = 1 / (1 + rollouts["num_tokens"] / 32)
     hard = rollouts["correct"] & rollouts["prompt"].str.contains(r"7\+5-3\+8|8\+8-5\+1")
     assert rollouts["reward"].tolist() == pytest.approx((rollouts["correct"] + 0.1 * brief + 0.5 * hard).tolist())
-    assert figure(figures, "rewards/brevity/mean") == pytest.approx(brief.mean())
+    assert figures["train/rewards/brevity/mean"] == pytest.approx(brief.mean())
 
 
 def test_a_reward_is_called_by_hand(capsys):
@@ -109,7 +101,7 @@ def test_a_reward_is_called_by_hand(capsys):
 
 def test_a_credit_method_of_ones_own_trains_and_its_mistakes_are_told(capsys):
     _, figures = fit("my_credit")
-    assert 1 < figure(figures, "weight_mean") < 3
+    assert 1 < figures["credit/weight_mean"] < 3
     assert "`top` must be at least 1" in fails(capsys, "fit", "--config=my_credit.yaml", "--model.credit.top=0.5")
 
 
@@ -122,7 +114,7 @@ def test_a_data_module_of_ones_own_reads_csv_files():
 def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
     rollouts, figures = fit("my_engine")
     assert rollouts["num_tokens"].max() <= 40
-    assert figure(figures, "sampling_logp_difference/mean") < 1e-5, "its log-probabilities are the trainer's"
+    assert figures["policy/sampling/sampling_logp_difference/mean"] < 1e-5, "its log-probabilities are the trainer's"
     from my_engine import PlainEngine
 
     engine = PlainEngine()
