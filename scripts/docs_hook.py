@@ -16,7 +16,6 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -60,25 +59,9 @@ def parsers() -> dict[str, ArgumentParser]:
 # --- mkdocs' events -----------------------------------------------------------------------------------------------
 
 
-def on_config(config: Any) -> Any:
-    """Leave pages out of the navigation that are not written yet."""
-    config.nav = _existing(config.nav, Path(config.docs_dir))
-    return config
-
-
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the options."""
     return markdown.replace(PLACE, options_page()) if PLACE in markdown else markdown
-
-
-def _existing(nav: list[Any], folder: Path) -> list[Any]:
-    kept: list[Any] = []
-    for entry in nav:
-        if isinstance(entry, str):
-            kept += [entry] if (folder / entry).is_file() else []
-        else:
-            kept += [{name: _existing(v, folder) if isinstance(v, list) else v for name, v in entry.items()}]
-    return kept
 
 
 # --- the page -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ LARGEST = 3.0  # Larger weights, those of GRAIL's answers, have the same colour.
 def predictions(options: list[str], folder: Path) -> pandas.DataFrame:
     """The rows of a prediction."""
     file = folder / "predictions.parquet"
-    quiet = ["--trainer.enable_progress_bar=false", f"--trainer.logger.save_dir={folder}"]
+    quiet = ["--trainer.enable_progress_bar=false", "--predictions.page=false", f"--trainer.logger.save_dir={folder}"]
     main(
         [
             "predict",

@@ -130,12 +130,16 @@ def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
 
 def test_rollouts_and_predictions_are_read(capsys):
     fit("my_task")
-    main(["predict", "--config=configs/saliency.yaml", "--data.num_test=8", "--trainer.enable_progress_bar=false"])
+    options = ["--data.num_test=2", "--evaluation.num_samples=4", "--trainer.enable_progress_bar=false"]
+    methods = ["--model.credit=GRAIL", "--model.credit=OARGradient"]
+    main(["predict", "--config=configs/saliency.yaml", *options, *methods])
     capsys.readouterr()
     runpy.run_path("read_rollouts.py")
     assert "num_tokens" in capsys.readouterr().out
     runpy.run_path("read_predictions.py")
     assert "boxed" in capsys.readouterr().out
+    runpy.run_path("read_methods.py")
+    assert "weights.OARGradient" in capsys.readouterr().out
 
 
 def test_ten_lines_of_python_train_a_policy():

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.callbacks.choices import choices
-from grail_lightning.callbacks.predictions import _PREDICTION_COLUMNS
+from grail_lightning.callbacks.prediction_columns import prediction_types
 from grail_lightning.callbacks.rollouts import _TRAINING_COLUMNS
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.metrics import STATUSES
@@ -121,7 +121,7 @@ def test_every_logged_figure_stands_on_the_page_of_metrics(tmp_path, monkeypatch
         assert f"`{name}`" in PAGES["metrics.md"], f"{tag} as `{name}`"
 
 
-@pytest.mark.parametrize("columns", [_TRAINING_COLUMNS, _PREDICTION_COLUMNS])
+@pytest.mark.parametrize("columns", [_TRAINING_COLUMNS, prediction_types([])])
 def test_every_column_stands_on_the_page_of_files_with_its_type(columns):
     rows = [line for line in PAGES["files.md"].splitlines() if line.startswith("| `")]
     for name, kind in columns.items():
