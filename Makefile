@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-other test-slow test-browser coverage gpu-check lint wheel policy clean
+.PHONY: help quickstart tensorboard test test-other test-slow test-browser coverage gpu-check lint docs wheel policy clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,7 +23,7 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
 	    $(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(PIP) --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)" || $(PIP) "torch==$(TORCH)"; \
 	 else $(PIP) "torch==$(TORCH)"; fi
-	@$(PIP) --constraint constraints.txt --editable ".[dev]"
+	@$(PIP) --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@
 
 quickstart: $(VENV)/installed  ## Train the packaged policy with GRAIL on this machine's CPU (minutes)
@@ -35,7 +35,7 @@ tensorboard: $(VENV)/installed  ## Look at the runs in a browser
 # Files stay together: their policies and runs are then made once, not by each process.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: lint  ## Lint, types, the tests that take minutes, and some of them as on another processor
+test: lint docs  ## Lint, types, the site, the tests that take minutes, and some of them as on another processor
 	$(PYTEST)
 	@$(MAKE) --no-print-directory test-other
 
@@ -52,7 +52,7 @@ test-slow: $(VENV)/installed  ## The slow tests alone
 
 # Chromium comes from the system: apt-get install chromium chromium-driver (Debian), or chromium-browser (Ubuntu).
 test-browser: $(VENV)/installed  ## HTML pages in a real Chromium, which must be there with its driver (apt: chromium chromium-driver)
-	@$(PIP) --constraint constraints.txt --editable ".[dev,browser]"
+	@$(PIP) --constraint constraints.txt --editable ".[dev,docs,browser]"
 	$(BIN)/python -m pytest -m browser tests/views
 
 gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in one table (25 minutes; PARTS="step trl")
@@ -63,6 +63,10 @@ lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Warnings are errors, and so are links and anchors that lead nowhere (not with --quiet, which leaves them uncounted). Nothing is fetched.
+docs: $(VENV)/installed  ## Build the documentation into site/ (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 wheel: $(VENV)/installed  ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
@@ -70,4 +74,4 @@ policy: $(VENV)/installed  ## Make the packaged policy anew (about 5 minutes)
 	$(BIN)/python scripts/make_arithmetic_policy.py
 
 clean:  ## Remove the virtual environment and what was built; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -107,7 +107,7 @@ def _earned(task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[
     except Exception as error:
         raise ValueError(
             f"{name} {wanted} but it raised {type(error).__name__}: {error}. Call it by hand to debug it "
-            "(docs/grading.md)."
+            "(docs/your_reward.md)."
         ) from error
     if len(total) != len(texts) or not all(map(math.isfinite, total)):
         raise ValueError(f"{name} {wanted} but got {str(earned.total)[:200]}.")

@@ -113,11 +113,17 @@ class Reward:
         spec: The function, its weight and its arguments.
 
     Raises:
-        ValueError: If there is no such function, or it does not accept the arguments. A built-in one is called once
-            with empty lists to check their values.
+        ValueError: If it is no `RewardSpec`, there is no such function, or it does not accept the arguments. A built-in
+            one is called once with empty lists to check their values.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
+        given: object = spec  # The constructor of a task of the user's may lack a type, without which it gets a dict.
+        if not isinstance(given, RewardSpec):
+            raise ValueError(
+                f"`rewards` must be a list of `RewardSpec`, but got {str(given)[:80]}. If your task passes them on, "
+                "write their type: `rewards: list[RewardSpec] | None = None`, of grail_lightning.tasks.rewards."
+            )
         self.path, self.weight = spec.function, spec.weight
         self.name = spec.name or spec.function.rpartition(".")[2]
         self.arguments = dict(spec.arguments or {})
@@ -137,7 +143,7 @@ class Reward:
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: "
-                    f"{error}. See docs/grading.md."
+                    f"{error}. See docs/your_reward.md."
                 ) from error
 
     def __call__(
@@ -154,7 +160,7 @@ class Reward:
         except Exception as error:
             raise ValueError(
                 f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {len(responses)} responses, "
-                f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/grading.md)."
+                f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/your_reward.md)."
             ) from error
         return self._checked(returned, responses)
 

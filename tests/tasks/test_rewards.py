@@ -277,3 +277,8 @@ def test_rewards_of_the_arithmetic_task_come_from_the_command_line_and_from_yaml
     ]
     (prompts,) = data.load("val")
     assert prompts.prompts[0].task is data.task
+
+
+def test_rewards_that_a_task_without_types_passes_on_are_told():
+    with pytest.raises(ValueError, match=r"must be a list of `RewardSpec`, but got {'function'.*write their type"):
+        MathTask(rewards=[{"function": "correctness"}])

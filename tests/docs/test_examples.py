@@ -1,0 +1,161 @@
+"""The examples of the documentation run as they stand, through the command line and on the packaged policy."""
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grail_lightning.answers import Verifier
+from grail_lightning.grading.grade import grade_answers
+from grail_lightning.module import GrailModule
+from grail_lightning.tasks import MathTask
+from tests.runs import SAMPLING, problems
+from tests.shell import fails, main
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+RUN = Path("runs/example")
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_examples(tmp_path, monkeypatch):
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for file in EXAMPLES.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+
+
+def fit(name, *options):
+    """The rollouts and the last figures of one optimiser step of an example."""
+    quiet = ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false", "--trainer.callbacks+=KeepRollouts"]
+    main(["fit", f"--config={name}.yaml", *quiet, *options])
+    events = EventAccumulator(str(RUN)).Reload()
+    figures = {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
+    return pandas.read_parquet(RUN / "rollouts"), figures
+
+
+def verdict_and_reward(task, row, text):
+    """What a response to a row's prompt is worth."""
+    prompt = task.prompt(row)
+    with Verifier(num_workers=1) as verifier:
+        verdicts = grade_answers([text], [prompt], verifier)
+    return verdicts[0].status, task.reward([text], [prompt], verdicts)[0]
+
+
+def test_a_task_of_ones_own_asks_its_question_and_pays_for_words_in_their_place():
+    rollouts, _ = fit("my_task")
+    assert len(rollouts) == 2 * 4
+    assert rollouts["prompt"].str.startswith("user: Sort these words: ").all()
+    from my_task import SortWords
+
+    task, row = SortWords(), {"problem": "pear apple fig", "answer": "apple fig pear"}
+    assert verdict_and_reward(task, row, "Sorted: Apple fig pear") == ("right", 1)
+    assert verdict_and_reward(task, row, "Sorted: apple pear fig") == ("wrong", pytest.approx(0.5 / 3))
+    assert verdict_and_reward(task, row, "apple fig pear") == ("missing", 0)
+
+
+def test_a_task_with_a_known_form_of_answers_takes_rewards_from_its_options():
+    rollouts, figures = fit("my_answer_task")
+    assert rollouts["prompt"].str.fullmatch(r"Is \d\+\d even\? Say yes or no\.\n").all()
+    assert set(rollouts["reference"]) <= {"yes", "no"}
+    assert figures["train/rewards/brevity/mean"] > 0
+    from my_answer_task import Parity
+
+    assert verdict_and_reward(Parity(), {"problem": "2+4"}, "No, sorry: Yes!") == ("right", 1)
+    assert verdict_and_reward(Parity(), {"problem": "2+3"}, "yes") == ("wrong", 0)
+
+
+def test_one_option_says_that_an_answer_is_text():
+    rollouts, _ = fit("my_text")
+    assert rollouts["prompt"].str.endswith("on a last line after 'Answer:'.").all()
+    options = yaml.safe_load(Path("my_text.yaml").read_text())["data"]["init_args"]["task"]["init_args"]
+    from grail_lightning.answers import Marker
+
+    task = MathTask(**(options | {"answer": Marker(**options["answer"]["init_args"])}))
+    row = {"problem": "What is the capital of Norway?", "answer": "Oslo"}
+    assert verdict_and_reward(task, row, "It is in the south.\nAnswer: oslo")[0] == "right"
+    assert verdict_and_reward(task, row, "Answer: Oslo or Bergen")[0] == "wrong"
+
+
+def test_rewards_of_ones_own_are_weighed_and_logged():
+    rollouts, figures = fit("my_reward")
+    brief = 1 / (1 + rollouts["num_tokens"] / 32)
+    hard = rollouts["correct"] & rollouts["prompt"].str.contains(r"7\+5-3\+8|8\+8-5\+1")
+    assert rollouts["reward"].tolist() == pytest.approx((rollouts["correct"] + 0.1 * brief + 0.5 * hard).tolist())
+    assert figures["train/rewards/brevity/mean"] == pytest.approx(brief.mean())
+
+
+def test_a_reward_is_called_by_hand(capsys):
+    runpy.run_path("by_hand.py", run_name="__main__")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "right '2'"
+    assert said[2] == f"[{1 + 0.1 / (1 + 6 / 1000)}]"
+
+
+def test_a_credit_method_of_ones_own_trains_and_its_mistakes_are_told(capsys):
+    _, figures = fit("my_credit")
+    assert 1 < figures["credit/weight_mean"] < 3
+    assert "`top` must be at least 1" in fails(capsys, "fit", "--config=my_credit.yaml", "--model.credit.top=0.5")
+
+
+def test_a_data_module_of_ones_own_reads_csv_files():
+    rollouts, _ = fit("my_data")
+    assert set(rollouts["dataset"]) == {"train"}
+    assert set(rollouts["reference"]) <= {"17", "8", "9"}
+
+
+def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
+    rollouts, figures = fit("my_engine")
+    assert rollouts["num_tokens"].max() <= 40
+    assert figures["policy/sampling/sampling_logp_difference/mean"] < 1e-5, "its log-probabilities are the trainer's"
+    from my_engine import PlainEngine
+
+    engine = PlainEngine()
+    engine.update_weights(arithmetic)
+    before = torch.random.get_rng_state()
+    first, again, other = (engine.generate(problems(2), 3, SAMPLING, seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert first.texts == again.texts != other.texts
+    assert first.finished.any(), "the end token ends a response"
+    with pytest.raises(ValueError, match="knows no `top_p`"):
+        engine.generate(problems(1), 2, type(SAMPLING)(max_response_length=4, top_p=0.9), 1)
+
+
+def test_rollouts_and_predictions_are_read(capsys):
+    fit("my_task")
+    options = ["--data.num_test=2", "--evaluation.num_samples=4", "--trainer.enable_progress_bar=false"]
+    methods = ["--model.credit=GRAIL", "--model.credit=OARGradient"]
+    main(["predict", "--config=configs/saliency.yaml", *options, *methods])
+    capsys.readouterr()
+    runpy.run_path("read_rollouts.py")
+    assert "num_tokens" in capsys.readouterr().out
+    runpy.run_path("read_predictions.py")
+    assert "boxed" in capsys.readouterr().out
+    runpy.run_path("read_methods.py")
+    assert "weights.OARGradient" in capsys.readouterr().out
+
+
+def test_ten_lines_of_python_train_a_policy():
+    """Cut to one step; everything else is the text itself."""
+    program = Path("from_python.py").read_text()
+    lines = [line for line in program.splitlines() if line and not line.startswith(("import", "from", '"""'))]
+    assert len(lines) <= 10
+    for text, shorter in (
+        ("max_steps=120", 'max_steps=1, accelerator="cpu", enable_progress_bar=False'),
+        ("callbacks=default_callbacks()", "callbacks=default_callbacks(progress_bar=False)"),
+        ("prompts_per_batch=16", "prompts_per_batch=2, num_val=4"),
+    ):
+        assert text in program
+        program = program.replace(text, shorter)
+    names = {}
+    exec(compile(program, "from_python.py", "exec"), names)
+    assert isinstance(names["module"], GrailModule)
+    assert names["trainer"].global_step == 1
+    assert "val/accuracy" in names["trainer"].callback_metrics
