@@ -79,8 +79,8 @@ class _Losses(CSVLogger):
         self.losses, self.at = [], []
 
     def log_metrics(self, metrics, step=None):
-        if "loss" in metrics:
-            self.losses.append(metrics["loss"])
+        if "policy/loss" in metrics:
+            self.losses.append(metrics["policy/loss"])
             self.at.append(step)
 
 
@@ -266,12 +266,12 @@ def test_a_step_without_a_row_logs_no_other_steps_figures(tmp_path):
     logged = []
     ours = module({"mini_batches": 3, "group_size": 16, "max_grad_norm": None})
     trainer(3, logger=Rows(tmp_path)).fit(ours, batches(1, size=1))
-    full, *empty = [m for m in logged if "grad_norm" in m]
-    assert full["entropy"] > 0
-    assert full["grad_norm"] > 0
-    assert empty[0] == {"loss": 0.0, "grad_norm": 0.0, "learning_rate": 1e-4}
+    full, *empty = [m for m in logged if "policy/grad_norm" in m]
+    assert full["policy/entropy"] > 0
+    assert full["policy/grad_norm"] > 0
+    assert empty[0] == {"policy/loss": 0.0, "policy/grad_norm": 0.0, "policy/learning_rate": 1e-4}
     assert empty[1].items() >= empty[0].items()
-    assert not {"entropy", "clip_ratio/region_mean"} & empty[1].keys()
+    assert not {"policy/entropy", "policy/clip_ratio/region_mean"} & empty[1].keys()
 
 
 def test_a_control_does_not_change_which_rollouts_are_drawn():

@@ -18,7 +18,7 @@ from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.modules import PromptData
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.step.report import SHOWN
-from grail_lightning.step.tags import tag
+from grail_lightning.step.tags import GROUP_OF, tag
 
 _OURS = ("grail_lightning.", "lightning.")
 _STEP, _SPEED = tuple(tag(name) for name in SHOWN), tag("tokens_per_second")
@@ -95,7 +95,8 @@ def _evaluated(trainer: Trainer) -> list[str] | None:
 def _check_name(option: str, name: str, logged: Logged) -> None:
     if name in logged.names:
         return
-    near = difflib.get_close_matches(name, logged.names, n=1) if logged.complete else _misspelt(name, logged.names)
+    today = tag(name) if name.partition("/")[0] in GROUP_OF else name  # Curves had no groups once.
+    near = difflib.get_close_matches(today, logged.names, n=1) if logged.complete else _misspelt(name, logged.names)
     if not near and not logged.complete and name not in _MOVED:
         return
     if name in _MOVED:

@@ -83,12 +83,13 @@ class WordProblemSpace:
             raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
         rng = random.Random(f"words-{split}-{seed}")  # noqa: S311 - problems, not secrets
         rows: dict[str, dict[str, str | int]] = {}
-        for _ in range(MOST_TRIES * max(num_problems, 1)):
-            if len(rows) >= num_problems:
-                break
+        in_vain = 0
+        while len(rows) < num_problems and in_vain < MOST_TRIES * (len(rows) + 100):
             row = self._draw(rng)
-            if split_of(str(row["problem"])) == split:
+            new = split_of(str(row["problem"])) == split and str(row["problem"]) not in rows
+            if new:
                 rows[str(row["problem"])] = row
+            in_vain = 0 if new else in_vain + 1
         if len(rows) < num_problems:
             raise ValueError(
                 f"The {split} split hardly has {num_problems} different problems: only {len(rows)} were found. Ask "
