@@ -34,6 +34,20 @@ def test_every_method_after_the_first_is_compared():
     ]
 
 
+def test_weights_include_what_a_method_adds_to_the_advantage(tmp_path, monkeypatch):
+    """The changes of value along a row add up to its outcome less the mean of its group."""
+    monkeypatch.chdir(tmp_path)
+    main([*PREDICT, "--model.credit=TreeAdvantage", "--predictions.page=false"])
+    rows = pq.read_table(FILE).to_pylist()
+    outcomes = [
+        (row["correct"], [other["correct"] for other in rows if other["group"] == row["group"]]) for row in rows
+    ]
+    assert any(0 < sum(group) < len(group) for _, group in outcomes), "some group has right and wrong rollouts"
+    for row, (right, group) in zip(rows, outcomes, strict=True):
+        added = sum(weight - 1 for weight in row["weights"]) * (1 if right else -1)
+        assert added == pytest.approx(right - sum(group) / len(group), abs=1e-5)
+
+
 def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = ["--model.credit=GRAIL", "--model.credit.std=0.3", "--model.credit.gate=all"]

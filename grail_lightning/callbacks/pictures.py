@@ -17,9 +17,8 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.boards import log_histogram, log_picture, takes_pictures
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.records import prompt_text, rollout_facts
-from grail_lightning.credit.base import TokenWeights
 from grail_lightning.grading.locate import labelled_steps
-from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.views.curves import weight_curves
 from grail_lightning.views.heatmap import ShownGroup, ShownRollout, heatmap
@@ -104,7 +103,7 @@ class CreditPictures(Callback):
         batch, weights = output.batch, output.weights
         assert isinstance(batch, RolloutBatch)
         assert weights is not None
-        shares = weight_shares(batch, weights)
+        shares = effective_weights(batch.advantages, weights)
         pictures = {"credit/rollouts": heatmap(self._groups(output, shares, tokenizer, step), self.max_lines)}
         live = (batch.advantages != 0).nonzero().flatten()
         found, mask = _numpy(shares[live]), batch.response_mask[live].cpu().numpy()
@@ -129,14 +128,6 @@ class CreditPictures(Callback):
             )
             for place in order[: self.num_groups]
         ]
-
-
-def weight_shares(batch: RolloutBatch, weights: TokenWeights) -> Tensor:
-    """``[B, T]``: the advantage of each token over that of its rollout; the plain weight where that is 0."""
-    if weights.additive is None:
-        return weights.values
-    advantages = batch.advantages[:, None]
-    return torch.where(advantages == 0, weights.values, token_advantages(batch.advantages, weights) / advantages)
 
 
 def mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:

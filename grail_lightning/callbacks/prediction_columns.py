@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers import Alignment
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, encodable, response_ids, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading.locate import align_rows, labelled_steps
+from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 
@@ -58,13 +60,15 @@ def prediction_columns(
         compared: The weights of further methods by name.
     """
     batch = output.batch
+    assert isinstance(batch, RolloutBatch), "`predict_step` gives advantages"
     lengths, ids = batch.response_lengths.tolist(), response_ids(output)
     columns = rollout_columns(output)
     columns["token_ids"] = ids
     columns["tokens"] = [[encodable(module.tokenizer.decode([token])) for token in row] for row in ids]
     columns["method"] = [method] * len(batch)
     for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
-        columns[f"weights{suffix}"] = _rows(None if weights is None else weights.values, lengths)
+        shown = None if weights is None else effective_weights(batch.advantages, weights)
+        columns[f"weights{suffix}"] = _rows(shown, lengths)
         columns[f"scores{suffix}"] = _rows(None if weights is None else weights.scores, lengths)
         columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
     alignments = align_rows(batch, module.tokenizer)

@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
@@ -32,3 +33,12 @@ def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
     """``A_it = A_i · w_it``, plus the additive stage if there is one, ``[B, T]``."""
     product = advantages[:, None] * weights.values
     return product if weights.additive is None else product + weights.additive
+
+
+def effective_weights(advantages: Tensor, weights: TokenWeights) -> Tensor:
+    """``A_it / A_i``, ``[B, T]``: what to show of a method with an additive stage; ``w_it`` where ``A_i`` is 0."""
+    if weights.additive is None:
+        return weights.values
+    return torch.where(
+        advantages[:, None] == 0, weights.values, token_advantages(advantages, weights) / advantages[:, None]
+    )

@@ -10,11 +10,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.callbacks import CreditPictures
-from grail_lightning.callbacks.pictures import mixed_pairs, weight_shares
+from grail_lightning.callbacks.pictures import mixed_pairs
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.module import GrailModule
-from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.advantages import effective_weights, token_advantages
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from tests.runs import SAMPLING, Watch, batches, module, trainer, weights
@@ -140,12 +140,12 @@ def test_an_additive_stage_is_counted_into_the_weight():
     trainer(1, watch).fit(module(credit=UCAS()), batches(1, size=8))
     batch, found = watch.outputs[0].batch, watch.outputs[0].weights
     assert found.additive is not None
-    shares, live = weight_shares(batch, found), batch.advantages != 0
+    shares, live = effective_weights(batch.advantages, found), batch.advantages != 0
     assert live.any()
     assert torch.allclose(shares[live] * batch.advantages[live, None], token_advantages(batch.advantages, found)[live])
     assert torch.equal(shares[~live], found.values[~live])
     plain = TokenWeights(values=found.values, fallback=found.fallback)
-    assert torch.equal(weight_shares(batch, plain), found.values)
+    assert torch.equal(effective_weights(batch.advantages, plain), found.values)
 
 
 @pytest.mark.parametrize(
