@@ -323,9 +323,9 @@ def test_a_training_step_gives_the_same_sharing_or_not(precision, loading):
     (apart, one), (beside, other) = runs
     assert apart.batch.texts == beside.batch.texts
     assert (apart.weights.scores != 0).any()
-    if precision == "bf16-mixed":  # To 8 bits; Another test compares both with float64.
+    if precision == "bf16-mixed":  # To 8 bits, or equal, depending on the kernels. Another test compares with float64.
         error = (beside.weights.scores - apart.weights.scores).norm() / apart.weights.scores.norm()
-        assert 0 < error < 0.1
+        assert error < 0.1
         return
     torch.testing.assert_close(beside.weights.values, apart.weights.values, rtol=1e-3, atol=1e-4)
     timing = {name for name in apart.metrics if name.startswith("time/")}
