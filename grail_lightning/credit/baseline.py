@@ -12,10 +12,9 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import measure_rows
+from grail_lightning.credit.forward import measure_logits
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import TokenLayout
 
 Tail = Literal["zero", "own"]
 
@@ -72,18 +71,7 @@ class OptimalBaseline(TokenCredit):
 
     def _energy(self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
         """``[B, T]`` float64: ``1 − 2π + Σπ²``, zero on other rows and outside the mask."""
-
-        def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-            flat = repeat_probability(
-                layout.at_predictors(policy.decode(layout)),
-                policy.head,
-                layout.targets,
-                temperature=context.temperature,
-                chunk_tokens=policy.chunk_tokens,
-            )
-            return tuple(layout.to_rows(figure) for figure in flat)
-
-        found = measure_rows(policy, batch, context, rows, measure)
+        found = measure_logits(policy, batch, context, rows, repeat_probability)
         if not found:
             return torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.response_mask.device)
         own, repeated = (figure.double() for figure in found)

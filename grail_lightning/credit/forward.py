@@ -52,6 +52,37 @@ def measure_rows(
     return everything
 
 
+def measure_logits(
+    policy: Policy,
+    batch: RolloutBatch,
+    context: CreditContext,
+    rows: Tensor,
+    figures: Callable[..., tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Measure some rows by a function of logits that works in chunks, such as `self_certainty`; see `measure_rows`.
+
+    Args:
+        policy: The policy that runs the rows.
+        batch: The rollouts, ``B`` rows.
+        context: The context, with token budget and temperature.
+        rows: ``[n]`` long, the rows to measure.
+        figures: A function of states ``[N, D]``, the head, and token ids ``[N]``, with the keywords ``temperature`` and
+            ``chunk_tokens``, that returns ``K`` tensors ``[N]``.
+    """
+
+    def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
+        found = figures(
+            layout.at_predictors(policy.decode(layout)),
+            policy.head,
+            layout.targets,
+            temperature=context.temperature,
+            chunk_tokens=policy.chunk_tokens,
+        )
+        return tuple(layout.to_rows(figure) for figure in found)
+
+    return measure_rows(policy, batch, context, rows, measure)
+
+
 def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
     """``[B, T]``: the entropy in nats of the distribution that each token was drawn from; zero on the other rows."""
 

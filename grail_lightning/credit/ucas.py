@@ -10,11 +10,10 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import measure_rows
+from grail_lightning.credit.forward import measure_logits
 from grail_lightning.functional import masked_sum
 from grail_lightning.functional.certainty import group_zscore, self_certainty
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import TokenLayout
 from grail_lightning.runtime.collectives import all_reduce
 
 _LARGEST_EXPONENT = 20.0
@@ -83,18 +82,7 @@ class UCAS(TokenCredit):
 
     def _measure(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> tuple[Tensor, Tensor]:
         """Self-certainty and the sampled token's logit, ``[B, T]`` each, zero outside the mask."""
-
-        def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-            flat = self_certainty(
-                layout.at_predictors(policy.decode(layout)),
-                policy.head,
-                layout.targets,
-                temperature=context.temperature,
-                chunk_tokens=policy.chunk_tokens,
-            )
-            return tuple(layout.to_rows(figure) for figure in flat)
-
-        certainty, logit = measure_rows(policy, batch, context, torch.arange(len(batch)), measure)
+        certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
         return certainty, logit
 
 

@@ -56,13 +56,12 @@ def self_certainty(
 
     Source: self-certainty, arXiv 2502.18581; as UCAS uses it, arXiv 2510.10649.
     """
-    certainties, own = [], []
-    for states, ids in zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True):
-        logits = full_precision(head(states))
-        own.append(logits.gather(-1, ids[:, None]).squeeze(-1))
+
+    def figures(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         scaled = logits / temperature
-        certainties.append(scaled.logsumexp(-1) - scaled.mean(-1))
-    return torch.cat(certainties), torch.cat(own)
+        return scaled.logsumexp(-1) - scaled.mean(-1), _at(logits, ids)
+
+    return _in_chunks(figures, hidden, head, token_ids, chunk_tokens)
 
 
 @torch.no_grad()
@@ -88,12 +87,30 @@ def repeat_probability(
     Returns:
         Both figures, ``[N]`` each.
     """
-    own, repeated = [], []
-    for states, ids in zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True):
-        probabilities = torch.softmax(full_precision(head(states)) / temperature, -1)
-        own.append(probabilities.gather(-1, ids[:, None]).squeeze(-1))
-        repeated.append(probabilities.square().sum(-1))
-    return torch.cat(own), torch.cat(repeated)
+
+    def figures(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = torch.softmax(logits / temperature, -1)
+        return _at(probabilities, ids), probabilities.square().sum(-1)
+
+    return _in_chunks(figures, hidden, head, token_ids, chunk_tokens)
+
+
+def _at(table: Tensor, ids: Tensor) -> Tensor:
+    """``[n]``: the entry of each token in its row of ``[n, V]``."""
+    return table.gather(-1, ids[:, None]).squeeze(-1)
+
+
+def _in_chunks(
+    figures: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    token_ids: Tensor,
+    chunk_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Two figures ``[N]`` of each token, from logits in full precision that exist for one chunk of tokens at a time."""
+    chunks = zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True)
+    first, second = zip(*(figures(full_precision(head(states)), ids) for states, ids in chunks), strict=True)
+    return torch.cat(first), torch.cat(second)
 
 
 def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps: float = 1e-6) -> Tensor:
