@@ -22,7 +22,7 @@ from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
+from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.assign import make_forward, token_weights
 from grail_lightning.step.collect import check_loader, refill, sample_and_grade
@@ -262,11 +262,7 @@ class GrailModule(pl.LightningModule):
         return self.verifier
 
     def _sample(
-        self,
-        prompts: list[Prompt],
-        key: tuple[int | str, ...],
-        clock: PhaseClock,
-        plan: EvaluationPlan | None = None,
+        self, prompts: list[Prompt], key: SeedKey, clock: PhaseClock, plan: EvaluationPlan | None = None
     ) -> GradedBatch:
         """Graded responses, sampled as in training or by the plan of an evaluation."""
         return sample_and_grade(
@@ -281,7 +277,7 @@ class GrailModule(pl.LightningModule):
             rank=self.global_rank,
         )
 
-    def _evaluate(self, prompts: list[Prompt], key: tuple[int | str, ...]) -> GradedBatch:
+    def _evaluate(self, prompts: list[Prompt], key: SeedKey) -> GradedBatch:
         return self._sample(prompts, key, PhaseClock(self.device), self.evaluation)
 
     def credit_context(self) -> CreditContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 
@@ -18,6 +18,9 @@ from grail_lightning.plan.settings import Settings, ranks_rows
 from grail_lightning.plan.shapes import Shapes, build, count, optimizer_bytes
 from grail_lightning.plan.trace import Activations, DecodingBytes, Gradient, trace_blocks, trace_decoding
 from grail_lightning.policy.trees import TreeKernel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 T = TypeVar("T")
 
@@ -58,9 +61,9 @@ class Planner:
         rates: The rates of a device.
     """
 
-    def __init__(self, config: Any, rates: Rates) -> None:
+    def __init__(self, config: PreTrainedConfig, rates: Rates) -> None:
         self.config, self.rates = config, rates
-        self._found: dict[Any, Any] = {}
+        self._found: dict[tuple[object, ...], object] = {}
 
     def plan(self, settings: Settings, ranks: int) -> Capacity:
         """The memory and the seconds of a run on `ranks` devices.
@@ -164,7 +167,7 @@ class Planner:
             "update": seconds.update_seconds(*given),
         }
 
-    def _once(self, key: Any, make: Callable[[], T]) -> T:
+    def _once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """What `make` returns, made once for each key.
 
         Raises:
@@ -215,7 +218,7 @@ def _logits(settings: Settings, head: Head, micro: MicroShape) -> int:
     return head_bytes(head, micro.predictions, chunk, block_rows(chunk, head.vocabulary, cpu=cpu))
 
 
-def tree_kernel(settings: Settings, shapes: Shapes, config: Any) -> TreeKernel | None:
+def tree_kernel(settings: Settings, shapes: Shapes, config: PreTrainedConfig) -> TreeKernel | None:
     """What computes attention if the update runs prefix trees; None if it runs separate rows."""
     text, loading = config.get_text_config(), settings.loading
     windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
@@ -266,7 +269,7 @@ def _work(settings: Settings, ranks: int, micro: MicroShape, calls: int, cached:
     )
 
 
-def _key(settings: Settings) -> tuple[Any, ...]:
+def _key(settings: Settings) -> tuple[object, ...]:
     """What tensors without data depend on, beside their sizes."""
     loading = settings.loading
     loaded = loading.dtype, loading.attention, loading.tree_attention, loading.gradient_checkpointing, loading.lora

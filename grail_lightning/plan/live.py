@@ -25,7 +25,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[torch.UntypedStorage, None] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -38,7 +38,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(storage)
         return out
 
-    def _count(self, storage: Any) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
         if storage in self._seen:
             return
         size = int(storage.nbytes())
@@ -51,7 +51,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= size
 
 
-def _storages(tree: Any) -> Iterator[Any]:
+def _storages(tree: object) -> Iterator[torch.UntypedStorage]:
     """The storages of the tensors in a tree. Sparse tensors have none; the tensors inside them are counted."""
     for tensor in tree_iter(tree):
         if isinstance(tensor, Tensor) and tensor.layout is torch.strided:

@@ -8,8 +8,8 @@ processes run beside the device.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 
@@ -201,7 +201,7 @@ def _product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float:
     return 2 * size**3 / _fastest(lambda: matrix @ matrix, device) / 1e12
 
 
-def _fastest(run: Any, device: torch.device) -> float:
+def _fastest(run: Callable[[], object], device: torch.device) -> float:
     """Seconds of the fastest of a few calls."""
     found = []
     for _ in range(5):

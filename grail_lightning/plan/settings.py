@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from jsonargparse import Namespace
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
@@ -123,7 +124,9 @@ class Settings:
         return own if dtype == "auto" else getattr(torch, dtype)
 
 
-def read_settings(fit: Any, *, prompt_tokens: int | None = None, response_tokens: float | None = None) -> Settings:
+def read_settings(
+    fit: Namespace, *, prompt_tokens: int | None = None, response_tokens: float | None = None
+) -> Settings:
     """The settings of the parsed options of `fit`.
 
     Args:
@@ -168,7 +171,7 @@ def read_settings(fit: Any, *, prompt_tokens: int | None = None, response_tokens
     )
 
 
-def _strategy(trainer: Any) -> tuple[Strategy, int]:
+def _strategy(trainer: Namespace) -> tuple[Strategy, int]:
     """The strategy with several devices, and the number of devices of all nodes."""
     given = trainer.strategy
     name = (given if isinstance(given, str) else given.class_path).rpartition(".")[2]
@@ -183,7 +186,7 @@ def _strategy(trainer: Any) -> tuple[Strategy, int]:
     )
 
 
-def _credit(given: Any) -> Credit:
+def _credit(given: Namespace | None) -> Credit:
     if given is None:
         return Credit(name="Uniform")
     name = given.class_path.rpartition(".")[2]
@@ -201,7 +204,7 @@ def _credit(given: Any) -> Credit:
     )
 
 
-def _cache_tokens(engine: Any) -> int | None:
+def _cache_tokens(engine: Namespace | None) -> int | None:
     if engine is None:
         return HFEngine().cache_tokens
     if engine.class_path.rpartition(".")[2] != HFEngine.__name__:
@@ -210,7 +213,7 @@ def _cache_tokens(engine: Any) -> int | None:
     return HFEngine(tokens).cache_tokens  # It checks the number.
 
 
-def _options(given: Any) -> dict[str, Any]:
+def _options(given: Namespace) -> dict[str, Any]:
     init = given.get("init_args")
     return {} if init is None else {**init.as_dict(), **(given.get("dict_kwargs") or {})}
 

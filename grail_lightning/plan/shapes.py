@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.options import read_config, resolve_policy
 from grail_lightning.policy.trees import TREE_ATTENTION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ def without_data() -> Iterator[FakeTensorMode]:
         log.disabled = before
 
 
-def build(config: Any, settings: Settings, *, blocks: int | None = None) -> Policy:
+def build(config: PreTrainedConfig, settings: Settings, *, blocks: int | None = None) -> Policy:
     """The policy in training mode on the meta device.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
 from grail_lightning.credit.saliency import explaining
@@ -68,7 +68,9 @@ class DecodingBytes:
     step: int
 
 
-def trace_blocks(config: Any, settings: Settings, shape: MicroShape, blocks: int, gradient: Gradient) -> Activations:
+def trace_blocks(
+    config: PreTrainedConfig, settings: Settings, shape: MicroShape, blocks: int, gradient: Gradient
+) -> Activations:
     """Run the decoder blocks of a micro-batch forward and, with a gradient, backward.
 
     Args:
@@ -84,7 +86,7 @@ def trace_blocks(config: Any, settings: Settings, shape: MicroShape, blocks: int
 
 
 def _run_blocks(
-    config: Any, settings: Settings, shape: MicroShape, blocks: int, gradient: Gradient
+    config: PreTrainedConfig, settings: Settings, shape: MicroShape, blocks: int, gradient: Gradient
 ) -> tuple[int, int, int]:
     with without_data(), _grouped_heads(settings), _computing(settings):
         policy = give_sizes(build(config, settings, blocks=blocks))
@@ -146,7 +148,7 @@ def _attention(shape: MicroShape, ids: Tensor, dtype: torch.dtype) -> Mapping[st
 
 
 def trace_decoding(
-    config: Any, settings: Settings, blocks: int, *, prompts: int, rows: int, width: int
+    config: PreTrainedConfig, settings: Settings, blocks: int, *, prompts: int, rows: int, width: int
 ) -> DecodingBytes:
     """Run the prompts of one call of the engine, one step of its rows, and the drawing of their tokens.
 

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 
 import torch
 
+SeedKey = tuple[int | str, ...]
+"""What a random stream belongs to: its purpose, and numbers such as the step."""
+
 
 def run_seed() -> int:
     """The seed that `seed_everything` set, which LightningCLI calls; 0 without it."""

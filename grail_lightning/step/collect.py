@@ -21,7 +21,7 @@ from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, sum_by_name, world_size
-from grail_lightning.runtime.seeds import derive_seed, run_seed
+from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed
 from grail_lightning.tasks.base import Prompt
 
 
@@ -30,7 +30,7 @@ def sample_and_grade(
     prompts: list[Prompt],
     group_size: int,
     sampling: Sampling,
-    key: tuple[int | str, ...],
+    key: SeedKey,
     *,
     policy: Policy,
     engine: RolloutEngine,
