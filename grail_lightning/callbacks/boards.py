@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -56,20 +55,10 @@ def log_histogram(logger: Logger, tag: str, values: NDArray[np.float32], step: i
     )
 
 
-def log_table(logger: Logger, tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-    """Show a table of text, if the logger takes tables."""
-    if _takes_tables(logger):
-        logger.log_table(tag, columns=list(columns), data=[list(row) for row in rows], step=step)
-
-
-def takes_tables(logger: Logger) -> bool:
-    """Whether `log_table` shows a table in this logger."""
-    return _takes_tables(logger)
+def takes_tables(logger: object) -> TypeGuard[_TakesTables]:
+    """Whether a logger shows tables of text."""
+    return callable(getattr(logger, "log_table", None))
 
 
 def _takes_images(logger: object) -> TypeGuard[_TakesImages]:
     return callable(getattr(logger, "log_image", None))
-
-
-def _takes_tables(logger: object) -> TypeGuard[_TakesTables]:
-    return callable(getattr(logger, "log_table", None))

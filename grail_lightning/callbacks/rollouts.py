@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from grail_lightning.callbacks.boards import log_table, takes_tables
+from grail_lightning.callbacks.boards import takes_tables
 from grail_lightning.callbacks.hooks import fast_dev_run, output_of
 from grail_lightning.callbacks.records import (
     ROLLOUT_COLUMNS,
@@ -74,7 +74,7 @@ class RolloutTable(Callback):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("train/rollouts", self.page(output, step), step)
             elif takes_tables(logger):
-                log_table(logger, "train/rollouts", TABLE_COLUMNS, self.table(output, step), step)
+                logger.log_table("train/rollouts", list(TABLE_COLUMNS), self.table(output, step), step=step)
 
     def page(self, output: StepOutput, step: int) -> str:
         """A random choice of rollouts as Markdown. It depends only on the step."""

@@ -20,7 +20,7 @@ from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, 
 from grail_lightning.metrics import STATUSES
 from grail_lightning.policy.aligned import response_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
-from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.advantages import effective_weights, token_advantages
 from grail_lightning.tasks.base import StepKind
 
 Kind = Literal["mean", "std", "min", "max"]
@@ -167,7 +167,7 @@ def add_credit(
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
     if weights.scores is None or steps is None:
         return
-    share = torch.where(batch.advantages[:, None] != 0, credit / batch.advantages[:, None], 0)
+    share = effective_weights(batch.advantages, weights)
     _add_forks(tally, batch, share, steps)
     scored = (weights.scores != 0).any(1, keepdim=True) & (batch.advantages != 0)[:, None] & mask
     if entropies is not None:
