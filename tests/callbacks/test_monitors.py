@@ -47,18 +47,21 @@ def test_the_metrics_that_are_known_before_a_run_are_those_that_it_logs(data, tm
 
 
 def _check(*callbacks):
-    """As before a fit on arithmetic problems."""
+    """As before a fit on arithmetic problems; returns the metrics that are known then."""
+    known = []
 
     class Checks(Callback):
         __module__ = "grail_lightning.tests"  # so that it counts as one of the package
 
         def setup(self, trainer, pl_module, stage):
             check_monitors(trainer, pl_module)
+            known.extend(logged_metrics(trainer, pl_module).names)
             raise KeyError("no mistake")
 
     run = trainer(1, Evaluation(), Checks(), *callbacks, enable_checkpointing=True, num_sanity_val_steps=0)
     with pytest.raises(KeyError, match=r"no mistake"):
         run.fit(module(), datamodule=_arithmetic(None))
+    return known
 
 
 def _best(monitor, **options):
@@ -69,7 +72,8 @@ def _best(monitor, **options):
     "name", ["val/accuracy", "val/arithmetic/accuracy", "val/verdict/timeout", "train/reward", "epoch", "step"]
 )
 def test_a_metric_that_is_logged_can_be_monitored(name):
-    _check(_best(name, filename="{step}-{" + name + ":.2f}"))
+    known = _check(_best(name, filename="{step}-{" + name + ":.2f}"))
+    assert name in [*known, "epoch"], "Lightning adds the epoch"
 
 
 def test_a_function_of_the_users_own_may_log_anything():

@@ -72,7 +72,10 @@ def test_every_config_of_the_examples_is_one_that_the_parser_takes(example, pars
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     # A part of a config is parsed as one, on top of a whole one.
-    parsers["fit"].parse_args(expand_configs(["--config=first_run.yaml", f"--config={example.name}"]))
+    found = parsers["fit"].parse_args(expand_configs(["--config=first_run.yaml", f"--config={example.name}"]))
+    given = yaml.safe_load(example.read_text())
+    assert given
+    assert all(found[group] is not None for group in given.keys() - {"config"})
 
 
 def test_every_example_is_on_a_page_and_pages_have_no_other_python():
