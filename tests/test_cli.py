@@ -70,7 +70,8 @@ def test_the_saved_config_reproduces_the_run_bit_for_bit(in_finished_run, tmp_pa
 
 
 def _accuracies(folder, stage="val"):
-    return [point.step for point in EventAccumulator(str(folder)).Reload().Scalars(f"{stage}/accuracy")]
+    points = EventAccumulator(str(folder)).Reload().Scalars(f"{stage}/accuracy")
+    return [point.step for point in sorted(points, key=lambda point: point.wall_time)]
 
 
 def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_run, capsys):

@@ -89,7 +89,7 @@ class CreditPictures(Callback):
         output, start = output_of(outputs), time.perf_counter()
         if trainer.fit_loop.total_batch_idx % self.every_n_batches or not loggers or output.weights is None:
             return
-        if self.seconds + self._last > self.max_time_share * (start - self._began):
+        if self.max_time_share < 1 and self.seconds + self._last > self.max_time_share * (start - self._began):
             return
         try:
             self._draw(output, loggers, module_of(pl_module).tokenizer, trainer.global_step)

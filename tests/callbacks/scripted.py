@@ -141,10 +141,14 @@ def run(max_steps, *callbacks, **options):
 
 
 def scalars(folder):
-    """All scalars that TensorBoard would show: name -> [(step, value)]."""
+    """All scalars that TensorBoard would show, in the order in which they were written: name -> [(step, value)].
+
+    Files of the same second are read in the order of their names, where the tenth one stands before the ninth.
+    """
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    points = {tag: sorted(events.Scalars(tag), key=lambda e: e.wall_time) for tag in events.Tags()["scalars"]}
+    return {tag: [(e.step, e.value) for e in found] for tag, found in points.items()}
 
 
 def panels(folder):
