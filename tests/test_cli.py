@@ -16,6 +16,7 @@ from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.step.tags import GROUPS
+from tests.callbacks.scripted import scalars
 from tests.shell import RUN, SHORT, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -70,8 +71,7 @@ def test_the_saved_config_reproduces_the_run_bit_for_bit(in_finished_run, tmp_pa
 
 
 def _accuracies(folder, stage="val"):
-    points = EventAccumulator(str(folder)).Reload().Scalars(f"{stage}/accuracy")
-    return [point.step for point in sorted(points, key=lambda point: point.wall_time)]
+    return [step for step, _ in scalars(folder)[f"{stage}/accuracy"]]
 
 
 def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_run, capsys):

@@ -141,14 +141,10 @@ def run(max_steps, *callbacks, **options):
 
 
 def scalars(folder):
-    """All scalars that TensorBoard would show, in the order in which they were written: name -> [(step, value)].
-
-    Files of the same second are read in the order of their names, where the tenth one stands before the ninth.
-    """
+    """All scalars that TensorBoard would show, in the order in which they were written: name -> [(step, value)]."""
     events = EventAccumulator(str(folder))
     events.Reload()
-    points = {tag: sorted(events.Scalars(tag), key=lambda e: e.wall_time) for tag in events.Tags()["scalars"]}
-    return {tag: [(e.step, e.value) for e in found] for tag, found in points.items()}
+    return {tag: [(e.step, e.value) for e in _as_written(events.Scalars(tag))] for tag in events.Tags()["scalars"]}
 
 
 def panels(folder):
@@ -158,7 +154,12 @@ def panels(folder):
     tags = [tag for tag in events.Tags()["tensors"] if tag.endswith("/text_summary")]
     return {
         tag.removesuffix("/text_summary"): [
-            (e.step, e.tensor_proto.string_val[0].decode("utf-8")) for e in events.Tensors(tag)
+            (e.step, e.tensor_proto.string_val[0].decode("utf-8")) for e in _as_written(events.Tensors(tag))
         ]
         for tag in tags
     }
+
+
+def _as_written(events):
+    """Events in the order of time: files of one second are read by their names, where the tenth precedes the ninth."""
+    return sorted(events, key=lambda event: event.wall_time)
