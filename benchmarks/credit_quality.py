@@ -43,6 +43,7 @@ from grail_lightning.credit import (
     UCAS,
     AdvantageReweighting,
     AnswerOnly,
+    AttentionRhythm,
     BilevelOptions,
     CreditContext,
     CreditControl,
@@ -159,6 +160,9 @@ def subjects() -> list[Subject]:
         Subject(name="LESS", method=LESS()),
         Subject(name="UCAS", method=UCAS()),
         Subject(name="RLSD", method=RLSD()),
+        Subject(name="AttentionRhythm", method=AttentionRhythm(gate="all")),
+        Subject(name="AttentionRhythm, pre_plan", method=AttentionRhythm("pre_plan", gate="all"), by="score"),
+        Subject(name="AttentionRhythm, anchor", method=AttentionRhythm("anchor", gate="all"), by="score"),
         *tree_subjects(),
     ]
 

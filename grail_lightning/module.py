@@ -21,6 +21,7 @@ from grail_lightning.grading import step_masks
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
@@ -30,7 +31,6 @@ from grail_lightning.step.optimizer import take_step
 from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput
-from grail_lightning.step.reference import Reference
 from grail_lightning.step.report import SHOWN, report
 from grail_lightning.step.schedule import configured_options, keep_options, option_record, steps_beyond, with_schedule
 from grail_lightning.step.tags import tag
@@ -101,7 +101,7 @@ class GrailModule(pl.LightningModule):
     # --- setting up ---------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Load the policy and, with a KL term, the frozen reference. The strategy calls this whenever a run begins."""
+        """Load the policy and, if it is needed, the frozen reference. The strategy calls this when a run begins."""
         fits = self.trainer.state.fn == "fit"
         if self.policy is None:
             check_precision(self.trainer.precision)
@@ -109,7 +109,8 @@ class GrailModule(pl.LightningModule):
             if fits:
                 check_dtype(self.policy_name, self.loading)
             self.policy = self._load(trainable=True)
-        if self.objective.kl_coefficient and fits and self.reference is None:
+        weighs = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
+        if (weighs or (fits and self.objective.kl_coefficient)) and self.reference is None:
             adapters = self.loading.lora is not None
             self.reference = Reference(self.policy if adapters else self._load(trainable=False))
 
@@ -145,13 +146,11 @@ class GrailModule(pl.LightningModule):
         return with_schedule(optimizer, self.scheduler)
 
     def on_train_start(self) -> None:
-        """Apply options that were changed before a resume, and move the reference to the policy's device."""
+        """Apply options that were changed before a resume."""
         check_loader(self.trainer.train_dataloader, self.execution.refill_rounds)
         if self.trainer.ckpt_path is not None:
             restored = self.optimizers(), self.lr_schedulers()
             keep_options(*restored, self._options, self.scheduler, self._recorded, self.global_step)
-        if self.reference is not None and self.policy is not None and self.device_mesh is None:
-            self.reference.follow(self.policy.device, self.policy.model.dtype)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the credit method's state, the configured options, and master weights in place of rounded ones."""
@@ -287,6 +286,7 @@ class GrailModule(pl.LightningModule):
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
             token_budget=self.execution.token_budget,
             temperature=self.sampling.logprob_temperature,
+            reference=self.reference,
         )
 
     def _log(self, figures: dict[str, float]) -> None:

@@ -33,7 +33,7 @@ class WarmUp(TokenCredit):
         if steps < 1:
             raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
         self.inner, self.steps = inner, steps
-        self.refresh = inner.refresh
+        self.refresh, self.needs_reference = inner.refresh, inner.needs_reference
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
@@ -95,6 +95,7 @@ class Product(TokenCredit):
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
         self.first, self.second = first, second
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
+        self.needs_reference = first.needs_reference or second.needs_reference
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""

@@ -78,7 +78,7 @@ class Planner:
             shapes,
             placement,
             state,
-            reference=settings.objective.kl_coefficient > 0 and settings.loading.lora is None,
+            reference=settings.compares and settings.loading.lora is None,
             rollout_tokens=ranks_rows(settings, ranks)[1] * settings.width,
         )
         phases: list[Phase] = []

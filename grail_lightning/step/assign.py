@@ -5,6 +5,8 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights
 from grail_lightning.credit.weigh import controlled, weigh
@@ -62,6 +64,7 @@ def token_weights(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one."""
-    with gathered(policy):
+    frozen = context.reference if credit.needs_reference else None
+    with gathered(policy), nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
         weights = weigh(credit, policy, batch, context)
     return weights if control is None else controlled(control, weights, batch, context)
