@@ -27,6 +27,7 @@ from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.assign import make_forward, token_weights
 from grail_lightning.step.collect import check_loader, refill, sample_and_grade
+from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.optimizer import take_step
 from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.options import Execution, Objective
@@ -287,6 +288,9 @@ class GrailModule(pl.LightningModule):
             token_budget=self.execution.token_budget,
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
+            continuations=SampledContinuations(
+                self._policy, self.engine, self._open_verifier, self.sampling, self.global_step
+            ),
         )
 
     def _log(self, figures: dict[str, float]) -> None:

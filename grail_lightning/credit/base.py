@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
+from grail_lightning.credit.continuations import Continuations
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import Reference
 
@@ -72,6 +73,7 @@ class CreditContext:
         token_budget: Most tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
         reference: The frozen policy before training; None unless the run has one (`TokenCredit.needs_reference`).
+        continuations: What samples continuations of rollouts; None outside of a run.
         earlier: The method's weights before the first optimiser step of this batch, if it is called again before a
             later step; None in the first call for a batch.
     """
@@ -81,6 +83,7 @@ class CreditContext:
     token_budget: int
     temperature: float = 1.0
     reference: Reference | None = None
+    continuations: Continuations | None = None
     earlier: TokenWeights | None = None
 
     def row_generator(self, row: int) -> torch.Generator:

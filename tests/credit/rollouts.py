@@ -6,13 +6,25 @@ import json
 import torch
 
 from grail_lightning.credit import CreditContext
+from grail_lightning.credit.continuations import Continuations, Continued
 from grail_lightning.policy.reference import Reference
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
 
 
-def context(step=0, budget=900, temperature=1.0, seed=0, reference=None):
+class ByText(Continuations):
+    """Continuations whose outcome follows from the tokens that are kept."""
+
+    def draw(self, batch, places, number, budget):
+        found = []
+        for row, length in places:
+            right = int(batch.response_ids[row, :length].sum()) % (number + 1)
+            found.append(Continued([1.0] * right + [0.0] * (number - right), [k < right for k in range(number)]))
+        return found, number * len(places)
+
+
+def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continuations=None):
     """A context whose budget cuts the six rows into several micro-batches."""
     return CreditContext(
         step=step,
@@ -20,6 +32,7 @@ def context(step=0, budget=900, temperature=1.0, seed=0, reference=None):
         token_budget=budget,
         temperature=temperature,
         reference=None if reference is None else Reference(reference),
+        continuations=continuations,
     )
 
 

@@ -22,13 +22,14 @@ from grail_lightning.credit import (
     Oracle,
     PrefixWeights,
     Product,
+    Resampled,
     TokenCredit,
     TreeAdvantage,
     Uniform,
     WarmUp,
 )
 from grail_lightning.step.advantages import token_advantages
-from tests.credit.rollouts import context, elsewhere, in_groups
+from tests.credit.rollouts import ByText, context, elsewhere, in_groups
 from tests.tolerance import roundings
 
 METHODS = {
@@ -50,6 +51,7 @@ METHODS = {
     "Oracle": lambda: Oracle("balanced"),
     "AttentionRhythm": AttentionRhythm,
     "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
+    "Resampled": lambda: Resampled(borders="lines", search="everywhere", gate="all"),
     "DGPO": lambda: DGPO(temperature=0.05),
     "WarmUp": lambda: WarmUp(UCAS(), steps=20),
     "Product": lambda: Product(GRAIL(gate="all"), OARGradient()),
@@ -71,7 +73,7 @@ def policy(golden_policy):
 def given(golden_policy):
     """A context whose reference is another policy than the one that is trained."""
     frozen = elsewhere(golden_policy)
-    return lambda **options: context(step=STEP, reference=frozen, **options)
+    return lambda **options: context(step=STEP, reference=frozen, continuations=ByText(), **options)
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,14 @@ from grail_lightning.credit import (
     Oracle,
     PrefixWeights,
     Product,
+    Resampled,
     TokenCredit,
     TokenWeights,
     TreeAdvantage,
     WarmUp,
 )
 from grail_lightning.step.report import Tally, add_credit
-from tests.credit.rollouts import context, elsewhere, in_groups
+from tests.credit.rollouts import ByText, context, elsewhere, in_groups
 from tests.tolerance import assert_near
 
 
@@ -53,6 +54,7 @@ METHODS = [
     DGPO,
     AttentionRhythm,
     lambda: Oracle("balanced"),
+    lambda: Resampled(borders="entropy", gate="all"),
     Longest,
     lambda: WarmUp(Product(GRAIL(), UCAS())),
 ]
@@ -68,7 +70,15 @@ def credit_figures(batch, weights):
 # One group of two rows, and two groups.
 SHARES = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
 FIGURES = {"eligible", "at_clip", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
-FIGURES |= {"in_tree", "remembered", "gradient_energy", "reference_distance", "attention_lookback"}
+FIGURES |= {
+    "in_tree",
+    "remembered",
+    "gradient_energy",
+    "reference_distance",
+    "attention_lookback",
+    "continued_tokens",
+    "divided",
+}
 
 
 def _one_rank(rank, folder, policy, frozen, batch):
@@ -78,7 +88,10 @@ def _one_rank(rank, folder, policy, frozen, batch):
     )
     mine = batch.select(SHARES[rank])
     # Ranks differ in their number of micro-batches.
-    found = [method()(policy, mine, context(budget=300 if rank else 5000, reference=frozen)) for method in METHODS]
+    found = [
+        method()(policy, mine, context(budget=300 if rank else 5000, reference=frozen, continuations=ByText()))
+        for method in METHODS
+    ]
     reports = [credit_figures(mine, weights) for weights in found]
     torch.save(([(weights.values, weights.additive) for weights in found], reports), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -94,7 +107,7 @@ def test_two_ranks_of_different_size_give_the_weights_and_figures_of_one(golden_
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     named = set()
     for k, method in enumerate(METHODS):
-        whole = method()(golden_policy, batch, context(reference=frozen))
+        whole = method()(golden_policy, batch, context(reference=frozen, continuations=ByText()))
         expected = credit_figures(batch, whole)
         named |= {name.removeprefix("credit/") for name in expected}
         for _, reports in results:
