@@ -16,7 +16,7 @@ from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import warpers
 from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.policy import Policy
-from grail_lightning.policy.model import requiring_grad
+from grail_lightning.policy.frozen import requiring_grad
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, seeded
 from grail_lightning.tasks.base import Prompt

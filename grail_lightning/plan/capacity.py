@@ -233,7 +233,12 @@ def tree_kernel(settings: Settings, shapes: Shapes, config: PreTrainedConfig) ->
 def own_pass(settings: Settings) -> bool:
     """Whether credit needs passes of its own; see `grail_lightning.step.assign.make_forward`."""
     credit, lora = settings.credit, settings.loading.lora
-    separate = settings.controlled or settings.objective.entropy_coefficient or (lora and lora.dropout)
+    separate = (
+        settings.controlled
+        or settings.objective.entropy_coefficient
+        or settings.objective.distillation
+        or (lora and lora.dropout)
+    )
     return credit.runs and (not credit.fused or bool(separate))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from grail_lightning.credit.base import TokenWeights
@@ -105,8 +106,18 @@ class Update:
             mask=self.plan.mask[rows, :columns],
             ref_logprobs=rows_of(self.ref_logprobs),
             sampling_logprobs=sampled,
+            distillation=self._distillation(rows),
             sampler_weights=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
         )
+
+    def _distillation(self, rows: Tensor) -> Tensor | None:
+        """``[b, 1]``: β of each row; None without a teacher."""
+        options, forward = self.objective.distillation, self.forward
+        if options is None or forward.teacher is None:
+            return None
+        advantages = forward.batch.advantages[rows, None]
+        taught = advantages > 0 if options.only_positive else torch.ones_like(advantages, dtype=torch.bool)
+        return options.strength(forward.context.step) * taught
 
 
 def prepare(
