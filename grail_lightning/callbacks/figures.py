@@ -5,18 +5,15 @@ Shapes: ``N`` problems, ``n`` samples of each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torchmetrics import SumMetric
 
+from grail_lightning.evaluation.statistics import Interval, average_interval, mean_interval
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 from grail_lightning.metrics import STATUSES, AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
-
-_CONFIDENCE = 0.95
-Interval = tuple[float, float]
 
 
 class Figures:
@@ -68,62 +65,6 @@ def figure_names(pass_at: Sequence[int]) -> list[str]:
         *(f"completions/{name}" for name in lengths),
         *(f"verdict/{status}" for status in STATUSES),
     ]
-
-
-def mean_interval(shares: Tensor, noise: Tensor) -> Interval:
-    r"""The 95 % interval of a mean over problems: Wilson's interval for the effective number of problems.
-
-    Problems are a random sample of a population, and the samples of one problem are correlated. With the mean
-    :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
-
-    .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
-
-    If all problems have the same share, the variance of the shares does not measure how much they would vary between
-    repetitions. Therefore :math:`v` is the larger of the variance of the shares and the mean of their `noise`. A share
-    in [0, 1] cannot vary more than a binary outcome, so :math:`n^*` is at least :math:`N`; for binary outcomes the
-    result is Wilson's interval. The quantiles :math:`z` and :math:`t` account for a :math:`v` that is estimated from
-    few problems.
-
-    Args:
-        shares: ``[N]`` float in [0, 1]: the solved share of each problem.
-        noise: ``[N]`` float: the variance of each share over other samples of the same problem (`pass_at_k_variance`).
-
-    Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
-    Wilson's interval it is recommended for clustered samples by Franco, Little, Louis and Slud (2019,
-    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503). The floor of :math:`v` is ours. The coverage is measured by
-    ``benchmarks/interval_coverage.py``.
-    """
-    from scipy.stats import norm, t
-
-    if not len(shares):
-        return math.nan, math.nan
-    number, mean = len(shares), float(shares.mean())
-    quantile = float(norm.ppf((1 + _CONFIDENCE) / 2))
-    effective = float(number)
-    if number > 1 and (variance := max(float(shares.var()), float(noise.mean()))):
-        allowance = quantile / float(t.ppf((1 + _CONFIDENCE) / 2, number - 1))
-        effective = max(effective, number * mean * (1 - mean) / variance * allowance**2)
-    squared = quantile**2
-    centre = (mean + squared / (2 * effective)) / (1 + squared / effective)
-    spread = math.sqrt(mean * (1 - mean) / effective + squared / (4 * effective**2))
-    half = quantile * spread / (1 + squared / effective)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
-    r"""The interval of the simple average of independent means, recovered from their own intervals.
-
-    :math:`L = \bar m - \tfrac1D \sqrt{\sum (m_d - l_d)^2}`. The upper limit is computed likewise: method of
-    variance estimates recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
-
-    Args:
-        means: One mean for each dataset.
-        intervals: The interval of each mean.
-    """
-    centre = sum(means) / len(means)
-    below = math.hypot(*(mean - low for mean, (low, _) in zip(means, intervals, strict=True))) / len(means)
-    above = math.hypot(*(high - mean for mean, (_, high) in zip(means, intervals, strict=True))) / len(means)
-    return max(0.0, centre - below), min(1.0, centre + above)
 
 
 def test_table(correct: dict[str, Tensor], pass_at: Sequence[int]) -> str:

@@ -1,0 +1,1 @@
+"""What an evaluation keeps, and the statistics of its figures."""
