@@ -231,8 +231,8 @@ class Evaluation(Callback):
         self._log(pl_module, "test")
         problems = self._tally.gathered()
         if trainer.is_global_zero and problems:
-            options = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by, first=self._first)
-            print(evaluation_table(problems, options))
+            shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by, first=self._first)
+            print(evaluation_table(problems, shown))
         self._complete()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -286,7 +286,8 @@ class Evaluation(Callback):
         datasets = dataset_facts(trainer, batches)
         self._first = {name: found["first"] for name, found in datasets.items() if found["first"] is not None}
         if self.keep_samples != "none" and not fast_dev_run(trainer):
-            facts = evaluation_facts(trainer, module, batches, self._step) | {"datasets": datasets}
+            shown = {"pass_at": list(self.pass_at), "maj_at": list(self.maj_at), "by": list(self.by)}
+            facts = evaluation_facts(trainer, module, batches, self._step) | {"datasets": datasets, "table": shown}
             self._kept = KeptSamples(trainer, samples_folder(trainer), facts, batches)
 
     def _complete(self) -> None:

@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 
 from grail_lightning.callbacks.figures import Figures, accuracy_names
-from grail_lightning.data.names import metric_names
+from grail_lightning.data.names import metric_name, metric_names
 from grail_lightning.evaluation.problems import Problem, problems_of
 from grail_lightning.evaluation.records import Sample
 from grail_lightning.evaluation.table import by_column
@@ -54,7 +54,8 @@ class Tally:
             mine = [problem for problem in problems if problem.dataset == name]
             self._figures.setdefault(name, self._new()).update(mine)
         for column in self.by:
-            for name, part in by_column(problems, column).items():
+            for dataset, value, part in by_column(problems, column):
+                name = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}"
                 self._parts.setdefault(name, self._new()).update(part)
 
     def digest(self) -> int:
@@ -74,13 +75,13 @@ class Tally:
         found: dict[str, float] = {}
         sums = dict.fromkeys(averaged, 0.0)
         for dataset, part in metric_names(datasets).items():
-            figures = self._figures.get(dataset, None) or self._new()
+            figures = self._figures.get(dataset) or self._new()
             values = figures.compute()
             found |= {f"{part}/{name}": value for name, value in values.items() if name.startswith(OF_EACH_DATASET)}
             sums = {name: sums[name] + values[name] for name in averaged}
-        for name, part in metric_names(self._names(self._parts)).items():
-            values = (self._parts.get(name) or self._new()).compute()
-            found |= {f"{part}/{value}": values[value] for value in averaged}
+        for part in self._names(self._parts):
+            values = (self._parts.get(part) or self._new()).compute()
+            found |= {f"{part}/{name}": values[name] for name in averaged}
         if len(datasets) > 1:
             overall |= {f"{name}_simple_average": total / len(datasets) for name, total in sums.items()}
         return overall | found

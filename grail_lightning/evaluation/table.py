@@ -5,7 +5,7 @@ Shapes: ``N`` problems, ``n`` samples of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,13 +64,11 @@ def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
     return "\n\n".join(blocks)
 
 
-def by_column(problems: Sequence[Problem], column: str) -> dict[str, list[Problem]]:
-    """The problems of each dataset and value of a column, by ``dataset/column_value``."""
-    return {
-        f"{name}/{column}_{value}": found
-        for name, whole in _by(problems, lambda problem: problem.dataset).items()
-        for value, found in _values(whole, column).items()
-    }
+def by_column(problems: Sequence[Problem], column: str) -> Iterator[tuple[str, str, list[Problem]]]:
+    """The problems of each dataset and value of a column, with both; those without the column are left out."""
+    for name, whole in _by(problems, lambda problem: problem.dataset).items():
+        for value, found in _values(whole, column).items():
+            yield name, value, found
 
 
 def _accuracies(parts: Mapping[str, Sequence[Problem]], options: TableOptions, *, averages: bool) -> str:

@@ -253,7 +253,7 @@ def test_a_test_after_a_fit_counts_its_own_problems_alone(capsys):
     module = Scripted(_later_right)
     trainer.fit(module, loader(prompts(2)), loader(prompts(4, "a")))
     trainer.test(module, loader(prompts(3, "a")), verbose=False)
-    assert capsys.readouterr().out.strip().splitlines()[-5].split()[:2] == ["a", "3"]
+    assert capsys.readouterr().out.strip().splitlines()[-4].split()[:2] == ["a", "3"]
 
 
 def test_a_test_with_several_samples_reports_the_spread_of_its_runs(capsys, tmp_path):

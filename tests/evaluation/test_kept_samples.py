@@ -28,10 +28,10 @@ class Sampled(Callback):
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
         self.batches += outputs is not None
         if self.batches == self.stop:
-            raise Interrupted
+            raise InterruptedTestError
 
 
-class Interrupted(Exception):
+class InterruptedTestError(Exception):
     """What a test raises in the place of a kill."""
 
 
@@ -100,7 +100,7 @@ def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undistur
 
 
 def test_a_test_that_raised_goes_on_behind_its_last_batch(undisturbed, tmp_path, capsys):
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedTestError):
         run_test(tmp_path, Sampled(stop=2))
     assert len(rows_of(tmp_path / SAMPLES)) == 18
     capsys.readouterr()
@@ -188,7 +188,7 @@ def test_samples_that_stand_twice_are_removed(undisturbed, tmp_path):
 
 
 def test_two_ranks_sample_and_report_what_one_does(tmp_path):
-    """Seven problems in batches of three: the ranks have four and three of them. Every figure is the same, exactly."""
+    """Seven problems in batches of three: the ranks have five and two, and one batch of the second rank is empty."""
     program = Path(__file__).with_name("tested.py")
     (alone,) = run_script(program, tmp_path / "one", 1)
     first, second = run_script(program, tmp_path / "two", 2, ranks=2)
@@ -215,5 +215,3 @@ def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, tmp_path):
     assert run_test(tmp_path, sampled) == undisturbed[1]
     assert sampled.batches == 1  # The second batch lacks problem 4; it is sampled again as a whole.
     assert rows_of(folder) == rows_of(undisturbed[0] / SAMPLES)
-
-

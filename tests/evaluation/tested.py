@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from lightning.pytorch import seed_everything
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
@@ -19,6 +20,7 @@ from grail_lightning.evaluation import read_samples
 from tests.draws import without_ties
 from tests.runs import module, trainer
 
+SEED = 2
 SAMPLING = Sampling(max_response_length=40)
 
 
@@ -42,6 +44,7 @@ def rows_of(folder):
 def main(folder, ranks):
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    seed_everything(SEED, verbose=False)
     with without_ties():  # Other neighbours in a batch may round differently.
         found = run_test(Path(folder), devices=int(ranks), strategy="ddp" if int(ranks) > 1 else "auto")
     print("\n" + json.dumps(found), flush=True)
