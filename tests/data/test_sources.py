@@ -88,7 +88,7 @@ BAD_ROWS = {
     ),
     "empty answer": ({"problem": "p", "answer": " "}, r"line 3: `answer` must not be empty"),
     "null problem": ({"problem": None, "answer": "2"}, r"line 3: `problem` must not be empty"),
-    "list": ({"problem": "p", "answer": ["2"]}, r"line 3: `answer` must be text or a number, but got \['2'\]"),
+    "list": ({"problem": ["p"], "answer": "2"}, r"line 3: `problem` must be text or a number, but got \['p'\]"),
     "not a number": ('{"problem": "p", "answer": NaN}', r"line 3: `answer` must be a finite number, but got nan"),
     "infinite": ('{"problem": "p", "answer": -Infinity}', r"line 3: `answer` must be a finite number, but got -inf"),
     "overflow": ('{"problem": "p", "answer": 1e999}', r"line 3: `answer` must be a finite number, but got inf"),

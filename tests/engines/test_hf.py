@@ -210,7 +210,7 @@ def test_a_response_of_a_seed_of_its_own_depends_on_no_other_row(arithmetic):
     sampling = Sampling(max_response_length=40)
     for engine in (whole, cut):
         engine.update_weights(arithmetic)
-    seeds = [*range(100, 106)]
+    seeds = [*range(300, 306)]
     with without_ties():
         together = whole.generate_seeded(PROMPTS, 2, sampling, seeds).texts
         assert cut.generate_seeded(PROMPTS, 2, sampling, seeds).texts == together
