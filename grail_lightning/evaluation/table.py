@@ -60,7 +60,8 @@ def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
             for label, whole in named.items()
             for value, found in _values(whole, column).items()
         }
-        blocks += [_accuracies(split, options, averages=False)] if split else []
+        there = _accuracies(split, options, averages=False) if split else f"No problem has a column {column!r}."
+        blocks.append(there)
     return "\n\n".join(blocks)
 
 
