@@ -13,7 +13,7 @@ import math
 import numpy as np
 import torch
 
-from grail_lightning.callbacks.figures import mean_interval
+from grail_lightning.evaluation.statistics import mean_interval
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 CONCENTRATION = {"same": math.inf, "mild": 20.0, "wide": 1.0, "all or nothing": 0.0}
