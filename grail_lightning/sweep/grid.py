@@ -43,13 +43,12 @@ class Run:
     Attributes:
         name: The name of its folder.
         folder: Its folder.
-        method: The name of its method, as reports show it.
+        method: The name of its method.
         task: The name of its task.
         seed: Its seed.
         configs: Its config files, in their order.
         options: Its overrides, without those of its point.
         point: Its values of the grid's options; None until they are chosen.
-        group: The method and the task of the YAML file, within which a point is chosen.
         choosing: Whether the run serves to choose a point, and is not reported.
     """
 
@@ -61,13 +60,17 @@ class Run:
     configs: tuple[str, ...]
     options: Mapping[str, Any]
     point: Mapping[str, Any] | None
-    group: tuple[str, str]
     choosing: bool = False
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The method and the task, within which a point is chosen."""
+        return self.method, self.task
 
     @property
     def title(self) -> str:
         """The run in words."""
-        at = f" at {described(self.point)}" if self.choosing and self.point else ""
+        at = f" at {described(self.point)}" if self.point else ""
         return f"{self.method}, {self.task}, seed {self.seed}{at}"
 
     def at(self, point: Mapping[str, Any]) -> Run:
@@ -94,7 +97,7 @@ class Study:
     @property
     def choosing_folder(self) -> Path:
         """The folder of the runs that choose, beside that of the runs that are reported."""
-        return _choosing_folder(self.folder)
+        return self.folder.with_name(f"{self.folder.name}_choosing")
 
 
 def read_study(file: Path, output: Path | None = None) -> Study:
@@ -114,7 +117,8 @@ def read_study(file: Path, output: Path | None = None) -> Study:
         raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`, but got {named!r}.")
     folder = Path(str(named)) if output is None else output
     choice = _choice(content.get("choose"), file)
-    runs = list(_runs(content, folder, choice, file))
+    study = Study(file=file, folder=folder, runs=(), choice=choice)
+    runs = tuple(_runs(content, study))
     seen: dict[str, Run] = {}
     for run in runs:
         other = seen.setdefault(str(run.folder).casefold(), run)
@@ -123,7 +127,7 @@ def read_study(file: Path, output: Path | None = None) -> Study:
                 f"The runs of a sweep must have folders of their own, but in {file} {other.title} and {run.title} "
                 f"both have {run.folder}. Rename one of them."
             )
-    return Study(file=file, folder=folder, runs=tuple(runs), choice=choice)
+    return replace(study, runs=runs)
 
 
 def described(point: Mapping[str, Any]) -> str:
@@ -138,22 +142,21 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
 
 
-def _runs(content: Mapping[str, Any], folder: Path, choice: Choice | None, file: Path) -> Iterator[Run]:
+def _runs(content: Mapping[str, Any], study: Study) -> Iterator[Run]:
     """The runs that choose, and then those that are reported, seed by seed."""
     reported: list[Run] = []
-    for group in _groups(content, file):
-        if choice is None or len(group.points) == 1:
-            reported += [group.run(folder, seed, point) for point in group.points for seed in group.seeds]
+    for group in _groups(content, study.file):
+        if study.choice is None or len(group.points) == 1:
+            reported += [group.run(study.folder, seed, point) for point in group.points for seed in group.seeds]
             continue
-        if common := set(group.seeds) & set(choice.seeds):
+        if common := set(group.seeds) & set(study.choice.seeds):
             raise ValueError(
-                f"`choose.seeds` in {file} must be other seeds than those that are reported, but {group.method!r} "
-                f"reports {min(common)}, too. Take other seeds to choose on."
+                f"`choose.seeds` in {study.file} must be other seeds than those that are reported, but "
+                f"{group.method!r} reports {min(common)}, too. Take other seeds to choose on."
             )
-        beside = _choosing_folder(folder)
-        for point, seed in itertools.product(group.points, choice.seeds):
-            yield replace(group.run(beside, seed, point), method=group.method, choosing=True)
-        reported += [group.run(folder, seed, None) for seed in group.seeds]
+        for point, seed in itertools.product(group.points, study.choice.seeds):
+            yield group.run(study.choosing_folder, seed, point, choosing=True)
+        reported += [group.run(study.folder, seed, None) for seed in group.seeds]
     # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
     order = list(dict.fromkeys(run.seed for run in reported))
     yield from sorted(reported, key=lambda run: order.index(run.seed))
@@ -170,20 +173,20 @@ class _Group:
     seeds: Sequence[int]
     points: Sequence[Mapping[str, Any]]
 
-    def run(self, folder: Path, seed: int, point: Mapping[str, Any] | None) -> Run:
-        """A run. Without a choice, each point of a grid is a method of its own in reports."""
+    def run(self, folder: Path, seed: int, point: Mapping[str, Any] | None, choosing: bool = False) -> Run:
+        """A run. Without a choice, the points of a grid have folders of their own beside each other."""
         method = f"{self.method} {described(point)}" if point else self.method
         name = "__".join(_UNSAFE.sub("_", part) for part in (method, self.task, str(seed)))
         return Run(
             name=name,
             folder=folder / name,
-            method=method,
+            method=self.method,
             task=self.task,
             seed=seed,
             configs=self.configs,
             options=self.options,
             point=point,
-            group=(self.method, self.task),
+            choosing=choosing,
         )
 
 
@@ -206,10 +209,6 @@ def _groups(content: Mapping[str, Any], file: Path) -> Iterator[_Group]:
             seeds=_seeds(settings["seeds"], f"`seeds` of {method!r}", file),
             points=points,
         )
-
-
-def _choosing_folder(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}_choosing")
 
 
 # --- the parts of the file ------------------------------------------------------------------------------------------

@@ -48,23 +48,36 @@ def slots(plans: Sequence[Planned], jobs: int | None) -> Slots:
     """
     devices = max(plan.devices for plan in plans)
     gpus = visible_gpus() if any(plan.on_gpu for plan in plans) else []
-    if gpus:
-        most = len(gpus) // devices
-        if most < (jobs or 1):
-            raise ValueError(
-                f"`--jobs` must leave {devices} GPU(s) to each run, but {jobs or 1} run(s) at once need "
-                f"{devices * (jobs or 1)} and {len(gpus)} can be seen. Lower it, or `trainer.devices`."
-            )
-        number, reason = jobs or most, "--jobs" if jobs else f"{len(gpus)} GPU(s)"
-        visible = [",".join(gpus[place * devices : (place + 1) * devices]) for place in range(number)]
+    if not gpus and any(plan.fit.trainer.get("accelerator") in ("gpu", "cuda") for plan in plans):
+        raise ValueError("`trainer.accelerator` must be cpu or auto on a machine without GPUs, but got gpu.")
+    visible = shared_out(gpus, devices, jobs) if gpus else []
+    if jobs is not None:
+        number, reason = jobs, "--jobs"
     else:
-        (number, reason), visible = (jobs, "--jobs") if jobs else _on_cpus(plans, devices), []
-    threads = max(1, cores() // (number * devices))
-    shared = {} if THREADS in os.environ else {THREADS: str(threads)}
-    return Slots(
-        environments=tuple(shared | ({VISIBLE: visible[place]} if visible else {}) for place in range(number)),
-        reason=reason,
-    )
+        number, reason = (len(visible), f"{len(gpus)} GPU(s)") if gpus else _on_cpus(plans, devices)
+    threads = {} if THREADS in os.environ else {THREADS: str(max(1, cores() // (number * devices)))}
+    places = [threads | {VISIBLE: names} for names in visible] if gpus else [threads] * number
+    return Slots(environments=tuple(places), reason=reason)
+
+
+def shared_out(gpus: Sequence[str], devices: int, jobs: int | None) -> list[str]:
+    """The GPUs of each place, as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    Args:
+        gpus: The names of all GPUs.
+        devices: The number that each run asks for.
+        jobs: The number of places; None for as many as there are GPUs for.
+
+    Raises:
+        ValueError: If there are not enough.
+    """
+    number = max(1, len(gpus) // devices) if jobs is None else jobs
+    if number * devices > len(gpus):
+        raise ValueError(
+            f"`--jobs` must leave {devices} GPU(s) to each run, but {number} at once need {number * devices} and "
+            f"{len(gpus)} can be seen. Lower it, or `trainer.devices`."
+        )
+    return [",".join(gpus[place * devices : (place + 1) * devices]) for place in range(number)]
 
 
 def visible_gpus() -> list[str]:

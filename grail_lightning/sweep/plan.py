@@ -114,13 +114,18 @@ class RunPlanner:
     def _parse(self, run: Run, given: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
         """The options of a run, and those that it will save."""
         fit = self._options.parse(given)
-        _check_folders(fit)
+        _check_alone(fit)
         self._options.parse([*given, *_into(run, fit.trainer.get("logger")), QUIET])
         self._options.build()
         return fit, self._options.saved()
 
 
-def _check_folders(fit: Namespace) -> None:
+def _check_alone(fit: Namespace) -> None:
+    """Check that a run keeps to its folder and to one machine."""
+    if (nodes := fit.trainer.get("num_nodes", 1)) not in (1, None):
+        raise ValueError(
+            f"`trainer.num_nodes` must be 1 in a sweep, which starts runs on its machine, but got {nodes}."
+        )
     for group, name in _SHARED:
         if fit[group].get(name) is not None:
             raise ValueError(

@@ -121,11 +121,14 @@ def make_ready(run: Run) -> bool:
 
 def read_log(run: Run, start: int) -> tuple[str, str]:
     """The outcome and the last line of an error in the log from this byte on, each "" if there is none."""
-    with (run.folder / LOG).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - _TAIL_BYTES))
-        # A bar rewrites its line with a carriage return.
-        lines = [line.strip() for line in re.split(r"[\r\n]+", file.read().decode(errors="replace")) if line.strip()]
+    try:
+        with (run.folder / LOG).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return "", f"{run.folder / LOG} has been removed"
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]  # A bar rewrites its line with \r.
     outcome = next((line for line in reversed(lines) if line.startswith(OUTCOME)), "")
     error = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
     return outcome.removeprefix(OUTCOME), error[:_LONGEST]

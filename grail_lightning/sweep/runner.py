@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from grail_lightning.sweep.choose import choose, told
@@ -54,14 +55,15 @@ class Runner:
         self._outcome = Outcome()
         self._waiting: list[Planned] = []
         self._jobs: dict[int, Job] = {}
-        self._attempts: dict[str, int] = {}  # Before this call.
-        self._busy: set[str] = set()
+        self._attempts: dict[Path, int] = {}  # Before this call.
+        self._busy: set[Path] = set()
+        self._heard: list[signal.Signals] = []
 
     def run(self, plans: Sequence[Planned]) -> Outcome:
         """Run these, and return how they have ended."""
         records = [(plan, read_record(plan.run)) for plan in plans]
         done = [(plan.run, record) for plan, record in records if record.state == "finished"]
-        self._attempts = {plan.run.name: record.attempts for plan, record in records}
+        self._attempts = {plan.run.folder: record.attempts for plan, record in records}
         self._waiting = [plan for plan, record in records if record.state != "finished"]
         self._outcome.finished = [run for run, _ in done]
         self._progress.begin(done, len(self._waiting))
@@ -76,6 +78,7 @@ class Runner:
     def _until_ended(self) -> None:
         look_at = 0.0
         while self._jobs or (self._waiting and not self._outcome.stopped):
+            self._obey()
             ended = [self._end(place, job) for place, job in list(self._jobs.items())]
             if not self._outcome.stopped and (any(ended) or time.monotonic() >= look_at):
                 self._decide()
@@ -121,7 +124,7 @@ class Runner:
         except ValueError:
             return self._is_busy(run)
         record = read_record(run)
-        elsewhere = record.attempts > self._attempts[run.name]
+        elsewhere = record.attempts > self._attempts[run.folder]
         if record.state == "finished" or (record.state == "failed" and elsewhere):
             claim.release()
             self._file(run, record)
@@ -141,8 +144,8 @@ class Runner:
 
     def _is_busy(self, run: Run) -> bool:
         """Another process has the run: say so once, and look again later."""
-        if run.name not in self._busy:
-            self._busy.add(run.name)
+        if run.folder not in self._busy:
+            self._busy.add(run.folder)
             self._progress.note(f"{run.title}: another process is at it; waiting for it")
         return False
 
@@ -177,22 +180,25 @@ class Runner:
                 self._end(place, job)
             time.sleep(POLL_SECONDS)
 
+    def _obey(self) -> None:
+        """Let signals end the runs: the first one after their batch, a further one at once."""
+        heard, self._heard = self._heard, []
+        for number in heard:
+            first = self._outcome.stopped is None
+            self._outcome.stopped = self._outcome.stopped or number
+            for job in self._jobs.values():
+                job.interrupt() if first else job.kill()
+            if first and self._jobs:
+                self._progress.note(f"{number.name}: runs save and end after their batch; a second one ends them now")
+
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Let signals end the runs: the first one after their batch, a second one at once."""
+        """Take note of signals, which `_obey` acts upon: a handler may interrupt a line that is being printed."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
         heard = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
         def receive(number: int, frame: FrameType | None) -> None:
-            again = self._outcome.stopped is not None
-            self._outcome.stopped = self._outcome.stopped or signal.Signals(number)
-            for job in list(self._jobs.values()):
-                job.kill() if again else job.interrupt()
-            if not again:
-                self._progress.note(
-                    f"{signal.Signals(number).name}: the runs save and end after their batch; a second one ends them "
-                    "at once"
-                )
+            self._heard.append(signal.Signals(number))
 
         for number in heard:
             signal.signal(number, receive)
