@@ -77,5 +77,5 @@ def test_a_run_that_fell_apart_is_never_the_best(study):
 
 
 def test_a_curve_that_is_not_there_is_a_mistake_of_the_file(study):
-    with pytest.raises(ValueError, match="`choose.by` must be the tag of a curve .* has no 'val/accurcy'"):
+    with pytest.raises(ValueError, match=r"`choose.by` must be the tag of a curve .* has no 'val/accurcy'"):
         choose(study(by="val/accurcy"), ("GRAIL", "sums"))

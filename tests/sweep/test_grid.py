@@ -131,5 +131,5 @@ def test_a_file_that_is_no_yaml_is_told_with_its_line(tmp_path):
     file.write_text("methods: {GRPO: [}\n")
     with pytest.raises(ValueError, match=r"^The file of a sweep .*study.yaml, line 1, column 18"):
         read_study(file)
-    with pytest.raises(ValueError, match="^The file of a sweep must name a YAML file, but .*File does not exist"):
+    with pytest.raises(ValueError, match=r"^The file of a sweep must name a YAML file, but .*File does not exist"):
         read_study(tmp_path / "none.yaml")

@@ -65,7 +65,7 @@ def test_memory_is_known_on_linux():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_runs_that_need_a_gpu_are_refused_on_a_machine_without(tmp_path):
     study = read_study(write_study(tmp_path, options={"trainer.accelerator": "gpu"}))
-    with pytest.raises(ValueError, match="`trainer.accelerator` must be cpu or auto on a machine without GPUs"):
+    with pytest.raises(ValueError, match=r"`trainer.accelerator` must be cpu or auto on a machine without GPUs"):
         slots(RunPlanner(study).plan(study.runs), None)
 
 

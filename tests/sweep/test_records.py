@@ -1,9 +1,6 @@
 """What a sweep knows of its runs, and who may start one."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -53,19 +50,6 @@ def test_one_process_has_a_run(run):
     claim.release()
     assert not is_claimed(run)
     Claim(run).release()
-
-
-def test_a_process_that_inherits_a_claim_keeps_it_until_it_ends(run):
-    claim = Claim(run)
-    waits = "import sys; sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, pass_fds=(claim.descriptor,)) as child:
-        # As if the first process had been killed: its descriptor is closed, and nothing is tidied up.
-        claim._held.pop_all()
-        os.close(claim.descriptor)
-        assert is_claimed(run)
-        child.stdin.close()
-        child.wait()
-        assert not is_claimed(run)
 
 
 def test_an_attempt_without_a_checkpoint_leaves_nothing_to_the_next(run):
