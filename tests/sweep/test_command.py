@@ -1,16 +1,20 @@
 """`python -m grail_lightning.sweep` as a user meets it, as far as it runs nothing."""
 
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from grail_lightning.sweep.command import main
+from grail_lightning.sweep.command import main, make_parser, select
 from grail_lightning.sweep.grid import read_study
+from grail_lightning.sweep.plan import RunPlanner
 from grail_lightning.sweep.records import Claim, Record, write_record
 from tests.sweep.studies import METHODS, write_study
 
+ROOT = Path(__file__).parents[2]
 GRID = {"grid": {"model.optimizer.lr": [1e-4, 2e-4]}}
 
 
@@ -128,3 +132,35 @@ def test_a_mistake_in_the_file_is_one_line_and_nothing_is_left(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"grail-lightning: error: {file}, A on sums: `model.credit` must be one of")
     assert [entry.name for entry in tmp_path.iterdir()] == [file.name]
+
+
+COMMANDS = [
+    (page.name, shlex.split(arguments, comments=True))
+    for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
+    for arguments in re.findall(r"^(?:\$ )?python -m grail_lightning\.sweep (.*)$", page.read_text(), re.MULTILINE)
+]
+
+
+def test_the_commands_on_the_pages_are_taken(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert {"README.md", "sweeps.md", "study.md"} <= {page for page, _ in COMMANDS}
+    for _, words in COMMANDS:
+        own = make_parser().parse_args(words[: words.index(">")] if ">" in words else words)
+        study = read_study(own.file)
+        assert select(study, own.only, own.index)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*(ROOT / "docs" / "examples" / "sweeps").glob("*.yaml"), ROOT / "configs" / "study.yaml"],
+    ids=lambda f: f.name,
+)
+def test_the_sweeps_that_come_with_the_package_are_planned(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study = read_study(file)
+    assert len(RunPlanner(study).plan(study.runs)) > 20
+
+
+def test_a_sweep_of_the_package_is_found_from_any_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said(capsys, "configs/study.yaml", "--status", "--only", "GRPO__quickstart__0")[-1] == "1 waiting"

@@ -45,7 +45,7 @@ def test_a_run_is_the_base_config_with_its_overrides_its_seed_and_its_folder(tmp
         ("CSVLogger", ["CSVLogger"]),
         ([{"class_path": "TensorBoardLogger", "init_args": {"save_dir": "a"}}, "CSVLogger"], ["TensorB", "CSVLogger"]),
         (
-            {"class_path": "tests.sweep.loggers.Elsewhere", "init_args": {"save_dir": "a", "address": "b"}},
+            {"class_path": "tests.sweep.parts.Elsewhere", "init_args": {"save_dir": "a", "address": "b"}},
             ["Elsewhere", "TensorBoardLogger"],
         ),
         (False, []),

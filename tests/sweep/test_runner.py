@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-import grail_lightning
 from grail_lightning.sweep.command import main
 from tests.sweep.studies import METHODS, write_study
 
-POLICY = Path(grail_lightning.__file__).parent / "assets" / "arithmetic"
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "kill_sweep.py"
 
 
@@ -53,10 +50,9 @@ def processes(folder):
 
 
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(tmp_path, capsys):
-    policy = tmp_path / "policy"
-    shutil.copytree(POLICY, policy)
-    os.truncate(policy / "model.safetensors", 1000)  # As a download that broke off; only the run reads it.
-    methods = {"Here": {"model.credit": "GRAIL"}, "There": {"model.policy": f"{policy}"}}
+    needed = tmp_path / "needed.txt"
+    callbacks = [{"class_path": "tests.sweep.parts.NeedsFile", "init_args": {"file": str(needed)}}]
+    methods = {"Here": {"model.credit": "GRAIL"}, "There": {"trainer.callbacks": callbacks}}
     file = write_study(tmp_path, methods=methods)
     assert call(file, "--jobs=2") == 1
     lines = capsys.readouterr().out.splitlines()
@@ -65,8 +61,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(tmp_path, capsys):
     here, there = found["Here__sums__0"], found["There__sums__0"]
     assert (here["state"], there["state"]) == ("finished", "failed")
     assert {"method": "Here", "task": "sums", "seed": 0}.items() <= here.items()
-    assert "Error" in there["error"]
-    assert there["error"] in (tmp_path / "study" / "There__sums__0" / "fit.log").read_text()
+    assert there["error"] == f"FileNotFoundError: [Errno 2] No such file or directory: '{needed}'"
     assert any(line.endswith(f"There, sums, seed 0: failed: {there['error']}") for line in lines)
     assert lines[-3:-1] == [
         "1 finished, 1 failed",
@@ -75,7 +70,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(tmp_path, capsys):
     exported = tmp_path / "study" / "Here__sums__0" / "export" / "model.safetensors"
     before = exported.stat().st_mtime_ns
 
-    shutil.copytree(POLICY, policy, dirs_exist_ok=True)
+    needed.touch()
     assert call(file, "--jobs=1") == 0
     found = records(file)
     assert [(record["state"], record["attempts"]) for record in found.values()] == [("finished", 1), ("finished", 2)]
