@@ -21,7 +21,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def held(folder: Path, patience: float = 6 * BEAT_SECONDS, user: str = "fit") -> Iterator[None]:
+def held(folder: Path, patience: float = 6 * BEAT_SECONDS, user: str = "fit") -> Iterator[int]:
     """Lock a folder, which is created if it does not exist, against other processes.
 
     The operating system releases the lock when its process ends, for whatever reason. Some network file systems apply
@@ -32,6 +32,9 @@ def held(folder: Path, patience: float = 6 * BEAT_SECONDS, user: str = "fit") ->
         folder: The folder to lock.
         patience: Seconds within which a live process on another host must update the file.
         user: What uses the folder, for the message.
+
+    Yields:
+        The descriptor of the locked file. A process that inherits it keeps the folder locked after this one has died.
 
     Raises:
         ValueError: If another process has locked it.
@@ -47,7 +50,7 @@ def held(folder: Path, patience: float = 6 * BEAT_SECONDS, user: str = "fit") ->
         json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, handle)
         handle.flush()
         beating.start()
-        yield
+        yield handle.fileno()
     finally:
         ended.set()
         if beating.ident is not None:
