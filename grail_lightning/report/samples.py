@@ -1,0 +1,176 @@
+"""Kept samples as arrays, and whether those of several runs can be compared.
+
+Shapes: ``N`` problems, ``n`` samples of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grail_lightning.evaluation.records import Sample, differences, read_samples
+from grail_lightning.report.runs import Run
+
+
+class Key(NamedTuple):
+    """A problem of a dataset: its identity, and its number among equal problems."""
+
+    problem: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Responses:
+    """The samples of some problems of one run and dataset.
+
+    Attributes:
+        keys: The problems.
+        correct: ``[N, n]`` bool.
+        lengths: ``[N, n]`` int, generated tokens.
+        finished: ``[N, n]`` bool, whether a response ended by itself.
+        missing: ``[N, n]`` bool, whether a response has no answer.
+    """
+
+    keys: list[Key]
+    correct: NDArray[np.bool_]
+    lengths: NDArray[np.int64]
+    finished: NDArray[np.bool_]
+    missing: NDArray[np.bool_]
+
+    def only(self, keys: Sequence[Key]) -> Responses:
+        """These problems, in this order."""
+        place = {key: row for row, key in enumerate(self.keys)}
+        rows = [place[key] for key in keys]
+        return Responses(
+            keys=list(keys),
+            correct=self.correct[rows],
+            lengths=self.lengths[rows],
+            finished=self.finished[rows],
+            missing=self.missing[rows],
+        )
+
+
+def read_responses(run: Run, *, complete: bool) -> dict[str, Responses]:
+    """The responses of a run, by dataset, with the problems that have all their samples.
+
+    Args:
+        run: A run with samples.
+        complete: Whether every problem must have all its samples.
+
+    Raises:
+        ValueError: If the files are damaged, or not complete although they must be.
+    """
+    assert run.samples is not None
+    rows: dict[tuple[str, int], dict[int, Sample]] = defaultdict(dict)
+    for sample in read_samples(run.samples):
+        rows[sample.dataset, sample.index].setdefault(sample.sample, sample)
+    wanted = int(run.facts["num_samples"])
+    whole = {place: found for place, found in rows.items() if found.keys() == set(range(wanted))}
+    found: dict[str, Responses] = {}
+    for dataset, about in run.facts["datasets"].items():
+        problems = [whole[place] for place in sorted(place for place in whole if place[0] == dataset)]
+        if complete and len(problems) != about["problems"]:
+            raise ValueError(
+                f"{run.samples} must hold all {about['problems']} problems of {dataset or 'its data'} with {wanted} "
+                f"samples each, but it holds {len(problems)}. Run the same `test` again, which continues it, or "
+                "compare the problems that all runs have: --common."
+            )
+        found[dataset] = _arrays(problems, wanted)
+    return found
+
+
+def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int) -> Responses:
+    seen: Counter[str] = Counter()
+    keys = []
+    for samples in problems:
+        keys.append(Key(samples[0].problem, seen[samples[0].problem]))
+        seen[samples[0].problem] += 1
+
+    def table(of: str) -> NDArray[Any]:
+        values = [[getattr(samples[k], of) for k in range(wanted)] for samples in problems]
+        return np.array(values).reshape(len(problems), wanted)
+
+    return Responses(
+        keys=keys,
+        correct=table("correct").astype(bool),
+        lengths=table("num_tokens").astype(np.int64),
+        finished=table("finished").astype(bool),
+        missing=table("status") == "missing",
+    )
+
+
+def check_comparable(runs: Sequence[Run], *, common: bool) -> None:
+    """Refuse runs that were evaluated on other problems or with other settings.
+
+    Args:
+        runs: The runs with samples.
+        common: Whether only the problems that all runs have are compared; the settings must be the same all the same.
+
+    Raises:
+        ValueError: If two runs differ; the message says in what.
+    """
+    for run in runs[1:]:
+        names = differences(_settings(runs[0], common), _settings(run, common))
+        if names:
+            said = "; ".join(_said(name, runs[0], run) for name in names)
+            fixed = "" if common or not all(name.startswith("datasets") for name in names) else _COMMON
+            raise ValueError(
+                f"Runs can be compared only on the same problems with the same settings, but {runs[0].given} and "
+                f"{run.given} differ in {said}. Test them with the same config{fixed}."
+            )
+
+
+_COMMON = ", or compare the problems that all runs have: --common"
+
+
+def _settings(run: Run, common: bool) -> dict[str, Any]:
+    same: dict[str, Any] = {name: run.facts.get(name) for name in ("num_samples", "sampling", "grading")}
+    if not common:
+        same["datasets"] = {name or "problems": about["digest"] for name, about in run.facts["datasets"].items()}
+    return same
+
+
+def _said(name: str, one: Run, two: Run) -> str:
+    """A difference with both values; of problems, their numbers."""
+    if name.startswith("datasets."):
+        dataset = name.partition(".")[2]
+        numbers = [_number(run.facts["datasets"].get("" if dataset == "problems" else dataset)) for run in (one, two)]
+        return f"the problems of {dataset} ({numbers[0]}, {numbers[1]})"
+    values = []
+    for run in (one, two):
+        value: Any = run.facts
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        values.append(f"{value!r:.60}")
+    return f"`{name}` ({values[0]}, {values[1]})"
+
+
+def _number(about: Mapping[str, Any] | None) -> str:
+    if about is None:
+        return "none"
+    return f"{about['problems']}" + (f", the first {about['first']}" if about.get("first") else "")
+
+
+def common_problems(responses: Sequence[Mapping[str, Responses]]) -> dict[str, list[Key]]:
+    """The problems of each dataset that all runs have, in the order of the first run.
+
+    Args:
+        responses: What `read_responses` gives for each run.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    found: dict[str, list[Key]] = {}
+    for dataset, first in responses[0].items():
+        others = [set(run[dataset].keys) if dataset in run else set() for run in responses[1:]]
+        keys = [key for key in first.keys if all(key in other for other in others)]
+        if keys:
+            found[dataset] = keys
+    if not found:
+        raise ValueError("The runs must have problems in common, but there is none. Test them on the same data.")
+    return found
