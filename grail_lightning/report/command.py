@@ -21,10 +21,10 @@ FORMATS: dict[str, Callable[[Sequence[Section]], str]] = {
     "html": page,
 }
 ENDINGS = {".md": "markdown", ".csv": "csv", ".html": "html"}
-DESCRIPTION = """Figures of runs with intervals, paired differences with p-values, and learning curves; no model is loaded.
+DESCRIPTION = """Figures of runs with intervals, paired differences with p-values, and learning curves.
 
-A run is the folder of a run, of its `test` or `validate`, or of its samples. Runs whose configs differ only in the seed
-are seeds of one method; NAME=RUN names a method, and gives several runs the same one."""
+A run is the folder of a run, of its `test` or `validate`, or of its samples; no model is loaded. Runs whose configs
+differ only in the seed are seeds of one method; NAME=RUN names a method, and gives several runs the same one."""
 
 
 class Parser(argparse.ArgumentParser):

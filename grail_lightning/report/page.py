@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from grail_lightning.report.curves import End
-from grail_lightning.report.plot import COLOURS, curves_svg
+from grail_lightning.report.plot import COLOURS, curves_svg, dash
 from grail_lightning.report.results import Line
 from grail_lightning.report.sections import Section, Table, tables
 from grail_lightning.report.text import plain, printable
@@ -37,7 +37,7 @@ def page(sections: Sequence[Section]) -> str:
             style.append(rules)
             picture = {
                 "svg": Markup(svg),  # noqa: S704  (matplotlib's, with no text but ours)
-                "names": [(plain(curve.method), k % COLOURS) for k, curve in enumerate(section.curves)],
+                "names": [(plain(curve.method), k % COLOURS, dash(k)) for k, curve in enumerate(section.curves)],
             }
         shown.append(
             {

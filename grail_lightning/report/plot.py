@@ -16,10 +16,15 @@ from grail_lightning.report.curves import CURVE, Curve
 
 # As many colours as the style sheet has; curves beyond them are told apart by their dashes.
 COLOURS = 8
-DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+DASHES = ("none", "5 2", "1 1.5", "6 2 1 2")
 _INK, _LINE = "#fefe01", "#fefe02"
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+def dash(number: int) -> str:
+    """The dashes of a curve in widths of its line, as SVG writes them: neighbours differ without colour, too."""
+    return DASHES[(number + number // COLOURS) % len(DASHES)]
 
 
 def placeholder(number: int) -> str:
@@ -63,8 +68,8 @@ def _draw(axes: object, number: int, curve: Curve) -> None:
     if not any(math.isnan(at.low) for at in band):
         low, high = [at.low for at in band], [at.high for at in band]
         axes.fill_between(curve.steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    dash = DASHES[number // COLOURS % len(DASHES)] if number >= COLOURS else DASHES[number % 2]
-    axes.plot(curve.steps, means, color=colour, linewidth=1.6, linestyle=dash, marker="o", markersize=2.5)
+    line = "solid" if dash(number) == "none" else (0, [float(part) for part in dash(number).split()])
+    axes.plot(curve.steps, means, color=colour, linewidth=1.6, linestyle=line, marker="o", markersize=2.5)
 
 
 def _adopted(written: str, prefix: str) -> tuple[str, str]:

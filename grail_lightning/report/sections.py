@@ -87,6 +87,8 @@ def make_section(
     known = [m.name for m in (evaluated.methods if evaluated else methods)]
     base = baseline if baseline in known else known[0]
     several = len(methods) > 1
+    if baseline not in (None, base):
+        notes.append(f"The baseline is {base}: {baseline} has no samples here.")
     solved = compared(evaluated, base, _checked(pass_at, evaluated.num_samples)) if evaluated else []
     ends = compare_ends(curves, base)
     return Section(
@@ -128,23 +130,37 @@ def _notes(methods: Sequence[Method], evaluated: Evaluated | None, lines: Sequen
     notes = ["[low, high] is a 95 % interval."]
     found: list[Difference] = [line.difference for line in lines if line.difference is not None]
     if found:
-        notes.append(
-            "Differences are paired over problems (and over seeds, where both methods have the same). p is two-sided; "
-            "p (Holm) is corrected: for all datasets of a figure together, and for each average by itself."
-        )
-        notes.append(
-            "`could show` is the true difference that such runs would show with a probability of 80 % after the "
-            "correction. A smaller one cannot be told from none by these runs."
-        )
-    if evaluated and len(evaluated.methods) > 1 and any(d.seeds is None for d in found):
-        notes.append(
-            "A method with one seed is compared as this one run: whether the method is better takes several seeds."
-        )
-    if evaluated:
-        missing = [f"{m.name} ({len(m.evaluated)} of {len(m.runs)})" for m in methods if len(m.evaluated) < len(m.runs)]
-        if missing:
-            notes.append(f"Not all runs have samples: {', '.join(missing)}.")
-    return notes
+        problems = "over problems, and over seeds where both methods have the same" if evaluated else "over seeds"
+        families = ": the datasets of a figure together, each average by itself" if evaluated else ""
+        notes += [
+            f"Differences are paired {problems}. p is two-sided; p (Holm) is corrected for the number of comparisons"
+            f"{families}.",
+            "detectable: a true difference of this size would be found with a probability of 80 %, after the "
+            "correction. Smaller ones cannot be told from none by such runs.",
+        ]
+    if evaluated is None:
+        return notes
+    if len(evaluated.methods) > 1 and any(line.seeds is None for line in found):
+        notes.append("A method with one seed is compared as that one run: other seeds may differ by more.")
+    runs = [f"{m.name} ({len(m.evaluated)} of {len(m.runs)})" for m in methods if len(m.evaluated) < len(m.runs)]
+    if runs:
+        notes.append(f"Not all runs have samples: {', '.join(runs)}.")
+    return notes + _same_weights(evaluated)
+
+
+def _same_weights(evaluated: Evaluated) -> list[str]:
+    """A note about runs that evaluated the same policy, such as the one before training."""
+    first: dict[str, str] = {}
+    for method in evaluated.methods:
+        for run in method.evaluated:
+            model = run.facts.get("model")
+            digest = model.get("digest") if isinstance(model, dict) else None
+            if isinstance(digest, str) and first.setdefault(digest, run.given) != run.given:
+                return [
+                    f"{first[digest]} and {run.given} evaluated the same weights. If they should not have, test again "
+                    "with --ckpt_path or with the --model.policy of each run."
+                ]
+    return []
 
 
 def tables(section: Section) -> list[Table]:
@@ -171,7 +187,7 @@ def _tested(line: Line | End, baseline: str | None) -> list[str]:
 
 
 def _comparison_head(baseline: str | None) -> list[str]:
-    return [] if baseline is None else [f"difference {INTERVAL}", "p", "p (Holm)", "could show"]
+    return [] if baseline is None else [f"difference {INTERVAL}", "p", "p (Holm)", "detectable"]
 
 
 def _solved_table(figure: str, lines: Sequence[Line], baseline: str | None) -> Table:

@@ -1,4 +1,4 @@
-"""The report as text: for a terminal, as Markdown and as CSV. Names are untrusted: control characters are written out."""
+"""The report as text: for a terminal, as Markdown and as CSV. Names are untrusted: no control character reaches it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grail_lightning.report.sections import Section, Table, tables
 LONGEST = 80
 COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
-    *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "could_show"),
+    *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable"),
 )
 
 
@@ -130,5 +130,5 @@ def _values(line: Line | End, baseline: str | None) -> dict[str, Any]:
     if (tested := line.difference) is not None:
         values |= {"baseline": baseline, "difference": tested.value}
         values |= {"difference_low": tested.low, "difference_high": tested.high, "p": tested.p_value}
-        values |= {"p_holm": line.corrected, "could_show": line.detectable}
+        values |= {"p_holm": line.corrected, "detectable": line.detectable}
     return values

@@ -58,7 +58,7 @@ def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **fac
             "num_samples": num_samples,
             "seed": 0,
             "datasets": about,
-            "grading": dict.fromkeys(datasets, {"compare": "math"}),
+            "grading": {name: {"compare": "math"} for name in datasets},
         }
         | facts,
     )
