@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grail_lightning.evaluation.records import Sample, differences, read_samples
+from grail_lightning.evaluation.records import Sample, read_samples
 from grail_lightning.report.runs import Run
 
 
@@ -115,39 +115,37 @@ def check_comparable(runs: Sequence[Run], *, common: bool) -> None:
         ValueError: If two runs differ; the message says in what.
     """
     for run in runs[1:]:
-        names = differences(_settings(runs[0], common), _settings(run, common))
-        if names:
-            said = "; ".join(_said(name, runs[0], run) for name in names)
-            fixed = "" if common or not all(name.startswith("datasets") for name in names) else _COMMON
+        found = _settings_that_differ(runs[0].facts, run.facts)
+        problems = [] if common else _problems_that_differ(runs[0].facts["datasets"], run.facts["datasets"])
+        if found or problems:
+            remedy = "" if found else ", or compare the problems that all runs have: --common"
             raise ValueError(
                 f"Runs can be compared only on the same problems with the same settings, but {runs[0].given} and "
-                f"{run.given} differ in {said}. Test them with the same config{fixed}."
+                f"{run.given} differ in {'; '.join(found + problems)}. Test them with the same config{remedy}."
             )
 
 
-_COMMON = ", or compare the problems that all runs have: --common"
+def _settings_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Sampling, the number of samples, and the grading of the datasets that both have."""
+    pairs = {"num_samples": (one["num_samples"], two["num_samples"])}
+    first, second = _mapping(one.get("sampling")), _mapping(two.get("sampling"))
+    pairs |= {f"sampling.{name}": (first.get(name), second.get(name)) for name in [*first, *second]}
+    first, second = _mapping(one.get("grading")), _mapping(two.get("grading"))
+    pairs |= {f"grading of {name}": (first[name], second[name]) for name in first if name in second}
+    return [f"`{name}` ({a!r:.60}, {b!r:.60})" for name, (a, b) in pairs.items() if a != b]
 
 
-def _settings(run: Run, common: bool) -> dict[str, Any]:
-    same: dict[str, Any] = {name: run.facts.get(name) for name in ("num_samples", "sampling", "grading")}
-    if not common:
-        same["datasets"] = {name or "problems": about["digest"] for name, about in run.facts["datasets"].items()}
-    return same
+def _problems_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """The datasets of which the problems are not the same, with their numbers."""
+    return [
+        f"the problems of {name or 'the data'} ({_number(one.get(name))}, {_number(two.get(name))})"
+        for name in dict.fromkeys([*one, *two])
+        if _mapping(one.get(name)).get("digest") != _mapping(two.get(name)).get("digest")
+    ]
 
 
-def _said(name: str, one: Run, two: Run) -> str:
-    """A difference with both values; of problems, their numbers."""
-    if name.startswith("datasets."):
-        dataset = name.partition(".")[2]
-        numbers = [_number(run.facts["datasets"].get("" if dataset == "problems" else dataset)) for run in (one, two)]
-        return f"the problems of {dataset} ({numbers[0]}, {numbers[1]})"
-    values = []
-    for run in (one, two):
-        value: Any = run.facts
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        values.append(f"{value!r:.60}")
-    return f"`{name}` ({values[0]}, {values[1]})"
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _number(about: Mapping[str, Any] | None) -> str:

@@ -183,7 +183,8 @@ def _tested(line: Line | End, baseline: str | None) -> list[str]:
     if line.difference is None:
         return [""] * 4
     shown = interval(line.difference, signed=True)
-    return [shown, p_text(line.difference.p_value), p_text(line.corrected), f"{line.detectable:.3f}"]
+    detectable = ">1" if line.detectable > 1 else f"{line.detectable:.3f}"  # No difference is that large.
+    return [shown, p_text(line.difference.p_value), p_text(line.corrected), detectable]
 
 
 def _comparison_head(baseline: str | None) -> list[str]:
