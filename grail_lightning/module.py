@@ -29,7 +29,7 @@ from grail_lightning.step.collect import check_loader, refill, sample_and_grade
 from grail_lightning.step.optimizer import take_step
 from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.outputs import EvaluationPlan, StepOutput
+from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
 from grail_lightning.step.reference import Reference
 from grail_lightning.step.report import SHOWN, report
 from grail_lightning.step.schedule import configured_options, keep_options, option_record, steps_beyond, with_schedule
@@ -205,11 +205,15 @@ class GrailModule(pl.LightningModule):
         return {"output": StepOutput(batch, weights, figures)}
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Sample and grade; the `Evaluation` callback computes the statistics."""
+        """Sample and grade; the `Evaluation` callback computes the statistics. None for a batch that it has already."""
         # Every validation has the same random numbers, so that two of them differ by the policy alone.
-        return StepOutput(self._evaluate(prompts, ("eval", dataloader_idx, batch_idx)))
+        done = (dataloader_idx, batch_idx) in self.evaluation.done
+        return None if done else StepOutput(self._evaluate(prompts, validation_key(dataloader_idx, batch_idx)))
 
-    test_step = validation_step
+    def test_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """The same, with random numbers that belong to a problem: batches and ranks do not matter."""
+        done = (dataloader_idx, batch_idx) in self.evaluation.done
+        return None if done else StepOutput(self._evaluate(prompts, test_seeds(prompts, self.evaluation.num_samples)))
 
     @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -262,7 +266,7 @@ class GrailModule(pl.LightningModule):
         return self.verifier
 
     def _sample(
-        self, prompts: list[Prompt], key: SeedKey, clock: PhaseClock, plan: EvaluationPlan | None = None
+        self, prompts: list[Prompt], key: SeedKey | list[int], clock: PhaseClock, plan: EvaluationPlan | None = None
     ) -> GradedBatch:
         """Graded responses, sampled as in training or by the plan of an evaluation."""
         return sample_and_grade(
@@ -277,7 +281,7 @@ class GrailModule(pl.LightningModule):
             rank=self.global_rank,
         )
 
-    def _evaluate(self, prompts: list[Prompt], key: SeedKey) -> GradedBatch:
+    def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
         return self._sample(prompts, key, PhaseClock(self.device), self.evaluation)
 
     def credit_context(self) -> CreditContext:

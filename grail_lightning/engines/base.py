@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
 
@@ -29,6 +30,22 @@ class RolloutEngine(ABC):
 
         The result is a function of the weights and the arguments: the global random state is neither used nor changed.
         """
+
+    def generate_seeded(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> SampledBatch:
+        """Like `generate`, with a seed for each row, so that a response depends on no other row of the call.
+
+        `test` samples in this way. An engine that does not override the method draws the whole call from one seed,
+        which depends on all of `seeds`; its responses then depend on the division of the problems into batches.
+
+        Args:
+            prompts: See `generate`.
+            group_size: See `generate`.
+            sampling: See `generate`.
+            seeds: ``B`` seeds of 63 bits, in the order of the rows.
+        """
+        return self.generate(prompts, group_size, sampling, derive_seed(*seeds))
 
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:

@@ -22,7 +22,7 @@ from grail_lightning.tasks.base import Prompt
 FORMAT = 1
 FACTS = "evaluation.json"
 # What may change between an interruption and its continuation.
-_INCIDENTAL = ("finished", "created", "model.checkpoint")
+_INCIDENTAL = ("finished", "created", "model.checkpoint", "table")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,13 @@ class Sample:
     columns: dict[str, Any] = field(default_factory=dict)
 
 
-_FIELDS = {f.name for f in dataclasses.fields(Sample)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(["dataset", "problem", "prompt", "reference", "response", "status", "layer"], (str,)),
+    **dict.fromkeys(["index", "sample", "num_tokens", "seed"], (int,)),
+    **dict.fromkeys(["correct", "finished"], (bool,)),
+    "prediction": (str, type(None)),
+    "columns": (dict,),
+}
 
 
 def problem_id(prompt: Prompt) -> str:
@@ -99,9 +105,9 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ValueError(f"{file} must be JSON, but got: {error}. Test again.") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = found.get("format") if isinstance(found, dict) else found
-        raise ValueError(f"{file} must have the `format` {FORMAT}, but got {got!r}. Test again with this version.")
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not {"datasets", "num_samples"} <= found.keys():
+        got = ascii(str(found.get("format", sorted(found)) if isinstance(found, dict) else found)[:80])
+        raise ValueError(f"{file} must have the `format` {FORMAT} and its entries, but got {got}. Test again.")
     return found
 
 
@@ -118,7 +124,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The dotted names in which two evaluations differ, so that their samples must not be mixed."""
     one, two = (dict(_flat(json.loads(json.dumps(tree)))) for tree in (before, now))
     names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-    return [name for name in names if name not in _INCIDENTAL]
+    return [name for name in names if name not in _INCIDENTAL and name.partition(".")[0] not in _INCIDENTAL]
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -195,14 +201,16 @@ def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
                 return
             try:
                 row = json.loads(line)
-                if not isinstance(row, dict) or row.keys() != _FIELDS:
-                    raise ValueError("no sample")
-                yield line, Sample(**row)
-            except ValueError as error:
+                whole = isinstance(row, dict) and row.keys() == _TYPES.keys()
+                whole = whole and all(isinstance(row[name], kinds) for name, kinds in _TYPES.items())
+            except (ValueError, RecursionError):
+                whole = False
+            if not whole:
                 raise ValueError(
-                    f"{file}, line {number}: expected a JSON object with the fields of a sample, but got {error}. "
-                    "Remove the line, or test again."
-                ) from None
+                    f"{file}, line {number}: expected a JSON object with the fields of a sample, but got "
+                    f"{line[:60]!a}. Remove the line, or test again."
+                )
+            yield line, Sample(**row)
 
 
 def _to_disk(file: BinaryIO) -> None:

@@ -30,7 +30,7 @@ def sample_and_grade(
     prompts: list[Prompt],
     group_size: int,
     sampling: Sampling,
-    key: SeedKey,
+    key: SeedKey | list[int],
     *,
     policy: Policy,
     engine: RolloutEngine,
@@ -44,7 +44,8 @@ def sample_and_grade(
         prompts: This rank's prompts.
         group_size: The number of responses to each prompt.
         sampling: The sampling options.
-        key: The key of the random numbers, together with the run's seed and the rank.
+        key: The key of the random numbers, together with the run's seed and the rank; or a list with the seed of each
+            row.
         policy: The policy whose weights sample.
         engine: The engine that samples.
         verifier: The verifier that grades the answers.
@@ -54,7 +55,7 @@ def sample_and_grade(
     with clock.phase("sample"):
         with gathered(policy):
             engine.update_weights(policy)
-            seed = derive_seed(run_seed(), *key, rank)
+            seed = derive_seed(run_seed(), *key, rank) if isinstance(key, tuple) else key
             batch = sample_rollouts(engine, policy, prompts, group_size, sampling, seed)
         # A rollout has the same row number in the step for any number of ranks.
         group, place = batch.row // group_size, batch.row % group_size
