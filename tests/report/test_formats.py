@@ -191,7 +191,7 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
     file = tmp_path / "damaged" / "samples" / "rank_00000.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join([*lines[:2], "{}\n", *lines[2:]]))
-    for name, content in (("broken", "{"), ("partial", '{"format": 1}')):
+    for name, content in (("broken", "{"), ("partial", '{"format": 1, "datasets": {}, "num_samples": 3}')):
         (tmp_path / name / "samples").mkdir(parents=True)
         (tmp_path / name / "samples" / "evaluation.json").write_text(content)
     for name, broken in (("sweep", "sweep.json"), ("yaml", "config.yaml")):
