@@ -1,6 +1,6 @@
 """The coverage of the 95 % intervals of a test's table and of a report.
 
-    OMP_NUM_THREADS=1 python benchmarks/interval_coverage.py        # 2,000 repetitions of every cell: MINUTES minutes
+    OMP_NUM_THREADS=1 python benchmarks/interval_coverage.py        # 2,000 repetitions of every cell, in ten minutes
     OMP_NUM_THREADS=1 python benchmarks/interval_coverage.py --parts mean difference --problems 30
 
 Each cell draws that many evaluations of N problems with n samples and prints the share of them whose interval contains
