@@ -80,7 +80,7 @@ def read_curves(methods: Sequence[Method]) -> list[Curve]:
     """The curves of the methods whose runs have event files with `CURVE`."""
     found = []
     for method in methods:
-        points = {run.seed: scalars for run in method.runs if (scalars := _scalars(run.folder, CURVE))}
+        points = {run.seed: scalars for run in method.runs if run.events and (scalars := _scalars(run.events, CURVE))}
         steps = set.intersection(*map(set, points.values())) if points else set()
         if steps:
             order = tuple(sorted(steps))
@@ -155,8 +155,6 @@ def _scalars(folder: Path, tag: str) -> dict[int, float]:
     """The finite values of a scalar by step, of all event files of a folder; the last one logged counts."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    if not any(folder.glob("events.out.tfevents*")):
-        return {}
     # 1 keeps the newest of what is not needed; 0 keeps everything.
     unused = dict.fromkeys(("tensors", "images", "audio", "histograms", "compressedHistograms"), 1)
     events = EventAccumulator(str(folder), size_guidance={**unused, "scalars": 0}).Reload()

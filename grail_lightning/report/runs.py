@@ -29,7 +29,7 @@ class Run:
         folder: The run's folder.
         samples: The folder of its kept samples; None without.
         facts: What the samples belong to (``evaluation.json``); empty without samples.
-        events: Whether the run's folder holds TensorBoard's event files.
+        events: The folder of the training's TensorBoard event files; None without.
         config: The resolved config of the training that made the policy, or else of the evaluation; empty without.
         sweep: What a sweep says of the run; empty without.
         name: The method's name that the user gave; None without.
@@ -39,7 +39,7 @@ class Run:
     folder: Path
     samples: Path | None
     facts: dict[str, Any]
-    events: bool
+    events: Path | None
     config: dict[str, Any]
     sweep: dict[str, Any]
     name: str | None
@@ -81,14 +81,14 @@ def _find(argument: str) -> Run:
         raise ValueError(f"A run must be a folder, but there is no folder {path}. Give one such as runs/quickstart.")
     samples = _samples(path)
     folder = _run_folder(path)
-    events = any(folder.glob("events.out.tfevents*"))
-    if samples is None and not events:
+    facts = _read_facts(samples) if samples else {}
+    trained = _trained_in(folder, facts)
+    events = next((place for place in (folder, trained) if any(place.glob("events.out.tfevents*"))), None)
+    if samples is None and events is None:
         raise ValueError(
             f"{path} must hold the samples of an evaluation (a folder `samples` with {FACTS}) or TensorBoard's event "
             "files, but it holds neither. Run `grail-lightning test`, which keeps samples, or name another folder."
         )
-    facts = _read_facts(samples) if samples else {}
-    trained = _trained_in(folder, facts)
     sweep = _read_sweep(trained) or _read_sweep(folder)
     return Run(
         given=argument,

@@ -93,6 +93,7 @@ def test_an_evaluation_elsewhere_belongs_to_the_run_that_trained_its_policy(by, 
         model = {"policy": "arithmetic", "checkpoint": None, "digest": str(seed), "step": 3} | {by: str(file)}
         keep_samples(place / "test" / "samples", RIGHT, model=model)
     assert _names(tmp_path / "evaluated_0", tmp_path / "evaluated_1") == {"evaluated": (0, 1)}
+    assert find_runs([str(tmp_path / "evaluated_1")])[0].events == tmp_path / "trained_1", "its learning curve, too"
 
 
 def test_runs_without_a_config_are_methods_of_their_own(tmp_path):
