@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.evaluation.problems import Problem
-from grail_lightning.evaluation.statistics import average_interval, mean_interval
+from grail_lightning.evaluation.statistics import average_interval, mean_interval, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 ERRORS = ("capped", "unparseable", "timeout", "crashed")
@@ -121,8 +121,7 @@ def _shares(problems: Sequence[Problem], options: TableOptions) -> list[_Shares]
     found = [_Shares(pass_at_k(number, right, k), pass_at_k_variance(number, right, k)) for k in (1, *options.pass_at)]
     for k in options.maj_at:
         votes = torch.tensor([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=torch.float64)
-        # Whether the k samples of a vote are right is a binary outcome; of n samples there are n/k such votes.
-        found.append(_Shares(votes, votes * (1 - votes) * k / number))
+        found.append(_Shares(votes, torch.from_numpy(vote_noise(votes, number, k))))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from grail_lightning.report.methods import Method, find_methods
 from grail_lightning.report.page import page
 from grail_lightning.report.runs import find_runs
-from grail_lightning.report.sections import Section, make_section
+from grail_lightning.report.sections import Options, Section, make_section
 from grail_lightning.report.text import comma_separated, markdown, terminal
 
 FORMATS: dict[str, Callable[[Sequence[Section]], str]] = {
@@ -48,6 +48,7 @@ def make_parser() -> Parser:
         "--baseline", metavar="NAME", help="the method to compare with (default: that of the first run)"
     )
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
+    parser.add_argument("--maj_at", type=int, nargs="+", metavar="K", default=[], help="the k of maj@k (default: none)")
     parser.add_argument("--common", action="store_true", help="compare only the problems that all runs have")
     parser.add_argument(
         "--format", choices=list(FORMATS), help="default: by the ending of --output (.md, .csv, .html), else terminal"
@@ -91,10 +92,15 @@ def make_sections(options: argparse.Namespace) -> list[Section]:
         ValueError: If the runs cannot be read or compared.
     """
     methods = find_methods(find_runs(options.runs))
-    baseline = _baseline(options.baseline, methods)
+    asked = Options(
+        baseline=_baseline(options.baseline, methods),
+        pass_at=options.pass_at,
+        maj_at=options.maj_at,
+        common=options.common,
+    )
     tasks = dict.fromkeys(method.task for method in methods)
     parts = [[method for method in methods if method.task == task] for task in tasks]
-    return [make_section(part, baseline, options.pass_at, options.common) for part in parts]
+    return [make_section(part, asked) for part in parts]
 
 
 def _baseline(given: str | None, methods: Sequence[Method]) -> str | None:

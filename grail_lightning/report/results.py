@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from grail_lightning.evaluation.comparison import Difference, Estimate, difference, estimate
-from grail_lightning.evaluation.statistics import Floats, holm
-from grail_lightning.functional import pass_at_k, pass_at_k_variance
+from grail_lightning.evaluation.statistics import Floats, holm, vote_noise
+from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 from grail_lightning.report.methods import Method
 from grail_lightning.report.samples import Responses, check_comparable, common_problems, read_responses
 
@@ -80,12 +81,13 @@ class Evaluated:
     longest: int
 
 
-def read_evaluated(methods: Sequence[Method], *, common: bool) -> Evaluated | None:
+def read_evaluated(methods: Sequence[Method], *, common: bool, votes: bool = False) -> Evaluated | None:
     """The samples of all methods that have some; None if none has.
 
     Args:
         methods: The methods of one task.
         common: Whether to keep only the problems that all runs have.
+        votes: Whether to group equal answers, for majority votes.
 
     Raises:
         ValueError: If the runs cannot be compared.
@@ -94,7 +96,7 @@ def read_evaluated(methods: Sequence[Method], *, common: bool) -> Evaluated | No
     if not runs:
         return None
     check_comparable(runs, common=common)
-    read = {id(run): read_responses(run, complete=not common) for run in runs}
+    read = {id(run): read_responses(run, complete=not common, votes=votes) for run in runs}
     problems = common_problems(list(read.values()))
     about = runs[0].facts["datasets"]
     responses = {
@@ -126,8 +128,10 @@ def _label(name: str, number: int, about: Mapping[str, object], common: bool) ->
     return (name or "all") + (f" ({', '.join(said)})" if said else "")
 
 
-def compared(evaluated: Evaluated, baseline: str, pass_at: Sequence[int]) -> list[Line]:
-    """The lines of acc@n and of each pass@k, with differences from the baseline.
+def compared(
+    evaluated: Evaluated, baseline: str, pass_at: Sequence[int] = (), maj_at: Sequence[int] = ()
+) -> list[Line]:
+    """The lines of acc@n, of each pass@k and of each maj@k, with differences from the baseline.
 
     The p-values of a figure are corrected within the datasets together, and within each average.
 
@@ -135,11 +139,14 @@ def compared(evaluated: Evaluated, baseline: str, pass_at: Sequence[int]) -> lis
         evaluated: The methods.
         baseline: The name of one of them.
         pass_at: The k of each pass@k.
+        maj_at: The k of each maj@k; for them the samples must have been read with votes.
     """
-    names = {1: f"acc@{evaluated.num_samples}"} | {k: f"pass@{k}" for k in pass_at}
+    figures = {f"acc@{evaluated.num_samples}": partial(_solved, k=1)}
+    figures |= {f"pass@{k}": partial(_solved, k=k) for k in pass_at}
+    figures |= {f"maj@{k}": partial(_voted, k=k) for k in maj_at}
     found: list[Line] = []
-    for k, name in names.items():
-        lines = _lines(evaluated, name, lambda responses, k=k: _solved(responses, k), baseline)  # type: ignore[misc]
+    for name, shares in figures.items():
+        lines = _lines(evaluated, name, shares, baseline)
         families: dict[str, list[int]] = {}  # All datasets are one family, each average is another.
         for place, line in enumerate(lines):
             family = line.dataset if line.average else ""
@@ -236,6 +243,13 @@ def _solved(responses: Responses, k: int) -> Shares:
     right = torch.from_numpy(responses.correct.sum(1))
     number = responses.correct.shape[1]
     return _column(pass_at_k(number, right, k).numpy(), pass_at_k_variance(number, right, k).numpy())
+
+
+def _voted(responses: Responses, k: int) -> Shares:
+    assert responses.votes is not None
+    votes = [maj_at_k(v, c, k) for v, c in zip(responses.votes.tolist(), responses.correct.tolist(), strict=True)]
+    share = np.array(votes)
+    return _column(share, vote_noise(share, responses.votes.shape[1], k))
 
 
 def _share_of(samples: np.typing.NDArray[np.bool_]) -> Shares:

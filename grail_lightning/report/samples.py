@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from grail_lightning.evaluation.problems import problems_of
 from grail_lightning.evaluation.records import Sample, read_samples
 from grail_lightning.report.runs import Run
+from grail_lightning.tasks.base import Comparison
 
 
 class Key(NamedTuple):
@@ -34,6 +36,7 @@ class Responses:
         lengths: ``[N, n]`` int, generated tokens.
         finished: ``[N, n]`` bool, whether a response ended by itself.
         missing: ``[N, n]`` bool, whether a response has no answer.
+        votes: ``[N, n]`` int, equal numbers for equal answers of a problem, -1 without one; None if not asked for.
     """
 
     keys: list[Key]
@@ -41,6 +44,7 @@ class Responses:
     lengths: NDArray[np.int64]
     finished: NDArray[np.bool_]
     missing: NDArray[np.bool_]
+    votes: NDArray[np.int64] | None = None
 
     def only(self, keys: Sequence[Key]) -> Responses:
         """These problems, in this order."""
@@ -52,15 +56,17 @@ class Responses:
             lengths=self.lengths[rows],
             finished=self.finished[rows],
             missing=self.missing[rows],
+            votes=None if self.votes is None else self.votes[rows],
         )
 
 
-def read_responses(run: Run, *, complete: bool) -> dict[str, Responses]:
+def read_responses(run: Run, *, complete: bool, votes: bool = False) -> dict[str, Responses]:
     """The responses of a run, by dataset, with the problems that have all their samples.
 
     Args:
         run: A run with samples.
         complete: Whether every problem must have all its samples.
+        votes: Whether to group equal answers, for majority votes. It compares them as the task does.
 
     Raises:
         ValueError: If the files are damaged, or not complete although they must be.
@@ -80,11 +86,17 @@ def read_responses(run: Run, *, complete: bool) -> dict[str, Responses]:
                 f"samples each, but it holds {len(problems)}. Run the same `test` again, which continues it, or "
                 "compare the problems that all runs have: --common."
             )
-        found[dataset] = _arrays(problems, wanted)
+        how = _mapping(_mapping(run.facts.get("grading")).get(dataset)).get("compare", "math")
+        found[dataset] = _arrays(problems, wanted, _votes(problems, wanted, how) if votes else None)
     return found
 
 
-def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int) -> Responses:
+def _votes(problems: Sequence[Mapping[int, Sample]], wanted: int, compare: Comparison) -> NDArray[np.int64]:
+    found = [problems_of((samples[k] for k in range(wanted)), compare)[0].votes for samples in problems]
+    return np.array(found, dtype=np.int64).reshape(len(problems), wanted)
+
+
+def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int, votes: NDArray[np.int64] | None) -> Responses:
     seen: Counter[str] = Counter()
     keys = []
     for samples in problems:
@@ -101,6 +113,7 @@ def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int) -> Responses:
         lengths=table("num_tokens").astype(np.int64),
         finished=table("finished").astype(bool),
         missing=table("status") == "missing",
+        votes=votes,
     )
 
 

@@ -59,21 +59,34 @@ class Table:
     lines: Sequence[Line | End] = field(default_factory=tuple)
 
 
-def make_section(
-    methods: Sequence[Method], baseline: str | None, pass_at: Sequence[int] | None, common: bool
-) -> Section:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asks of a report.
+
+    Attributes:
+        baseline: The name of the method that the others are compared with; None for the first one.
+        pass_at: The k of each pass@k; None for the number of samples.
+        maj_at: The k of each maj@k.
+        common: Whether only problems that all runs have are compared.
+    """
+
+    baseline: str | None = None
+    pass_at: Sequence[int] | None = None
+    maj_at: Sequence[int] = ()
+    common: bool = False
+
+
+def make_section(methods: Sequence[Method], options: Options) -> Section:
     """The report on the methods of one task.
 
     Args:
         methods: The methods.
-        baseline: The name of the method that the others are compared with; None for the first one.
-        pass_at: The k of each pass@k; None for the number of samples.
-        common: Whether only problems that all runs have are compared.
+        options: What the user asks.
 
     Raises:
         ValueError: If the runs cannot be compared, or an option does not fit them.
     """
-    evaluated = read_evaluated(methods, common=common)
+    evaluated = read_evaluated(methods, common=options.common, votes=bool(options.maj_at))
     curves = read_curves(methods)
     notes = []
     if curves and len(methods) > 1 and (other := other_validation(methods)):
@@ -85,11 +98,11 @@ def make_section(
         notes.append(f"{CURVE} is left out, since it is not comparable: {other}.")
         curves = []
     known = [m.name for m in (evaluated.methods if evaluated else methods)]
-    base = baseline if baseline in known else known[0]
+    base = options.baseline if options.baseline in known else known[0]
     several = len(methods) > 1
-    if baseline not in (None, base):
-        notes.append(f"The baseline is {base}: {baseline} has no samples here.")
-    solved = compared(evaluated, base, _checked(pass_at, evaluated.num_samples)) if evaluated else []
+    if options.baseline not in (None, base):
+        notes.append(f"The baseline is {base}: {options.baseline} has no samples here.")
+    solved = compared(evaluated, base, *_counts(options, evaluated.num_samples)) if evaluated else []
     ends = compare_ends(curves, base)
     return Section(
         task=methods[0].task,
@@ -103,15 +116,17 @@ def make_section(
     )
 
 
-def _checked(pass_at: Sequence[int] | None, num_samples: int) -> list[int]:
-    if pass_at is None:
-        return [num_samples] if num_samples > 1 else []
-    for k in pass_at:
-        if not 1 <= k <= num_samples:
-            raise ValueError(
-                f"`--pass_at` must lie between 1 and the {num_samples} samples of each problem, but got {k}."
-            )
-    return sorted(set(pass_at))
+def _counts(options: Options, num_samples: int) -> tuple[list[int], list[int]]:
+    """The k of each pass@k and of each maj@k."""
+    default = [num_samples] if num_samples > 1 else []
+    given = {"pass_at": default if options.pass_at is None else options.pass_at, "maj_at": options.maj_at}
+    for name, numbers in given.items():
+        for k in numbers:
+            if not 1 <= k <= num_samples:
+                raise ValueError(
+                    f"`--{name}` must lie between 1 and the {num_samples} samples of each problem, but got {k}."
+                )
+    return sorted(set(given["pass_at"])), sorted(set(given["maj_at"]))
 
 
 def _facts(methods: Sequence[Method], evaluated: Evaluated | None) -> list[str]:

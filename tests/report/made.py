@@ -82,7 +82,7 @@ def _sample(dataset, problem, index, number, correct, text):
         prompt=text,
         reference=text,
         response=text,
-        prediction=text,
+        prediction="1" if correct else "2",
         correct=correct,
         status="right" if correct else "wrong" if number else "missing",
         layer="text",

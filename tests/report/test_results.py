@@ -43,6 +43,16 @@ def test_figures_are_those_of_the_samples(tmp_path):
     assert (weighted.low, weighted.high) == pytest.approx((known.low, known.high))
 
 
+def test_a_majority_vote_is_that_of_the_predictions(tmp_path):
+    """Right samples answer 1, wrong ones 2: of three votes two are the majority."""
+    right = {"A": answers(chances(60, 0.5), 3, 1)}
+    keep_samples(tmp_path / "one", right)
+    methods = find_methods(find_runs([str(tmp_path / "one")]))
+    lines = compared(read_evaluated(methods, common=False, votes=True), "one", maj_at=[1, 3])
+    assert _line(lines, "A", "one", "maj@3").estimate.value == pytest.approx((right["A"].sum(1) >= 2).mean())
+    assert _line(lines, "A", "one", "maj@1").estimate.value == pytest.approx(right["A"].mean())
+
+
 def test_one_dataset_needs_no_average(tmp_path):
     keep_samples(tmp_path / "one", {"A": answers(chances(9, 0.5))})
     assert [line.dataset for line in compared(_evaluated(tmp_path / "one"), "one", [])] == ["A"]
