@@ -72,19 +72,20 @@ class Difference(Estimate):
     seeds: SeedSpread | None = None
 
     def detectable(self, comparisons: int = 1) -> float:
-        r"""The smallest true difference that a repetition would find with a probability of 80 %.
+        """The smallest true difference that a repetition would find with a probability of 80 %.
 
-        .. math:: (t_{1 - \alpha/2} + t_{0.8}) \cdot \text{standard error}, \quad \alpha = 0.05 / m
-
-        With seeds it is the larger one of the two standard errors of `difference`.
+        It is as many standard errors as the noncentrality at which Student's test of the level ``0.05 / m`` has that
+        power. With seeds it is the larger one of the two tests of `difference`.
 
         Args:
             comparisons: The number ``m`` of comparisons for which p-values are corrected.
         """
-        alpha = (1 - CONFIDENCE) / max(comparisons, 1)
+        from scipy.special import nctdtrinc
+
+        level = 1 - (1 - CONFIDENCE) / max(comparisons, 1) / 2
 
         def least(variance: float, df: float) -> float:
-            return (t_quantile(1 - alpha / 2, df) + t_quantile(POWER, df)) * math.sqrt(variance)
+            return float(nctdtrinc(df, 1 - POWER, t_quantile(level, df))) * math.sqrt(variance)
 
         if self.seeds is None:
             return least(self.problems_error**2, self.problems_df)

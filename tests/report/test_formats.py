@@ -4,12 +4,14 @@ import csv
 import html.parser
 import io
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from grail_lightning.report.command import main
+from grail_lightning.report.command import main, make_parser
 from tests.report.made import HOSTILE, answers, chances, keep_samples, make_run, study
 
 
@@ -210,3 +212,16 @@ def test_the_program_runs_as_a_module(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "acc@3" in done.stdout
     assert done.stderr == ""
+
+
+def test_every_report_on_the_pages_is_one_that_the_parser_takes():
+    root = Path(__file__).parents[2]
+    pages = [*(root / "docs").glob("*.md"), root / "README.md"]
+    found = [
+        line
+        for page in pages
+        for line in re.findall(r"^ *(?:\$ )?python -m grail_lightning\.report (.*)$", page.read_text(), re.MULTILINE)
+    ]
+    assert len(found) >= 3
+    for arguments in found:
+        assert make_parser().parse_args(shlex.split(arguments, comments=True)).runs
