@@ -36,12 +36,14 @@ class Curve:
         seeds: The seeds of its runs.
         steps: Optimiser steps.
         values: For each step the value of each run.
+        shorter: Runs that ended before the longest one of the method, and are left out.
     """
 
     method: str
     seeds: tuple[int | None, ...]
     steps: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
+    shorter: tuple[str, ...] = ()
 
     def at(self, step: int) -> tuple[float, ...]:
         """The values of all runs at a step."""
@@ -77,15 +79,26 @@ class End:
 
 
 def read_curves(methods: Sequence[Method]) -> list[Curve]:
-    """The curves of the methods whose runs have event files with `CURVE`."""
+    """The curves of the methods whose runs have event files with `CURVE`.
+
+    A run that was interrupted, or is not yet over, would cut the curves of all others short. It is left out.
+    """
     found = []
     for method in methods:
-        points = {run.seed: scalars for run in method.runs if run.events and (scalars := _scalars(run.events, CURVE))}
-        steps = set.intersection(*map(set, points.values())) if points else set()
-        if steps:
-            order = tuple(sorted(steps))
-            values = tuple(tuple(run[step] for run in points.values()) for step in order)
-            found.append(Curve(method=method.name, seeds=tuple(points), steps=order, values=values))
+        points = [(run, scalars) for run in method.runs if run.events and (scalars := _scalars(run.events, CURVE))]
+        last = max((max(scalars) for _, scalars in points), default=0)
+        whole = [(run, scalars) for run, scalars in points if max(scalars) == last]
+        if whole:
+            order = tuple(sorted(set.intersection(*(set(scalars) for _, scalars in whole))))
+            found.append(
+                Curve(
+                    method=method.name,
+                    seeds=tuple(run.seed for run, _ in whole),
+                    steps=order,
+                    values=tuple(tuple(scalars[step] for _, scalars in whole) for step in order),
+                    shorter=tuple(run.given for run, scalars in points if max(scalars) < last),
+                )
+            )
     return found
 
 

@@ -133,8 +133,8 @@ def check_comparable(runs: Sequence[Run], *, common: bool) -> None:
         if found or problems:
             remedy = "" if found else ", or compare the problems that all runs have: --common"
             raise ValueError(
-                f"Runs can be compared only on the same problems with the same settings, but {runs[0].given} and "
-                f"{run.given} differ in {'; '.join(found + problems)}. Test them with the same config{remedy}."
+                f"Runs can be compared only on the same problems with the same settings, but {runs[0].samples} "
+                f"and {run.samples} differ in {'; '.join(found + problems)}. Test them with the same config{remedy}."
             )
 
 
@@ -151,7 +151,7 @@ def _settings_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> lis
 def _problems_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     """The datasets of which the problems are not the same, with their numbers."""
     return [
-        f"the problems of {name or 'the data'} ({_number(one.get(name))}, {_number(two.get(name))})"
+        f"the problems of {name or 'the data'} ({_number(one.get(name))} and other {_number(two.get(name))})"
         for name in dict.fromkeys([*one, *two])
         if _mapping(one.get(name)).get("digest") != _mapping(two.get(name)).get("digest")
     ]
@@ -164,7 +164,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _number(about: Mapping[str, Any] | None) -> str:
     if about is None:
         return "none"
-    return f"{about['problems']}" + (f", the first {about['first']}" if about.get("first") else "")
+    return f"{about['problems']}" + (f", the first {about['first']} rows" if about.get("first") else "")
 
 
 def common_problems(responses: Sequence[Mapping[str, Responses]]) -> dict[str, list[Key]]:

@@ -97,6 +97,10 @@ def make_section(methods: Sequence[Method], options: Options) -> Section:
             )
         notes.append(f"{CURVE} is left out, since it is not comparable: {other}.")
         curves = []
+    if shorter := [run for curve in curves for run in curve.shorter]:
+        notes.append(
+            f"Left out of the curves, since they ended before other runs of their method: {', '.join(shorter)}."
+        )
     known = [m.name for m in (evaluated.methods if evaluated else methods)]
     base = options.baseline if options.baseline in known else known[0]
     several = len(methods) > 1

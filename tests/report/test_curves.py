@@ -9,6 +9,7 @@ import scipy.stats
 from grail_lightning.report.curves import compare_ends, other_validation, read_curves
 from grail_lightning.report.methods import find_methods
 from grail_lightning.report.runs import find_runs
+from grail_lightning.report.sections import Options, make_section
 from tests.report.made import config, make_run
 
 VALUES = {"GRPO": [[0.1, 0.30, 0.40], [0.1, 0.25, 0.44], [0.1, 0.31, 0.42]]}
@@ -62,6 +63,14 @@ def test_ends_are_compared_at_the_last_step_that_all_have(tmp_path):
     ends = compare_ends(read_curves(methods), "GRPO")
     assert {end.step for end in ends} == {10}
     assert {round(end.estimate.value, 4) for end in ends} == {0.33, round(0.86 / 3, 4)}
+
+
+def test_a_run_that_is_not_over_does_not_cut_the_others_short(tmp_path):
+    values = {"GRPO": VALUES["GRPO"], "GRAIL": [*VALUES["GRAIL"][:2], VALUES["GRAIL"][2][:2]]}
+    section = make_section(_runs(tmp_path, values), Options(baseline="GRPO"))
+    assert {(end.method, end.seeds, end.step) for end in section.ends} == {("GRPO", 3, 20), ("GRAIL", 2, 20)}
+    (note,) = [note for note in section.notes if "Left out" in note]
+    assert note.endswith("GRAIL_2.")
 
 
 def test_one_seed_has_a_curve_and_no_interval(tmp_path):

@@ -173,7 +173,10 @@ def test_what_a_reader_must_know_is_said(tmp_path, capsys):
         (["good", "--baseline=GRIAL"], r"`--baseline` must be one of good, but got 'GRIAL'\."),
         (["good", "--pass_at=4"], r"`--pass_at` must lie between 1 and the 3 samples of each problem, but got 4\."),
         (["good", "--maj_at=0"], r"`--maj_at` must lie between 1 and the 3 samples of each problem, but got 0\."),
-        (["good", "other"], r"Runs can be compared only on the same problems .* differ in the problems of A \(9, 8\)"),
+        (
+            ["good", "other"],
+            r"Runs can be compared only on the same problems .* differ in the problems of A \(9 and other 8\)",
+        ),
         (["good", "--format=pdf"], r".*invalid choice: 'pdf'.* See --help\."),
         (["good", "--tables"], r"Unrecognized arguments: --tables\. See --help\."),
         ([], r"The following arguments are required: RUN\. See --help\."),

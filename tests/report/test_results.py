@@ -145,8 +145,11 @@ A20, A30 = answers(chances(20, 0.5)), answers(chances(30, 0.5))
     [
         ({"sampling": SAMPLING | {"temperature": 1.0}}, r"`sampling.temperature` \(0.6, 1.0\)"),
         ({"grading": {"A": {"compare": "text"}}}, r"`grading of A` \(\{'compare': 'math'\}, \{'compare': 'text'\}\)"),
-        ({"datasets": {"A": A20, "B": A20}}, r"the problems of B \(none, 20\).*--common"),
-        ({"datasets": {"A": A30}, "first": {"A": 30}}, r"the problems of A \(20, 30, the first 30\).*--common"),
+        ({"datasets": {"A": A20, "B": A20}}, r"the problems of B \(none and other 20\).*--common"),
+        (
+            {"datasets": {"A": A30}, "first": {"A": 30}},
+            r"the problems of A \(20 and other 30, the first 30 rows\).*--common",
+        ),
         ({"datasets": {"A": answers(chances(20, 0.5), 2)}}, r"`num_samples` \(3, 2\)"),
     ],
 )
