@@ -72,19 +72,20 @@ class Difference(Estimate):
     seeds: SeedSpread | None = None
 
     def detectable(self, comparisons: int = 1) -> float:
-        r"""The smallest true difference that a repetition would find with a probability of 80 %.
+        """The smallest true difference that a repetition would find with a probability of 80 %.
 
-        .. math:: (t_{1 - \alpha/2} + t_{0.8}) \cdot \text{standard error}, \quad \alpha = 0.05 / m
-
-        With seeds it is the larger one of the two standard errors of `difference`.
+        It is as many standard errors as the noncentrality at which Student's test of the level ``0.05 / m`` has that
+        power. With seeds it is the larger one of the two tests of `difference`.
 
         Args:
             comparisons: The number ``m`` of comparisons for which p-values are corrected.
         """
-        alpha = (1 - CONFIDENCE) / max(comparisons, 1)
+        from scipy.special import nctdtrinc
+
+        level = 1 - (1 - CONFIDENCE) / max(comparisons, 1) / 2
 
         def least(variance: float, df: float) -> float:
-            return (t_quantile(1 - alpha / 2, df) + t_quantile(POWER, df)) * math.sqrt(variance)
+            return float(nctdtrinc(df, 1 - POWER, t_quantile(level, df))) * math.sqrt(variance)
 
         if self.seeds is None:
             return least(self.problems_error**2, self.problems_df)
@@ -226,3 +227,46 @@ def _tail(value: float, error: float, df: float) -> float:
     if not value:
         return 1.0
     return float(2 * stdtr(df, -abs(value) / error)) if error else 0.0
+
+
+def over_seeds(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> Difference | None:
+    """The difference of two methods' means over seeds, with Student's or Welch's interval and test; None for one seed.
+
+    It is about other seeds on the same problems: the problems' part is not known. Where the seeds' differences are all
+    the same, the p-value is that of the sign-flip test.
+
+    Args:
+        ours: ``[S]``: a figure of each seed of the method.
+        theirs: ``[S']``: of each seed of the baseline.
+        paired: Whether both are of the same seeds, in the same order.
+    """
+    a, b = (np.asarray(values, dtype=float)[None] for values in (ours, theirs))
+    spread = _both_spreads([a], [b], [1.0], paired)
+    if spread is None:
+        return None
+    value = float(a.mean() - b.mean())
+    half = t_quantile((1 + CONFIDENCE) / 2, spread.df) * math.sqrt(spread.variance)
+    known = sign_flip_p((a - b)[0]) if paired and not spread.variance else None
+    return Difference(
+        value=value,
+        low=max(-1.0, value - half),
+        high=min(1.0, value + half),
+        p_value=_tail(value, math.sqrt(spread.variance), spread.df) if known is None else known,
+        problems_error=0.0,
+        problems_df=spread.df,
+        seeds=spread,
+    )
+
+
+def seeds_estimate(values: Sequence[float]) -> Estimate:
+    """A mean over seeds with Student's 95 % interval; for one seed the limits are NaN.
+
+    Args:
+        values: ``[S]`` in [0, 1]: a figure of each seed.
+    """
+    table = np.asarray(values, dtype=float)[None]
+    mean, spread = float(table.mean()), seed_spread([table], [1.0])
+    if spread is None:
+        return Estimate(value=mean, low=math.nan, high=math.nan)
+    half = t_quantile((1 + CONFIDENCE) / 2, spread.df) * math.sqrt(spread.variance)
+    return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))

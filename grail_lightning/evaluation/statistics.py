@@ -115,6 +115,21 @@ def average_interval(
     return max(least, centre - float(below)), min(1.0, centre + float(above))
 
 
+def vote_noise(shares: ArrayLike, num_samples: int, k: int) -> Floats:
+    """The variance of each problem's maj@k over other samples of it: ``m (1 − m) k / n``.
+
+    Whether the k samples of a vote are right is a binary outcome; of ``n`` samples there are ``n / k`` such votes.
+
+    Args:
+        shares: ``[N]``: maj@k of each problem.
+        num_samples: The samples of each problem, ``n``.
+        k: The number of votes.
+    """
+    values: Floats = np.asarray(shares, dtype=np.float64)
+    variance: Floats = values * (1 - values) * (k / num_samples)
+    return variance
+
+
 def sign_flip_p(differences: ArrayLike) -> float | None:
     """The exact two-sided p-value of the sign-flip test; None where too many problems differ to enumerate their signs.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.evaluation.problems import Problem
-from grail_lightning.evaluation.statistics import average_interval, mean_interval
+from grail_lightning.evaluation.statistics import average_interval, mean_interval, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 ERRORS = ("capped", "unparseable", "timeout", "crashed")
@@ -81,9 +81,10 @@ def _accuracies(parts: Mapping[str, Sequence[Problem]], options: TableOptions, *
     rows = [(name, str(len(parts[name])), _cells(parts[name], found, several)) for name, found in shares.items()]
     if averages and len(parts) > 1:
         everything = [problem for problems in parts.values() for problem in problems]
-        together = _cells(everything, _shares(everything, options), several)
+        weights = [len(problems) / len(everything) for problems in parts.values()]
+        together = _average(shares, _spread(everything) if several else [], weights)
         rows.append(("weighted by size", str(len(everything)), together))
-        rows.append(("simple average", "", _average(shares, several)))
+        rows.append(("simple average", "", _average(shares, [""] if several else [])))
     return _lines(["problems", *columns], [(name, [count, *cells]) for name, count, cells in rows])
 
 
@@ -121,25 +122,31 @@ def _shares(problems: Sequence[Problem], options: TableOptions) -> list[_Shares]
     found = [_Shares(pass_at_k(number, right, k), pass_at_k_variance(number, right, k)) for k in (1, *options.pass_at)]
     for k in options.maj_at:
         votes = torch.tensor([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=torch.float64)
-        # Whether the k samples of a vote are right is a binary outcome; of n samples there are n/k such votes.
-        found.append(_Shares(votes, votes * (1 - votes) * k / number))
+        found.append(_Shares(votes, torch.from_numpy(vote_noise(votes, number, k))))
     return found
 
 
 def _cells(problems: Sequence[Problem], shares: list[_Shares], several: bool) -> list[str]:
-    # The spread is the population standard deviation of the accuracies of the sampling runs.
-    runs = torch.tensor([problem.correct for problem in problems]).double().mean(0).std(correction=0)
     first, *others = (_cell(float(s.values.mean()), mean_interval(s.values, s.noise)) for s in shares)
-    return [first, *([f"{runs:.3f}"] if several else []), *others]
+    return [first, *(_spread(problems) if several else []), *others]
 
 
-def _average(shares: Mapping[str, list[_Shares]], several: bool) -> list[str]:
+def _spread(problems: Sequence[Problem]) -> list[str]:
+    """The spread of the sampling runs: the population standard deviation of their accuracies."""
+    return [f"{torch.tensor([problem.correct for problem in problems]).double().mean(0).std(correction=0):.3f}"]
+
+
+def _average(
+    shares: Mapping[str, list[_Shares]], spread: list[str], weights: Sequence[float] | None = None
+) -> list[str]:
+    """Averages over datasets, equally weighted unless `weights` are given."""
+    parts = weights or [1 / len(shares)] * len(shares)
     cells = []
     for column in zip(*shares.values(), strict=True):
         means = [float(s.values.mean()) for s in column]
-        limits = average_interval(means, [mean_interval(s.values, s.noise) for s in column])
-        cells.append(_cell(sum(means) / len(means), limits))
-    return [cells[0], *([""] if several else []), *cells[1:]]
+        limits = average_interval(means, [mean_interval(s.values, s.noise) for s in column], parts)
+        cells.append(_cell(sum(part * mean for part, mean in zip(parts, means, strict=True)), limits))
+    return [cells[0], *spread, *cells[1:]]
 
 
 def _cell(mean: float, interval: tuple[float, float]) -> str:
