@@ -79,9 +79,9 @@ class _BeforeTopKTopP(nn.Module):
 def _with_logits_before(draw: Any) -> Any:
     """The draw of vLLM's second model runner, which returns the logits that log-probabilities are computed from."""
 
-    def drawn(logits: Tensor, indices: Any, numbers: Any, positions: Any, k: Any, p: Any, fused: bool) -> Any:
-        before = logits if k is None and p is None else logits.clone()
-        sampled, _ = draw(logits, indices, numbers, positions, k, p, fused)
+    def drawn(logits: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        before = logits.clone()  # The draw may write into the logits.
+        sampled, _ = draw(logits, *arguments, **named)
         return sampled, before
 
     return drawn
