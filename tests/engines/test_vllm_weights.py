@@ -77,7 +77,7 @@ def policy():
 
 
 def test_a_fingerprint_notices_every_kind_of_write(policy):
-    """`_version` misses the second and the third, and counts the last, which changes nothing."""
+    """`_version` misses all but the last two, the sums the last two: a swap in a row, and a write of what was there."""
     weight = policy.blocks[1].mlp.up_proj.weight
     first = fingerprint(policy)
     assert same_on_all_ranks(fingerprint(policy), first)
@@ -85,14 +85,26 @@ def test_a_fingerprint_notices_every_kind_of_write(policy):
         lambda: weight.data.view(-1)[7:8].mul_(1 + 1e-6),
         lambda: weight.data.copy_(weight.data.flip(0)),
         lambda: weight.data[0].copy_(weight.data[1].clone()),
+        lambda: weight.copy_(weight.flip(1)),
+        lambda: weight.add_(0),
     ):
-        write()
+        with torch.no_grad():
+            write()
         last = fingerprint(policy)
         assert not same_on_all_ranks(last, first)
+        assert same_on_all_ranks(fingerprint(policy), last)
         first = last
-    with torch.no_grad():
-        weight.add_(0)
+
+
+def test_fingerprints_of_parts_without_rows_and_of_inference_tensors_are_defined(policy):
+    policy.model.register_buffer("empty", torch.zeros(0, 4))
+    policy.model.register_buffer("scalar", torch.tensor(2.0))
+    with torch.inference_mode():
+        policy.model.register_buffer("made_there", torch.ones(3))
+    first = fingerprint(policy)
     assert same_on_all_ranks(fingerprint(policy), first)
+    policy.model.scalar.data.mul_(2)
+    assert (fingerprint(policy) != first).any(1).sum() == 1
 
 
 def test_the_first_weights_are_always_new(policy):
