@@ -3,8 +3,11 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3MoeConfig
 
+from grail_lightning.distributed.sharding import shard
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -41,6 +44,28 @@ def test_adapters_are_merged_as_an_export_merges_them(targets, tmp_path):
     changed = {name for name, value in found.items() if not torch.equal(value, plain[name])}
     assert changed, "the adapters must have an effect for this test to tell anything"
     _equal(policy.state_dict(), before)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=3)])
+def test_sharded_weights_are_gathered_one_by_one_and_the_policy_stays_sharded(lora, tmp_path):
+    policy = tiny("qwen3", tmp_path / "made", lora).float()
+    expected = {name: value.clone() for name, value in checkpoint_weights(policy)}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        shard(policy, init_device_mesh("cpu", (1,)))
+        policy.reshard()  # The trial run of `shard` leaves its root gathered.
+        found = {}
+        for name, value in checkpoint_weights(policy):
+            assert type(value) is not DTensor
+            assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
+            found[name] = value
+        _equal(found, expected)
+        first = fingerprint(policy)
+        assert same_on_all_ranks(fingerprint(policy), first)
+        next(policy.blocks[0].mlp.up_proj.parameters()).to_local().data.mul_(1 + 1e-6)
+        assert not same_on_all_ranks(fingerprint(policy), first)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_experts_of_a_mixture_are_handed_out_as_their_checkpoint_names_them(tmp_path):
