@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,15 @@ class RolloutEngine(ABC):
 
     `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it. The
     arguments of the constructor become options: ``--model.engine=package.module.Name --model.engine.option=value``.
+
+    Attributes:
+        own_weights: Whether the engine samples with a copy of the weights, which `update_weights` makes. If not, it
+            calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
+            the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects for by
+            default.
     """
+
+    own_weights: ClassVar[bool] = False
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
@@ -106,6 +115,21 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     ]
     finished = [bool(prompt.columns.get("finished", True)) for prompt in prompts]
     return build_batch(policy, prompts, 1, ids, finished)
+
+
+def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:
+    """Check that the longest prompt and the response limit fit into the positions of the model; for use by engines.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((len(ids) for ids in encoded), default=0)
+    if limit is not None and longest + sampling.max_response_length > limit:
+        raise ValueError(
+            f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
+            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
+        )
 
 
 def decode(policy: Policy, ids: list[int]) -> str:

@@ -18,6 +18,11 @@ def world_size() -> int:
     return 1
 
 
+def rank() -> int:
+    """The number of this rank, from 0."""
+    return torch.distributed.get_rank() if world_size() > 1 else 0
+
+
 def all_reduce(values: Tensor, op: str) -> Tensor:
     """Elementwise "sum" or "max" over the ranks of equally shaped tensors."""
     if world_size() == 1:
