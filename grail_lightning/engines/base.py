@@ -91,6 +91,21 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     return build_batch(policy, prompts, 1, ids, finished)
 
 
+def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:
+    """Check that the longest prompt and the response limit fit into the positions of the model; for use by engines.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((len(ids) for ids in encoded), default=0)
+    if limit is not None and longest + sampling.max_response_length > limit:
+        raise ValueError(
+            f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
+            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
+        )
+
+
 def decode(policy: Policy, ids: list[int]) -> str:
     """The text that is graded: the ids decoded without special tokens and without clean-up."""
     text: str = policy.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
-from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import warpers
 from grail_lightning.engines.ending import Ending, Sampled
@@ -73,7 +73,7 @@ class HFEngine(RolloutEngine):
             raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
         policy = self._policy
         encoded = [policy.encode(prompt.messages) for prompt in prompts]
-        _check_room(policy, encoded, sampling)
+        check_room(policy, encoded, sampling)
         rows = [ids for ids in encoded for _ in range(group_size)]
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
@@ -223,13 +223,3 @@ class _EndRecorder:
         self.lengths = self.lengths + ~self.finished
         self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
         return self.finished
-
-
-def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max((len(ids) for ids in encoded), default=0)
-    if limit is not None and longest + sampling.max_response_length > limit:
-        raise ValueError(
-            f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
-            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
-        )

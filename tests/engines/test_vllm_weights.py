@@ -1,0 +1,109 @@
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen3MoeConfig
+
+from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
+from grail_lightning.policy import Loading, LoRA, load_policy
+from tests.architectures import ARCHITECTURES, SIZES, tiny
+
+
+def _equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_and_tensors_are_those_of_a_saved_checkpoint(name, tied, tmp_path):
+    policy = tiny(name, tmp_path / "made", tie_word_embeddings=tied)
+    policy.save(tmp_path / "saved")
+    _equal(dict(checkpoint_weights(policy)), load_file(tmp_path / "saved" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], ["embed_tokens", "up_proj"]])
+def test_adapters_are_merged_as_an_export_merges_them(targets, tmp_path):
+    lora = LoRA(rank=3, alpha=5.0, target_modules=targets)
+    policy = tiny("qwen3", tmp_path / "made", lora, tie_word_embeddings=False)
+    if "embed_tokens" in targets:
+        torch.nn.init.normal_(policy.model.get_input_embeddings().lora_embedding_B["default"])
+    before = copy.deepcopy(policy.state_dict())
+    found = dict(checkpoint_weights(policy))
+    policy.save(tmp_path / "saved")
+    expected = load_file(tmp_path / "saved" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-13)
+    plain = {name.replace(".base_layer", "").removeprefix("model."): value for name, value in before.items()}
+    changed = {name for name, value in found.items() if not torch.equal(value, plain[name])}
+    assert changed, "the adapters must have an effect for this test to tell anything"
+    _equal(policy.state_dict(), before)
+
+
+def test_experts_of_a_mixture_are_handed_out_as_their_checkpoint_names_them(tmp_path):
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    config.save_pretrained(tmp_path / "made")
+    load_policy("arithmetic").tokenizer.save_pretrained(tmp_path / "made")
+    policy = load_policy(str(tmp_path / "made"), Loading(from_scratch=True))
+    policy.save(tmp_path / "saved")
+    expected = load_file(tmp_path / "saved" / "model.safetensors")
+    assert any(".experts.3." in name for name in expected)
+    _equal(dict(checkpoint_weights(policy)), expected)
+
+
+def test_layers_that_keep_their_weights_transposed_are_merged_too(tmp_path):
+    from peft import LoraConfig
+
+    from grail_lightning.engines.vllm.weights import _merged
+    from grail_lightning.policy.adapters import merge_adapters
+
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=30, n_positions=8))
+    model.add_adapter(LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    found = dict(_merged(model))
+    expected = merge_adapters(copy.deepcopy(model)).state_dict()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def policy():
+    return load_policy("arithmetic")
+
+
+def test_a_fingerprint_notices_every_kind_of_write(policy):
+    """`_version` misses the second and the third, and counts the last, which changes nothing."""
+    weight = policy.blocks[1].mlp.up_proj.weight
+    first = fingerprint(policy)
+    assert same_on_all_ranks(fingerprint(policy), first)
+    for write in (
+        lambda: weight.data.view(-1)[7:8].mul_(1 + 1e-6),
+        lambda: weight.data.copy_(weight.data.flip(0)),
+        lambda: weight.data[0].copy_(weight.data[1].clone()),
+    ):
+        write()
+        last = fingerprint(policy)
+        assert not same_on_all_ranks(last, first)
+        first = last
+    with torch.no_grad():
+        weight.add_(0)
+    assert same_on_all_ranks(fingerprint(policy), first)
+
+
+def test_the_first_weights_are_always_new(policy):
+    assert not same_on_all_ranks(fingerprint(policy), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_fingerprints_of_other_dtypes_notice_one_rounding(policy, dtype):
+    policy.to(dtype)
+    first = fingerprint(policy)
+    weight = policy.model.get_input_embeddings().weight
+    with torch.no_grad():
+        weight[3, 5] = torch.nextafter(weight[3, 5], weight.new_tensor(torch.inf))
+    assert (fingerprint(policy) != first).any(1).sum() == 1
