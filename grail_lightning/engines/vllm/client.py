@@ -5,6 +5,7 @@ The standard library speaks HTTP here: the clients that dependencies bring along
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -185,8 +186,7 @@ class ServerClient:
     ) -> tuple[int, bytes]:
         if connection.sock is None:
             connection.connect()
-            _keep_alive(connection.sock)
-            connection.sock.settimeout(self._answer_seconds)
+            _prepare(connection.sock, self._answer_seconds)
         connection.request(method, self._path + path, body=sent, headers=self._headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -238,7 +238,8 @@ def _short(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
-def _keep_alive(sock: socket.socket) -> None:
+def _prepare(sock: Any, answer_seconds: float) -> None:
+    sock.settimeout(answer_seconds)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE:
@@ -249,7 +250,5 @@ def _keep_alive(sock: socket.socket) -> None:
 def _shut(connection: http.client.HTTPConnection) -> None:
     sock = connection.sock
     if sock is not None:
-        try:
+        with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
