@@ -16,13 +16,13 @@ import shutil
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
 PROTOCOL = 1
 """Trainer and server must agree on it; it changes with the methods below."""
@@ -41,6 +41,7 @@ class WeightReceiver:
     grail_loaded: str | None = None
     grail_instance: str | None = None
     grail_broken: str | None = None
+    grail_reports: bool = False
 
     def grail_status(self) -> dict[str, Any]:
         """The version of the weights, the instance of this process, and figures that a trainer compares with its own.
@@ -88,8 +89,10 @@ class WeightReceiver:
         except Exception as error:
             return self.grail_status() | {"error": f"{source} cannot be read: {type(error).__name__}: {error}"}
         try:
-            self.reload_weights(weights_iterator=_tensors(path, names))  # type: ignore[attr-defined]  # The worker's.
-            refresh_packed_weights(self.model_runner.get_model())  # type: ignore[attr-defined]
+            if not self.grail_reports:
+                report_whole_vocabulary(self)
+                self.grail_reports = True
+            take_weights(self, _tensors(path, names))
         except Exception as error:
             self.grail_broken = f"{type(error).__name__}: {error}"
             return self.grail_status() | {"error": self.grail_broken}
@@ -102,19 +105,6 @@ class WeightReceiver:
             self.grail_version, self.grail_loaded = version, None
         _remove_fetched(version)
         return self.grail_status()
-
-
-@torch.no_grad()
-def refresh_packed_weights(model: nn.Module) -> None:
-    """Pack weights for a CPU's kernels again, where vLLM keeps them after it has loaded new ones.
-
-    Embedding and head that are tied share one weight. vLLM loads the embedding, and the head, whose own weight was in
-    no file, keeps the packed copy of the old weight. Models on a GPU have no packed copies and are unchanged.
-    """
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.numel():
-            module.quant_method.process_weights_after_loading(module)  # type: ignore[union-attr, operator]
 
 
 def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -172,3 +162,77 @@ def _remove_orphans() -> None:
         if parent.isdigit() and not Path("/proc", parent).exists():
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
+
+
+def take_weights(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Replace all weights of the worker's model. The prefix cache has to be emptied afterwards.
+
+    Args:
+        worker: The worker.
+        weights: Names and whole tensors, as in a checkpoint.
+    """
+    # The weights stay ordinary tensors, which can be written into again outside of inference mode.
+    with torch.inference_mode(False), torch.no_grad():
+        worker.reload_weights(weights_iterator=iter(weights))
+        _repack_heads(worker.model_runner.get_model())
+
+
+def _repack_heads(model: nn.Module) -> None:
+    """On CPUs, repack what layers with tied weights multiply with.
+
+    vLLM keeps a packed copy of a head's weights. `reload_weights` makes it anew only for layers that load weights of
+    their own, so a head that is tied to the embedding would go on with the old ones (seen in 0.32).
+    """
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if hasattr(layer, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)  # type: ignore[union-attr,operator]
+
+
+def report_whole_vocabulary(worker: Any) -> None:
+    """Make the sampler report log-probabilities at the sampling temperature, but before top-k and top-p.
+
+    Those are what the trainer computes. vLLM's ``raw_logprobs`` are before the temperature, and its
+    ``processed_logprobs``, which must be switched on, are renormalised over the tokens that top-k and top-p leave.
+
+    Raises:
+        ValueError: If the sampler is built in another way than in the releases of vLLM that are known here.
+    """
+    sampler = worker.model_runner.sampler
+    if hasattr(sampler, "topk_topp_sampler"):
+        sampler.topk_topp_sampler = _BeforeTopKTopP(sampler.topk_topp_sampler)
+    elif hasattr(sampler, "_sample_random"):
+        sampler._sample_random = _with_logits_before(sampler._sample_random)
+    else:
+        raise ValueError(
+            f"vLLM's sampler {type(sampler).__qualname__} is not known here. Install a release that the extra "
+            "grail-lightning[vllm] names."
+        )
+
+
+class _BeforeTopKTopP(nn.Module):
+    """The draw of vLLM's first model runner, with log-probabilities ``[n, V]`` of the logits that it is given."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, logits: Tensor, generators: Any, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The sampled ids ``[n]`` and the log-probabilities of all tokens ``[n, V]``."""
+        if k is None and p is None:
+            sampled, found = self.inner(logits, generators, k, p)
+            return sampled, found
+        found = logits.log_softmax(-1, dtype=torch.float32)  # First, as the draw may write into the logits.
+        sampled, _ = self.inner(logits, generators, k, p)
+        return sampled, found
+
+
+def _with_logits_before(draw: Any) -> Any:
+    """The draw of vLLM's second model runner, which returns the logits that log-probabilities are computed from."""
+
+    def drawn(logits: Tensor, indices: Any, numbers: Any, positions: Any, k: Any, p: Any, fused: bool) -> Any:
+        before = logits if k is None and p is None else logits.clone()
+        sampled, _ = draw(logits, indices, numbers, positions, k, p, fused)
+        return sampled, before
+
+    return drawn
