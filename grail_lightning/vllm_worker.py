@@ -85,7 +85,9 @@ class WeightReceiver:
         try:
             path = _fetch(source, version) if source.startswith(("http://", "https://")) else Path(source)
             with safe_open(path, framework="pt") as file:  # Before the model is touched: the header is complete.
-                names = list(file.keys())
+                names, found = list(file.keys()), (file.metadata() or {}).get("version")
+                if found != version:
+                    raise ValueError(f"it holds the weights {found} in place of {version}")
         except Exception as error:
             return self.grail_status() | {"error": f"{source} cannot be read: {type(error).__name__}: {error}"}
         try:

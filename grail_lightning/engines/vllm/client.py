@@ -155,9 +155,13 @@ class ServerClient:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def close(self) -> None:
-        """End every request that waits, in whatever thread."""
+        """End every request that waits, in whatever thread, and close all connections."""
         self._closed.set()
         self._interrupt()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def reopen(self) -> None:
         """Allow requests again after `close`."""
@@ -195,6 +199,8 @@ class ServerClient:
         with self._lock:
             self._busy.discard(connection)
             self._idle.append(connection)
+        if self._closed.is_set():
+            self.close()
 
     def _drop(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:

@@ -30,7 +30,9 @@ _ROOM_FOR_A_TENSOR = 256  # Bytes of the header: name, shape and offsets.
 _MOST_ROOM = 2**26  # safetensors accepts headers of up to 100 MB.
 
 
-def write_safetensors(file: IO[bytes], tensors: Iterable[tuple[str, Tensor]], most: int, dtype: torch.dtype) -> int:
+def write_safetensors(
+    file: IO[bytes], tensors: Iterable[tuple[str, Tensor]], most: int, dtype: torch.dtype, version: str
+) -> int:
     """Write tensors as they come, with the header at the front of the file; returns the number of bytes.
 
     Args:
@@ -39,12 +41,13 @@ def write_safetensors(file: IO[bytes], tensors: Iterable[tuple[str, Tensor]], mo
         most: Most tensors that will come. The header's room depends on it, since the data follow before it is known.
         dtype: The dtype in which the servers compute. Matrices are written in it; vectors, which cost nothing, in
             their own, since some models keep a few of them in float32.
+        version: The name of these weights, which the header contains.
 
     Raises:
         ValueError: If more tensors come than there is room for, or one is not of floating point.
     """
     room = min((most + 4) * _ROOM_FOR_A_TENSOR, _MOST_ROOM)
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": {"version": version}}
     offset = 0
     file.seek(8 + room)
     for name, tensor in tensors:
@@ -61,7 +64,9 @@ def write_safetensors(file: IO[bytes], tensors: Iterable[tuple[str, Tensor]], mo
         offset += size
     text = json.dumps(header).encode()
     if len(text) > room:
-        raise ValueError(f"The header of {len(header)} tensors must have at most {room} bytes, but got {len(text)}.")
+        raise ValueError(
+            f"The header of {len(header) - 1} tensors must have at most {room} bytes, but got {len(text)}."
+        )
     file.seek(0)
     file.write(room.to_bytes(8, "little") + text.ljust(room))
     file.flush()
@@ -99,7 +104,7 @@ class WeightFile:
             self._file = os.fdopen(os.memfd_create(name), "w+b")
         else:
             self._file = tempfile.NamedTemporaryFile(suffix=f"-{name}")  # noqa: SIM115
-        return write_safetensors(self._file, tensors, most, dtype)
+        return write_safetensors(self._file, tensors, most, dtype, version)
 
     def source(self, host: str, port: int) -> str:
         """What a server is told to read: a path, or a URL for a server on another machine without a common folder."""
@@ -168,6 +173,7 @@ def local_address(host: str, port: int) -> str:
 
 
 class _Files(http.server.ThreadingHTTPServer):
+    request_queue_size = 256
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:

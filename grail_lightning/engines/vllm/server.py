@@ -91,15 +91,19 @@ class VLLMServer(RolloutEngine):
         if len({client.url for client in clients}) < len(clients):
             raise ValueError(f"`urls` must hold each address once, but got {urls}.")
         self.bound, self.wait_seconds = bound, wait_seconds
-        self.push_folder, self.push_address = push_folder, push_address
         self._servers = [
             RemoteServer(client, number, patience_seconds, requests_at_once) for number, client in enumerate(clients)
         ]
-        self._file: WeightFile | None = None
+        self._file = WeightFile(push_folder, push_address)
+        self._end = weakref.finalize(self, _close, [client.close for client in clients], self._file)
         self._policy: Policy | None = None
         self._pushed: Pushed | None = None
         self._prints: Tensor | None = None
         self._run, self._pushes = uuid.uuid4().hex, 0
+
+    def close(self) -> None:
+        """Close all connections, and give up the weights that servers could read. Python's end does it, too."""
+        self._end()
 
     # --- before training ----------------------------------------------------------------------------------------
 
@@ -193,9 +197,6 @@ class VLLMServer(RolloutEngine):
         version = f"{self._run}-{self._pushes}"
         weights, failed, sources = checkpoint_weights(policy), "", list[str]()
         if global_rank() == 0:
-            if self._file is None:
-                self._file = WeightFile(self.push_folder, self.push_address)
-                weakref.finalize(self, self._file.close)
             try:
                 self._file.write(version, weights, most_tensors(policy), getattr(torch, dtype))
                 sources = [self._file.source(server.client.host, server.client.port) for server in self._servers]
@@ -282,6 +283,12 @@ class VLLMServer(RolloutEngine):
                     server.client.reopen()
                 raise
         return [future.result() for future in futures]
+
+
+def _close(clients: Sequence[Callable[[], None]], file: WeightFile) -> None:
+    for close in clients:
+        close()
+    file.close()
 
 
 def _listed(facts: Mapping[str, object]) -> str:
