@@ -76,8 +76,8 @@ class GrailModule(pl.LightningModule):
         check_policy(policy, loading, sampling.max_response_length)
         check_optimizer(optimizer, scheduler)
         self.policy_name, self.loading, self.sampling = policy, loading, sampling
-        self.objective, self.execution = objective, execution
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
+        self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Reference | None = None

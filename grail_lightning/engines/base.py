@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,15 @@ class RolloutEngine(ABC):
 
     `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it. The
     arguments of the constructor become options: ``--model.engine=package.module.Name --model.engine.option=value``.
+
+    Attributes:
+        own_weights: Whether the engine samples with a copy of the weights, which `update_weights` makes. If not, it
+            calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
+            the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects for by
+            default.
     """
+
+    own_weights: ClassVar[bool] = False
 
     def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded.

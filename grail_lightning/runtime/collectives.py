@@ -18,11 +18,9 @@ def world_size() -> int:
     return 1
 
 
-def global_rank() -> int:
-    """The index of this process among the ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return 0
+def rank() -> int:
+    """The number of this rank, from 0."""
+    return torch.distributed.get_rank() if world_size() > 1 else 0
 
 
 def all_reduce(values: Tensor, op: str) -> Tensor:
@@ -57,7 +55,7 @@ def on_first_rank(make: Callable[[], T]) -> T:
     """
     made: T | None = None
     failed: str | None = None
-    if global_rank() == 0:
+    if rank() == 0:
         try:
             made = make()
         except ValueError as error:

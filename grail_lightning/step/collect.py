@@ -6,6 +6,7 @@ Shapes: ``B`` rows in ``K`` groups.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -52,7 +53,7 @@ def sample_and_grade(
         rank: The index of this process among the ranks.
     """
     with clock.phase("sample"):
-        with gathered(policy):
+        with nullcontext() if engine.own_weights else gathered(policy):
             engine.update_weights(policy)
             seed = derive_seed(run_seed(), *key, rank)
             batch = sample_rollouts(engine, policy, prompts, group_size, sampling, seed)

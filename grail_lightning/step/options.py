@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from grail_lightning.functional import clipped_surrogate
 from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Surrogate, sampler_correction
+
+_AUTO_CAP = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,8 @@ class Execution:
         mini_batches: Number of optimiser steps of each pass; groups are not split.
         token_budget: Most tokens of a micro-batch, padding included.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.
-        sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off.
+        sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off, auto
+            is 2 with engines that sample with a copy of the weights, such as vLLM, and off with others.
         max_grad_norm: Norm to which gradients are scaled down; null is off.
     """
 
@@ -95,7 +99,7 @@ class Execution:
     mini_batches: int = 1
     token_budget: int = 16384
     share_prefixes: bool = True
-    sampler_cap: float | None = None
+    sampler_cap: float | Literal["auto"] | None = "auto"
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -113,9 +117,18 @@ class Execution:
                 f"`execution.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "
                 "Use null to switch it off."
             )
-        if self.sampler_cap is not None:
+        if (cap := self.correction) is not None:
             one = torch.ones(1, 1)
-            sampler_correction(one, one, self.sampler_cap)  # It checks the cap.
+            sampler_correction(one, one, cap)  # It checks the cap.
+
+    def for_engine(self, own_weights: bool) -> Execution:
+        """The options with `sampler_cap` decided, for an engine that samples with a copy of the weights or does not."""
+        return replace(self, sampler_cap=_AUTO_CAP if own_weights else None) if self.sampler_cap == "auto" else self
+
+    @property
+    def correction(self) -> float | None:
+        """The bound of the weights that correct for the sampler; None if they are off, or not decided yet."""
+        return None if isinstance(self.sampler_cap, str) else self.sampler_cap
 
     @property
     def steps_per_batch(self) -> int:

@@ -91,7 +91,7 @@ class Update:
             return None if table is None else table[rows, :columns]
 
         old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.forward.batch.sampling_logprobs)
-        cap = self.execution.sampler_cap
+        cap = self.execution.correction
         if cap is not None and sampled is None:
             raise ValueError(
                 "`execution.sampler_cap` needs the log-probabilities of the sampler, but this engine reports none. Use "

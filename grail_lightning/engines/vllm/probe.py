@@ -73,6 +73,11 @@ def default_bound(*dtypes: torch.dtype) -> Bound:
     return EXACT if all(dtype in (torch.float32, torch.float64) for dtype in dtypes) else ROUNDED
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as options have it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def probe_requests(policy: Policy) -> list[Request]:
     """Requests for a few tokens after two prompts: a text, and ids from all over the vocabulary.
 
@@ -142,7 +147,7 @@ def check_gap(gap: Gap, bound: Bound, *, engine: str, dtypes: str, since: str) -
         f"{bound.mean:g} nats on average and {bound.largest:g} at most, but they differ by {gap.mean:.3g} on average "
         f"and by up to {gap.largest:.3g} ({dtypes}). Likely causes: weights that are not those of the policy (of an "
         "earlier step, of another model, or pushed in part), another dtype, or another temperature. Nothing was "
-        "trained on such rollouts. If only roundings differ, raise `engine.verification.bound`, or compute in float32."
+        "trained on such rollouts. If only roundings differ, raise `engine.bound`, or compute in float32."
     )
 
 

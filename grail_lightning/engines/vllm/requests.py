@@ -57,7 +57,13 @@ Send = Callable[[Sequence[Request]], list[Completion]]
 
 
 def sample(
-    policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, send: Send
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    seed: int,
+    send: Send,
+    any_rank: Callable[[bool], bool] = bool,
 ) -> SampledBatch:
     """A batch of rollouts, see `RolloutEngine.generate`.
 
@@ -72,6 +78,7 @@ def sample(
         sampling: See `RolloutEngine.generate`.
         seed: See `RolloutEngine.generate`.
         send: What samples.
+        any_rank: Whether a claim holds on any of the ranks that must call `send` equally often; default this rank.
 
     Raises:
         ValueError: If a prompt and the response limit exceed the model's positions, for a temperature that vLLM would
@@ -90,7 +97,7 @@ def sample(
     short = [
         k for k, (row, end) in enumerate(zip(found, ends, strict=True)) if end is None and _left(sampling, row) > 0
     ]
-    if short:
+    if any_rank(bool(short)):
         found = _continued(requests, found, short, sampling, send)
         ends = first_ends(ending, [row.ids for row in found])
     for end, row in zip(ends, found, strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from grail_lightning.engines.vllm.requests import Completion, Request, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import read_config
-from grail_lightning.runtime.collectives import all_gather_objects, global_rank, on_first_rank
+from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.base import Prompt
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class VLLMServer(RolloutEngine):
         ValueError: If there is no URL, one is malformed or occurs twice, or a number is out of range.
     """
 
-    samples_elsewhere: ClassVar[bool] = True
+    own_weights = True
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class VLLMServer(RolloutEngine):
         self._pushes += 1
         version = f"{self._run}-{self._pushes}"
         weights, failed, sources = checkpoint_weights(policy), "", list[str]()
-        if global_rank() == 0:
+        if rank() == 0:
             try:
                 self._file.write(version, weights, most_tensors(policy), getattr(torch, dtype))
                 sources = [self._file.source(server.client.host, server.client.port) for server in self._servers]
@@ -255,7 +255,7 @@ class VLLMServer(RolloutEngine):
         """The completions of requests, each by the server that `deal` names."""
         pushed = self._pushed
         assert pushed is not None
-        shares = deal([request.prompt for request in requests], len(self._servers), global_rank())
+        shares = deal([request.prompt for request in requests], len(self._servers), rank())
         busy = [(server, share) for server, share in zip(self._servers, shares, strict=True) if share]
         found = self._everywhere(
             [partial(server.complete, [requests[k] for k in share], pushed) for server, share in busy]
