@@ -185,7 +185,7 @@ class VLLMServer(RolloutEngine):
                 probe.measure_gap(policy, requests, completions),
                 bound,
                 engine=f"VLLMServer at {server.client.url}",
-                dtypes=f"server {dtype}, trainer {str(policy.compute_dtype).removeprefix('torch.')}",
+                dtypes=f"server in {dtype}, trainer in {probe.dtype_name(policy.compute_dtype)}",
                 since=f"after push {self._pushes}",
             )
         return replace(pushed, probe=tuple(requests), answers=tuple(map(tuple, answers)), bound=bound)
@@ -204,7 +204,7 @@ class VLLMServer(RolloutEngine):
                 failed = f"The weights cannot be written for the servers: {error}. Set `engine.push_folder`."
         for _ in weights:  # What is left of a collective.
             pass
-        failed, sources = all_gather_objects((failed, sources))[0]
+        failed, version, sources = all_gather_objects((failed, version, sources))[0]
         if failed:
             raise ValueError(failed)
         return Pushed(version=version, sources=tuple(sources))
