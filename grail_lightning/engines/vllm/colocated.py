@@ -174,9 +174,9 @@ class VLLMEngine(RolloutEngine):
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
         }
         with starting(policy) as folder, _apart(policy.device):
-            from vllm import LLM
-
             try:
+                from vllm import LLM
+
                 llm = LLM(model=folder, **given | self.options)
             except Exception as error:  # vLLM raises many types.
                 raise ValueError(

@@ -6,6 +6,7 @@ import copy
 import os
 import socket
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +33,9 @@ def starting(policy: Policy) -> Iterator[str]:
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if not torch.distributed.is_initialized():
+        # vLLM makes a process group of this one rank, and Lightning then recommends to synchronise what is logged.
+        warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
     ranks = _ranks(policy.device)
     before = {name: os.environ.get(name) for name in (*ranks, *_WRITTEN_BY_VLLM)}
     os.environ.update(ranks)
@@ -42,7 +46,9 @@ def starting(policy: Policy) -> Iterator[str]:
             config.architectures = [type(policy.model).__name__]
             config.save_pretrained(folder)
             policy.tokenizer.save_pretrained(folder)
-            yield folder
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Its imports warn of deprecations in torch.
+                yield folder
     finally:
         torch.set_num_threads = set_num_threads  # vLLM replaces it on CPUs.
         for name, earlier in before.items():
