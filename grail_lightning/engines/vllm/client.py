@@ -71,8 +71,14 @@ class ServerClient:
         self._busy: set[http.client.HTTPConnection] = set()
         self._lock, self._closed = threading.Lock(), threading.Event()
 
-    def call(self, method: str, path: str, body: object = None) -> Any:
+    def call(self, method: str, path: str, body: object = None, seconds: float | None = None) -> Any:
         """The JSON of one answer, or None if it is empty.
+
+        Args:
+            method: GET or POST.
+            path: The route.
+            body: What is sent as JSON.
+            seconds: How long the answer may take; default `answer_seconds`.
 
         Raises:
             ServerGone: If no complete answer came. The request may be sent again.
@@ -83,12 +89,12 @@ class ServerClient:
         connection, used = self._take()
         try:
             try:
-                status, answer = self._exchange(connection, method, path, sent)
+                status, answer = self._exchange(connection, method, path, sent, seconds)
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
                 if not used:
                     raise
                 connection.close()  # The server closes idle connections after some seconds; that is no failure.
-                status, answer = self._exchange(connection, method, path, sent)
+                status, answer = self._exchange(connection, method, path, sent, seconds)
             self._give_back(connection)
         except (OSError, http.client.HTTPException) as error:
             self._drop(connection)
@@ -150,9 +156,17 @@ class ServerClient:
                 if said is not None:
                     said(str(error))
                     said = None
-            if self._closed.wait(min(pause, left)):
-                raise Stopped
+            self.pause(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            Stopped: If `close` is called meanwhile.
+        """
+        if self._closed.wait(seconds):
+            raise Stopped
 
     def close(self) -> None:
         """End every request that waits, in whatever thread, and close all connections."""
@@ -186,11 +200,17 @@ class ServerClient:
         return connection, used
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, path: str, sent: bytes | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        sent: bytes | None,
+        seconds: float | None,
     ) -> tuple[int, bytes]:
         if connection.sock is None:
             connection.connect()
-            _prepare(connection.sock, self._answer_seconds)
+            _keep_alive(connection.sock)
+        _limit(connection.sock, self._answer_seconds if seconds is None else seconds)
         connection.request(method, self._path + path, body=sent, headers=self._headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -244,8 +264,11 @@ def _short(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
-def _prepare(sock: Any, answer_seconds: float) -> None:
-    sock.settimeout(answer_seconds)
+def _limit(sock: Any, seconds: float) -> None:
+    sock.settimeout(seconds)
+
+
+def _keep_alive(sock: Any) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from packaging.version import InvalidVersion, Version
@@ -26,6 +25,7 @@ from grail_lightning.engines.vllm.versions import CEILING, FLOOR, check_release
 T = TypeVar("T")
 
 _MOST_ROUNDS = 10
+_CONTROL_SECONDS = 60.0  # For questions about its state, which a server answers between two steps of decoding.
 # Lightning prints what this logger is told; unlike `rank_zero_info` from every rank, for one rank alone may notice.
 _LOG = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
@@ -71,12 +71,34 @@ class RemoteServer:
             ServerGone: If it does not answer.
             ValueError: If it is too old or too new.
         """
-        answer = self.client.call("GET", "/version")
+        answer = self.client.call("GET", "/version", seconds=_CONTROL_SECONDS)
         try:
             found = Version(str(answer["version"]))
         except (KeyError, TypeError, InvalidVersion):
             raise ServerGone(f"no version: {str(answer)[:80]}") from None
         check_release(found, self.client.url, f'Install it there: pip install "vllm>={FLOOR},<{CEILING}".')
+
+    def check_facts(self, facts: Mapping[str, object], ours: Mapping[str, int]) -> None:
+        """Check what the server says about itself.
+
+        Args:
+            facts: Its status.
+            ours: Figures of the policy's config.
+
+        Raises:
+            ValueError: If it serves another model, or reports other log-probabilities.
+        """
+        theirs = {name: facts.get(name) for name in ours}
+        if theirs != ours:
+            raise ValueError(
+                f"{self.client.url} must serve the policy's model, with {_listed(ours)}, but it serves "
+                f"{facts.get('model')} with {_listed(theirs)}. Start it with the policy: {self.command}"
+            )
+        if (mode := facts.get("logprobs_mode")) != "processed_logprobs":
+            raise ValueError(
+                f"{self.client.url} must report log-probabilities at the sampling temperature, but its "
+                f"`logprobs_mode` is {mode}. Start it again: {self.command}"
+            )
 
     def known(self) -> Status:
         """The state of the server, for which one waits.
@@ -155,7 +177,7 @@ class RemoteServer:
             ValueError: If the server stays away, comes back too often, or refuses a request.
         """
         bodies = [body_of(request, pushed) for request in requests]
-        reason, pause = "", threading.Event()
+        reason = ""
         for number in range(_MOST_ROUNDS):
             try:
                 before = self.ready(pushed)
@@ -168,7 +190,7 @@ class RemoteServer:
                     return found
                 reason = "it was started again, or another run pushed weights"
             _LOG.warning(f"{self.client.url}: {reason}. Its {len(requests)} responses of this batch are sampled again.")
-            pause.wait(min(0.1 * 2**number, 10.0))
+            self.client.pause(min(0.1 * 2**number, 10.0))
         raise ValueError(
             f"{self.client.url} failed {_MOST_ROUNDS} times to sample {len(requests)} responses ({reason}). Look at "
             f"its log. {self._go_on()}"
@@ -191,7 +213,8 @@ class RemoteServer:
     def _workers(self, method: str, *arguments: str) -> Status:
         """What the workers answer to a method of the extension."""
         try:
-            answer = self.client.call("POST", "/collective_rpc", {"method": method, "args": arguments})
+            seconds = _CONTROL_SECONDS if method == "grail_status" else None
+            answer = self.client.call("POST", "/collective_rpc", {"method": method, "args": arguments}, seconds)
         except ServerRefused as error:
             if error.status not in (404, 405):
                 raise
@@ -231,3 +254,7 @@ class RemoteServer:
     @staticmethod
     def _go_on() -> str:
         return "Then repeat your command; training goes on from its last checkpoint with --ckpt_path=last."
+
+
+def _listed(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())

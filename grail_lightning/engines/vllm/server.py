@@ -6,13 +6,14 @@ import os
 import socket
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
@@ -117,28 +118,22 @@ class VLLMServer(RolloutEngine):
         ours = {name: int(getattr(config, name)) for name in _COMPARED if hasattr(config, name)}
         for server in self._servers:
             server.model = policy
-            status = self._first_status(server)
-            theirs = {name: status.facts.get(name) for name in ours}
-            if theirs != ours:
-                raise ValueError(
-                    f"{server.client.url} must serve the policy's model, with {_listed(ours)}, but it serves "
-                    f"{status.facts.get('model')} with {_listed(theirs)}. Start it with the policy: {server.command}"
-                )
-            if (mode := status.facts.get("logprobs_mode")) != "processed_logprobs":
-                raise ValueError(
-                    f"{server.client.url} must report log-probabilities at the sampling temperature, but its "
-                    f"`logprobs_mode` is {mode}. Start it again: {server.command}"
-                )
+            server.check_facts(self._first_status(server).facts, ours)
 
     def _first_status(self, server: RemoteServer) -> Status:
-        client = server.client
+        url, seconds = server.client.url, self.wait_seconds
+
+        def waits(reason: str) -> None:
+            if seconds:
+                rank_zero_info(f"{url} does not answer yet ({reason}). The run waits for it up to {seconds:g} s.")
+
         try:
-            client.until_answered(server.release, self.wait_seconds)
-            return client.until_answered(server.status, self.wait_seconds)
+            server.client.until_answered(server.release, seconds, waits)
+            return server.client.until_answered(server.status, seconds)
         except ServerGone as error:
             raise ValueError(
-                f"{client.url} must be a vLLM server, but does not answer ({error}). Start it: {server.command}; or "
-                "let the run wait for it with `engine.wait_seconds`."
+                f"{url} must be a vLLM server, but does not answer ({error}). Start it: {server.command}; or let the "
+                "run wait for it with `engine.wait_seconds`."
             ) from None
 
     # --- weights ------------------------------------------------------------------------------------------------
@@ -180,14 +175,16 @@ class VLLMServer(RolloutEngine):
         asked = [partial(server.complete, requests, replace(pushed, answers=())) for server in self._servers]
         dtype, answers = on_first_rank(lambda: (self._servers[0].dtype, self._everywhere(asked)))
         bound = self.bound or probe.default_bound(getattr(torch, dtype), policy.compute_dtype)
+        dtypes = f"server in {dtype}, trainer in {probe.dtype_name(policy.compute_dtype)}"
+        since = f"after push {self._pushes}"
         for server, completions in zip(self._servers, answers, strict=True):
-            probe.check_gap(
-                probe.measure_gap(policy, requests, completions),
-                bound,
-                engine=f"VLLMServer at {server.client.url}",
-                dtypes=f"server in {dtype}, trainer in {probe.dtype_name(policy.compute_dtype)}",
-                since=f"after push {self._pushes}",
-            )
+            gap = probe.measure_gap(policy, requests, completions)
+            probe.check_gap(gap, bound, engine=f"VLLMServer at {server.client.url}", dtypes=dtypes, since=since)
+            if not pushed.answers and self._pushes == 1:
+                rank_zero_info(
+                    f"vLLM samples at {server.client.url}. Log-probabilities of sampler and trainer differ by "
+                    f"{gap.mean:.2g} nats on average and {gap.largest:.2g} at most over {gap.tokens} tokens ({dtypes})."
+                )
         return replace(pushed, probe=tuple(requests), answers=tuple(map(tuple, answers)), bound=bound)
 
     def _publish(self, policy: Policy) -> Pushed:
@@ -289,7 +286,3 @@ def _close(clients: Sequence[Callable[[], None]], file: WeightFile) -> None:
     for close in clients:
         close()
     file.close()
-
-
-def _listed(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
