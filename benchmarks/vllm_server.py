@@ -27,8 +27,7 @@ import time
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from safetensors.torch import load_file
@@ -42,7 +41,7 @@ from grail_lightning.policy.options import resolve_policy
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.problems import ProblemSpace
-from tests.vllm_servers import Served
+from tests.vllm_servers import ROOT, Served
 
 CHANGEABLE = ("--worker-extension-cls", "tests.vllm_extension.Changeable")
 SHORT = f"""--config={ROOT}/configs/quickstart.yaml --trainer.val_check_interval=1000 --trainer.limit_val_batches=0
