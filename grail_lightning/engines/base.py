@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
-from grail_lightning.policy import Policy
+from grail_lightning.policy import Loading, Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
@@ -32,6 +32,17 @@ class RolloutEngine(ABC):
     """
 
     own_weights: ClassVar[bool] = False
+
+    def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
+        """Raise now for what would fail later: called at the start of a run, before the policy is loaded.
+
+        Args:
+            policy: The name or folder of the policy.
+            loading: The options with which it will be loaded.
+
+        Raises:
+            ValueError: If the engine cannot sample from this policy here.
+        """
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from grail_lightning.engines.vllm.in_worker import report_whole_vocabulary
+from grail_lightning.vllm_worker import report_whole_vocabulary
 
 LOGITS = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMEngine
 from grail_lightning.engines.vllm import colocated
-from grail_lightning.engines.vllm.in_worker import report_whole_vocabulary
 from grail_lightning.engines.vllm.probe import EXACT
 from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.vllm_worker import report_whole_vocabulary
 from tests.runs import problems
 
 pytestmark = pytest.mark.vllm

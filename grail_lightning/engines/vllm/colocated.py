@@ -14,7 +14,6 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine
-from grail_lightning.engines.vllm.in_worker import report_whole_vocabulary, take_weights
 from grail_lightning.engines.vllm.probe import (
     Bound,
     Gap,
@@ -33,6 +32,7 @@ from grail_lightning.policy.options import first_line
 from grail_lightning.runtime.collectives import all_gather_objects, rank, world_size
 from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.base import Prompt
+from grail_lightning.vllm_worker import report_whole_vocabulary, take_weights
 
 T = TypeVar("T")
 
