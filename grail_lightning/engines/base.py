@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,15 @@ class RolloutEngine(ABC):
 
     `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it. The
     arguments of the constructor become options: ``--model.engine=package.module.Name --model.engine.option=value``.
+
+    Attributes:
+        samples_elsewhere: Whether `generate` uses a copy of the weights on another machine or in another process. Then
+            `update_weights` returns when the copy is complete, gathers sharded weights by itself on all ranks in step,
+            and with `execution.sample_ahead` `generate` runs in a thread while the policy trains. It must not read the
+            policy's weights or call a collective.
     """
+
+    samples_elsewhere: ClassVar[bool] = False
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
