@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -218,25 +219,38 @@ def test_an_error_of_the_thread_reaches_the_trainer_as_it_is():
     assert engine.threads == ["MainThread", "sample-ahead", "sample-ahead"]
 
 
-def test_an_interrupt_ends_the_process_and_its_thread(tmp_path):
-    """While the main thread waits for a batch in flight that would take a minute."""
+def test_an_interrupt_ends_the_process_and_what_is_in_flight(tmp_path):
+    """While the main thread waits for a batch that would take a minute."""
     begun = time.monotonic()
     program = [sys.executable, __file__]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, env=os.environ, cwd=tmp_path)
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=90, env=os.environ, cwd=tmp_path)
     assert ended.returncode == 1, ended.stderr[-2000:]
     assert "terminate called" not in ended.stderr
     assert ended.stderr.splitlines()[-1] == "Interrupted at step 4, before its first checkpoint."
-    assert time.monotonic() - begun < 40
+    assert time.monotonic() - begun < 45
 
 
-def _interrupted():
-    def interrupt():
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)
+class Pooled(Elsewhere):
+    """Its third sampling takes a minute, in the thread of a pool, as requests to a server do."""
 
-    trainer(12, LastCheckpoint(), limit_val_batches=0, enable_checkpointing=True).fit(ahead(Third(interrupt)), data())
+    def __init__(self):
+        super().__init__()
+        self.calls, self.cancelled = 0, threading.Event()
+
+    def generate(self, *arguments):
+        self.calls += 1
+        if self.calls == 3:
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(self.cancelled.wait, 60)
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGINT)
+                waiting.result()
+        return super().generate(*arguments)
+
+    def cancel(self):
+        self.cancelled.set()
 
 
 if __name__ == "__main__":
-    _interrupted()
+    saver = LastCheckpoint()
+    trainer(12, saver, limit_val_batches=0, enable_checkpointing=True).fit(ahead(Pooled()), data())

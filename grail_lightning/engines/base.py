@@ -43,6 +43,9 @@ class RolloutEngine(ABC):
     def update_weights(self, policy: Policy) -> None:
         """Sample with the present weights of `policy` from now on."""
 
+    def cancel(self) -> None:  # noqa: B027  (an engine that soon ends by itself needs nothing)
+        """Make a `generate` that runs in another thread raise soon: the process is about to end."""
+
 
 def build_batch(
     policy: Policy,

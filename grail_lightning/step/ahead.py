@@ -13,13 +13,13 @@ A resumed run grades them again, and equals one that did not stop. The loader's 
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -74,6 +74,7 @@ class Ahead:
     def __init__(self) -> None:
         self._flight: Future[_Drawn] | None = None
         self._restored: dict[str, Any] = {}
+        self._engine: RolloutEngine | None = None
         self._options = ""
 
     def collect(
@@ -102,29 +103,29 @@ class Ahead:
             figures["time/sample_ahead"] = drawn.seconds
         return sampler.grade(drawn.batch), figures
 
-    def settle(self, patience: float | None = None) -> None:
+    def settle(self) -> None:
         """Wait until no sampling is in flight, so that the engine can be used for something else.
 
-        Args:
-            patience: The seconds after which it gives up; None waits as long as it takes and raises what the thread
-                raised.
+        Raises:
+            BaseException: What the thread raised.
         """
         if self._flight is not None:
-            wait([self._flight], patience)
-            if patience is None:
-                self._flight.result()
+            self._flight.result()
 
-    def close(self) -> None:
-        """Give a sampling in flight a few seconds, and leave it to its thread.
+    def cancel(self, patience: float | None = None) -> None:
+        """Give up a sampling in flight.
 
-        An interpreter that ends while a thread runs torch may abort.
+        Args:
+            patience: The seconds after which its thread is left alone; None waits until it has ended.
         """
-        self.settle(_PATIENCE)
+        if self._flight is not None and not self._flight.done():
+            assert self._engine is not None
+            self._engine.cancel()
+            wait([self._flight], patience)
 
     def reset(self) -> None:
         """Forget the batch of an earlier run."""
-        if self._flight is not None:
-            wait([self._flight])
+        self.cancel()
         self._flight, self._restored = None, {}
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
@@ -159,9 +160,8 @@ class Ahead:
             except BaseException as error:
                 flight.set_exception(error)
 
-        self._flight, self._options = flight, _options(sampler)
-        atexit.unregister(self.close)
-        atexit.register(self.close)  # Lightning calls no hook of a module's after an interrupt.
+        self._flight, self._engine, self._options = flight, sampler.engine, _options(sampler)
+        _IN_USE.add(self)
         threading.Thread(target=sample, name="sample-ahead", daemon=True).start()
 
     def _landed(self, prompts: list[Prompt], sampler: Sampler) -> _Drawn | None:
@@ -179,6 +179,22 @@ class Ahead:
         if found is None:
             rank_zero_warn(f"{again}: a batch that was sampled ahead is sampled anew, with the present weights.")
         return found
+
+
+_IN_USE: WeakSet[Ahead] = WeakSet()
+
+
+def _cancel_all() -> None:
+    """End what is in flight when the process ends, also after an error or an interrupt.
+
+    Lightning calls no hook of a module's then. An interpreter that ends while a thread runs torch may abort.
+    """
+    for ahead in list(_IN_USE):
+        ahead.cancel(_PATIENCE)
+
+
+# Not `atexit`, whose functions are called after the threads of pools, such as an engine's, have been waited for.
+threading._register_atexit(_cancel_all)  # type: ignore[attr-defined]
 
 
 def _key(step: int) -> SeedKey:
