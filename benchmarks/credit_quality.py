@@ -71,9 +71,11 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.functional.attribution import pairwise_auroc
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
+from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
 from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.sampler import Sampler
 
 GROUP_SIZE = 8
 PROMPTS_PER_BATCH = 32
@@ -450,7 +452,8 @@ def main() -> None:
     engine, extra = HFEngine(cache_tokens=50_000), []
     with Verifier() as verifier:
         for subject in (s for s in subjects() if any(part in s.name for part in options.only)):
-            source = Counted(policy, engine, verifier, SAMPLING, step=0)
+            how = {"group_size": GROUP_SIZE, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
+            source = Counted(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=0)
             credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)
             print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
             if source.tokens:

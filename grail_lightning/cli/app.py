@@ -31,9 +31,11 @@ from grail_lightning.callbacks import (
     ProgressBar,
     RolloutTable,
     Throughput,
+    Watchdog,
 )
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
-from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
+from grail_lightning.callbacks.watchdog import lost_rank
+from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.help_pages import first_screen, show
@@ -62,6 +64,7 @@ ALWAYS_ON = {
     "predictions": PredictionWriter,
     "checkpoint": ModelCheckpoint,
     "last_checkpoint": LastCheckpoint,
+    "watchdog": Watchdog,
 }
 LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
     "gradient_clip_val": (
@@ -228,6 +231,8 @@ def mistakes_in_one_line() -> Iterator[None]:
         try:
             yield
         except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+            if (lost := lost_rank(error)) is not None and not os.environ.get("GRAIL_DEBUG"):
+                refuse(f"{lost} {DEBUG_HINT}", code=1)
             if not explain(error):
                 raise
             if os.environ.get("GRAIL_DEBUG"):

@@ -109,6 +109,9 @@ class TokenCredit(ABC):
     needs_reference: bool = False
     """Whether the method reads `CreditContext.reference`. The run then keeps the policy before training."""
 
+    needs_continuations: bool = False
+    """Whether the method reads `CreditContext.continuations`."""
+
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into the batch."""

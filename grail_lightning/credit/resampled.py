@@ -77,6 +77,8 @@ class Resampled(TokenCredit):
     ours.
     """
 
+    needs_continuations = True
+
     def __init__(
         self,
         continuations: int = 8,

@@ -27,11 +27,16 @@ class RolloutEngine(ABC):
     Attributes:
         own_weights: Whether the engine samples with a copy of the weights, which `update_weights` makes. If not, it
             calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
-            the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects for by
-            default.
+            `update_weights` gathers sharded weights by itself on all ranks in step, and returns when the copy is
+            complete; the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects
+            for by default.
+        samples_elsewhere: Whether that copy is on another machine or in another process. With `execution.sample_ahead`
+            `generate` then runs in a thread while the policy trains. It must not read the policy's weights or call a
+            collective.
     """
 
     own_weights: ClassVar[bool] = False
+    samples_elsewhere: ClassVar[bool] = False
 
     def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded.
@@ -70,6 +75,9 @@ class RolloutEngine(ABC):
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:
         """Sample with the present weights of `policy` from now on."""
+
+    def cancel(self) -> None:  # noqa: B027  (an engine that soon ends by itself needs nothing)
+        """Make a `generate` that runs in another thread raise soon: the process is about to end."""
 
 
 def build_batch(

@@ -42,7 +42,7 @@ class LossInputs:
 
     Attributes:
         stats: Log-probabilities ``[b, t]`` with gradient, and entropy.
-        old_logprobs: ``[b, t]``, under the weights that sampled.
+        old_logprobs: ``[b, t]``, under the weights from before the batch's first step.
         advantages: ``[b, t]``, weights included.
         mask: ``[b, t]`` bool, the tokens in the loss.
         ref_logprobs: ``[b, t]``, under the frozen reference; None without a KL term.

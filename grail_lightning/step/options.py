@@ -131,6 +131,8 @@ class Execution:
     Attributes:
         group_size: Number of rollouts of each prompt.
         refill_rounds: Most further samplings to replace groups that are all right or all wrong (dynamic sampling).
+        sample_ahead: Whether the next batch is sampled while this one trains, with the weights from before its update
+            (one batch off-policy). It needs `sampler_cap`, and an engine that samples elsewhere.
         updates_per_batch: Number of passes over the rollouts.
         mini_batches: Number of optimiser steps of each pass; groups are not split.
         token_budget: Most tokens of a micro-batch, padding included.
@@ -142,6 +144,7 @@ class Execution:
 
     group_size: int = 8
     refill_rounds: int = 0
+    sample_ahead: bool = False
     updates_per_batch: int = 1
     mini_batches: int = 1
     token_budget: int = 16384
@@ -167,6 +170,16 @@ class Execution:
         if (cap := self.correction) is not None:
             one = torch.ones(1, 1)
             sampler_correction(one, one, cap)  # It checks the cap.
+        if self.sample_ahead and self.sampler_cap is None:
+            raise ValueError(
+                "`execution.sampler_cap` must be set with `execution.sample_ahead`, whose rollouts come from the "
+                "weights before the last update, but got null. Set it to 2."
+            )
+        if self.sample_ahead and self.refill_rounds:
+            raise ValueError(
+                f"`execution.refill_rounds` must be 0 with `execution.sample_ahead`, which has "
+                f"sampled the next prompts already, but got {self.refill_rounds}. Leave one of them out."
+            )
 
     def for_engine(self, own_weights: bool) -> Execution:
         """The options with `sampler_cap` decided, for an engine that samples with a copy of the weights or does not."""

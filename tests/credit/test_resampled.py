@@ -13,7 +13,9 @@ from grail_lightning.credit.borders import find_borders
 from grail_lightning.credit.continuations import Continuations, Continued, Place
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
+from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context, row_logits
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights
@@ -148,10 +150,16 @@ def test_rollouts_that_the_budget_does_not_reach_fall_back(policy, batch):
 # --- continuations of the real policy ---------------------------------------------------------------------------------
 
 
+def continuations(policy, engine, verifier):
+    """Continuations as training samples them."""
+    how = {"group_size": 4, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
+    return SampledContinuations(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=3)
+
+
 @pytest.fixture(scope="module")
 def source(policy):
     with Verifier(num_workers=1) as verifier:
-        yield lambda engine=None: SampledContinuations(policy, engine or HFEngine(), verifier, SAMPLING, step=3)
+        yield lambda engine=None: continuations(policy, engine or HFEngine(), verifier)
 
 
 PLACES = [Place(1, 6), Place(2, 12), Place(5, 6), Place(7, 20)]
@@ -210,7 +218,7 @@ def _one_rank(rank, folder, policy, batch):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     with Verifier(num_workers=1) as verifier:
-        source = SampledContinuations(policy, HFEngine(), verifier, SAMPLING, step=3)
+        source = continuations(policy, HFEngine(), verifier)
         torch.save(source.draw(batch, [] if rank else PLACES, 4, 10_000), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
