@@ -1,6 +1,6 @@
 r"""Files of problems through the real `test`, with the packaged policy and with answers of a known error rate.
 
-    python benchmarks/benchmark_files.py FOLDER                        # the six files of configs/eval_math.yaml, all rows
+    python benchmarks/benchmark_files.py FOLDER                        # the files of configs/eval_math.yaml, all rows
     python benchmarks/benchmark_files.py FOLDER --policy arithmetic    # the packaged policy samples, at a small cap
 
 The stand-in engine boxes the reference with the probability ``1 - error_rate``, else a wrong answer that no other

@@ -42,6 +42,7 @@ class Evaluation(Callback):
     `test` keeps its samples in ``test/samples`` of the run's folder. A test that was interrupted is continued by the
     same command: what is there is not sampled again, and the table is that of an undisturbed test. An evaluation of
     another model, or of other problems, sampling options or seed, is never continued; it is kept as ``samples.1``.
+    Samples are kept if the problems come from a data module of grail_lightning.
 
     Args:
         num_samples: The number of responses to each problem.
@@ -223,7 +224,7 @@ class Evaluation(Callback):
             }
             if trainer.global_step == 0:
                 self.first = self.last
-        self._complete()
+        self._close(complete=True)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics and print them as a table."""
@@ -233,7 +234,7 @@ class Evaluation(Callback):
         if trainer.is_global_zero and problems:
             shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by, first=self._first)
             print(evaluation_table(problems, shown))
-        self._complete()
+        self._close(complete=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the files of the samples; what is written stays."""
@@ -290,13 +291,8 @@ class Evaluation(Callback):
             facts = evaluation_facts(trainer, module, batches, self._step) | {"datasets": datasets, "table": shown}
             self._kept = KeptSamples(trainer, samples_folder(trainer), facts, batches)
 
-    def _complete(self) -> None:
-        """The samples of a complete evaluation are those of an earlier one from now on."""
-        if self._kept is not None:
-            self._kept.finish()
-        self._kept = None
-
-    def _close(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-        self._kept = None
+    def _close(self, *, complete: bool = False) -> None:
+        """Close the folder of the samples; a complete evaluation is marked as one."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.finish() if complete else kept.close()

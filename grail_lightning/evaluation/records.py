@@ -104,10 +104,10 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
             "such as runs/quickstart/test/samples."
         ) from None
     except ValueError as error:
-        raise ValueError(f"{file} must be JSON, but got: {error}. Test again.") from None
+        raise ValueError(f"{file} must be JSON, but got: {error}. Move the folder away.") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT or not {"datasets", "num_samples"} <= found.keys():
         got = ascii(str(found.get("format", sorted(found)) if isinstance(found, dict) else found)[:80])
-        raise ValueError(f"{file} must have the `format` {FORMAT} and its entries, but got {got}. Test again.")
+        raise ValueError(f"{file} must have the `format` {FORMAT} and its entries, but got {got}. Move the folder.")
     return found
 
 
@@ -208,7 +208,7 @@ def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
             if not whole:
                 raise ValueError(
                     f"{file}, line {number}: expected a JSON object with the fields of a sample, but got "
-                    f"{line[:60]!a}. Remove the line, or test again."
+                    f"{line[:60]!a}. Remove the line, or move the folder away."
                 )
             yield line, Sample(**row)
 

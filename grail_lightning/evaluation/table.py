@@ -60,7 +60,8 @@ def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
             for label, whole in named.items()
             for value, found in _values(whole, column).items()
         }
-        blocks += [_accuracies(split, options, averages=False)] if split else []
+        there = _accuracies(split, options, averages=False) if split else f"No problem has a column {column!r}."
+        blocks.append(there)
     return "\n\n".join(blocks)
 
 
@@ -171,7 +172,7 @@ def _by(problems: Sequence[Problem], key: Callable[[Problem], str]) -> dict[str,
 def _values(problems: Sequence[Problem], column: str) -> dict[str, list[Problem]]:
     """The problems of each value of a column, in the order of the values: numbers first, then texts."""
     there = [problem for problem in problems if problem.columns.get(column) is not None]
-    found = _by(there, lambda problem: str(problem.columns[column]))
+    found = _by(there, lambda problem: " ".join(str(problem.columns[column]).split()))
 
     def order(value: str) -> tuple[bool, Any]:
         first: Any = found[value][0].columns[column]

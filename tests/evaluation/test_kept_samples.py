@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 
 from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Evaluation
+from grail_lightning.data import ArithmeticData
 from grail_lightning.evaluation import problem_id, read_evaluation, read_samples, sample_seed
 from grail_lightning.evaluation.records import prune
 from tests.evaluation.tested import rows_of, run_test
 from tests.processes import run_script
-from tests.runs import module, problems
+from tests.runs import module, problems, trainer
 
 SAMPLES = Path("test/samples")
 
@@ -187,16 +191,19 @@ def test_samples_that_stand_twice_are_removed(undisturbed, tmp_path):
     assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
 
 
-def test_two_ranks_sample_and_report_what_one_does(tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_two_ranks_sample_and_report_what_one_does(strategy, tmp_path):
     """Seven problems in batches of three: the ranks have five and two, and one batch of the second rank is empty."""
     program = Path(__file__).with_name("tested.py")
     (alone,) = run_script(program, tmp_path / "one", 1)
-    first, second = run_script(program, tmp_path / "two", 2, ranks=2)
+    first, second = run_script(program, tmp_path / "two", 2, strategy, ranks=2)
     figures = [json.loads(run.stdout.splitlines()[-1]) for run in (alone, first, second)]
     assert figures[0] == figures[1] == figures[2]
     assert 0 < figures[0]["test/accuracy"] < 1
     assert rows_of(tmp_path / "two" / SAMPLES) == rows_of(tmp_path / "one" / SAMPLES)
     assert len(list((tmp_path / "two" / SAMPLES).glob("rank_*.jsonl"))) == 2
+    models = [read_evaluation(tmp_path / name / SAMPLES)["model"] for name in ("one", "two")]
+    assert models[0] == models[1], "the digest of sharded weights is that of whole ones"
     tables = [run.stdout[: run.stdout.rindex("\n{")].strip() for run in (alone, first)]
     assert tables[0] == tables[1]
     assert "maj@3" in tables[0]
@@ -215,3 +222,36 @@ def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, tmp_path):
     assert run_test(tmp_path, sampled) == undisturbed[1]
     assert sampled.batches == 1  # The second batch lacks problem 4; it is sampled again as a whole.
     assert rows_of(folder) == rows_of(undisturbed[0] / SAMPLES)
+
+
+def test_validations_keep_their_samples_if_that_is_asked_for(tmp_path):
+    evaluation = Evaluation(num_samples=2, keep_samples="all", by=("nothing",))
+    data = ArithmeticData(num_train=8, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=3)
+    ours = module()
+    run = trainer(1, evaluation, default_root_dir=str(tmp_path), num_sanity_val_steps=1)
+    run.fit(ours, data)
+    folders = [tmp_path / "validation" / f"step_{step:08d}" / "samples" for step in (0, 1)]
+    (before, after) = (read_evaluation(folder) for folder in folders)
+    assert before["model"]["digest"] != after["model"]["digest"]
+    assert [facts["model"]["step"] for facts in (before, after)] == [0, 1]
+    assert before["finished"]
+    assert before["streams"] == {"prompts_per_batch": [3], "ranks": 1}
+    for folder, accuracy in zip(folders, (evaluation.first["accuracy"], evaluation.last["accuracy"]), strict=True):
+        samples = list(read_samples(folder))
+        assert len(samples) == 10
+        assert sum(s.correct for s in samples) / 10 == pytest.approx(accuracy)
+        assert len({s.seed for s in samples}) == 2, "a seed for each batch"
+    (validated,) = run.validate(ours, data, verbose=False)
+    assert validated["val/accuracy"] == evaluation.last["accuracy"]
+    kept = [(s.response, s.seed) for s in read_samples(tmp_path / "validate" / "samples")]
+    assert kept == [(s.response, s.seed) for s in read_samples(folders[1])]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_and_doubles_nothing():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "benchmarks" / "kill_evaluation.py"), "--kills=3", "--problems=40"]
+    done = subprocess.run([*command, "--ranks=1"], capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 samples lost, 0 doubled; table and samples the same" in done.stdout
+    assert done.stdout.count("killed at") >= 2

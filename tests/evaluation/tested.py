@@ -1,6 +1,6 @@
 """How tests run the real `test`: the packaged policy on a few sums, with its samples kept.
 
-As a program: python tests/evaluation/tested.py FOLDER RANKS, which prints the table and the logged figures.
+As a program: python tests/evaluation/tested.py FOLDER RANKS [ddp|fsdp2], which prints the table and the logged figures.
 """
 
 import json
@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from lightning.pytorch import seed_everything
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
@@ -41,12 +42,14 @@ def rows_of(folder):
     return sorted(found)
 
 
-def main(folder, ranks):
+def main(folder, ranks, strategy="ddp"):
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     seed_everything(SEED, verbose=False)
     with without_ties():  # Other neighbours in a batch may round differently.
-        found = run_test(Path(folder), devices=int(ranks), strategy="ddp" if int(ranks) > 1 else "auto")
+        sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        chosen = sharded if strategy == "fsdp2" else strategy
+        found = run_test(Path(folder), devices=int(ranks), strategy=chosen if int(ranks) > 1 else "auto")
     print("\n" + json.dumps(found), flush=True)
 
 
