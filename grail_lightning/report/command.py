@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from grail_lightning.report.methods import Method, find_methods
 from grail_lightning.report.page import page
 from grail_lightning.report.runs import find_runs
 from grail_lightning.report.sections import Options, Section, make_section
 from grail_lightning.report.text import comma_separated, markdown, terminal
+from grail_lightning.runtime.arguments import Parser
 
 FORMATS: dict[str, Callable[[Sequence[Section]], str]] = {
     "terminal": terminal,
@@ -25,14 +25,6 @@ DESCRIPTION = """Figures of runs with intervals, paired differences with p-value
 
 A run is the folder of a run, of its `test` or `validate`, or of its samples; no model is loaded. Runs whose configs
 differ only in the seed are seeds of one method; NAME=RUN names a method, and gives several runs the same one."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of users."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a `ValueError` instead of printing the usage."""
-        raise ValueError(f"{message[:1].upper()}{message[1:]}. See --help.")
 
 
 def make_parser() -> Parser:
