@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _write(options.output, f"{text}\n")
             print(f"Wrote {options.output}.")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What reads the report, such as `head`, has seen enough. Nothing is left for the interpreter to flush.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         said = f"{error.filename}: {error.strerror}. Choose another file." if isinstance(error, OSError) else str(error)
         print(f"grail_lightning.report: error: {' '.join(said.split())}", file=sys.stderr)
