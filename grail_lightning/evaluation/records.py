@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,8 @@ from grail_lightning.tasks.base import Prompt
 
 FORMAT = 1
 FACTS = "evaluation.json"
-# What may change between an interruption and its continuation.
-_INCIDENTAL = ("finished", "created", "model.checkpoint", "table")
+# What may change between an interruption and its continuation: the digests say which weights and problems these are.
+_INCIDENTAL = re.compile(r"finished|created|table(\..*)?|model\.(policy|checkpoint|step)|datasets\..*\.source")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The dotted names in which two evaluations differ, so that their samples must not be mixed."""
     one, two = (dict(_flat(json.loads(json.dumps(tree)))) for tree in (before, now))
     names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-    return [name for name in names if name not in _INCIDENTAL and name.partition(".")[0] not in _INCIDENTAL]
+    return [name for name in names if not _INCIDENTAL.fullmatch(name)]
 
 
 def rank_file(folder: Path, rank: int) -> Path:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
 
+import grail_lightning
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
@@ -158,6 +159,16 @@ def test_an_interrupted_test_of_something_else_is_never_continued(changed, name,
     assert f"held an interrupted evaluation, which differs in {name}; it is now in" in caplog.text
     assert sampled.batches == len({s.index // 3 for s in read_samples(tmp_path / SAMPLES)})
     assert (tmp_path / "test" / "samples.1" / "rank_00000.jsonl").read_bytes() == before
+
+
+def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    _again(tmp_path)
+    ours = module()
+    ours.policy_name = str(Path(grail_lightning.__file__).parent / "assets" / "arithmetic")
+    sampled = Sampled()
+    assert run_test(tmp_path, sampled, ours=ours) == undisturbed[1]
+    assert sampled.batches == 0
 
 
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
