@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from grail_lightning.report.methods import Method, find_methods
 from grail_lightning.report.page import page
 from grail_lightning.report.runs import find_runs
 from grail_lightning.report.sections import Options, Section, make_section
 from grail_lightning.report.text import comma_separated, markdown, terminal
+from grail_lightning.runtime.arguments import Parser
 
 FORMATS: dict[str, Callable[[Sequence[Section]], str]] = {
     "terminal": terminal,
@@ -25,14 +26,6 @@ DESCRIPTION = """Figures of runs with intervals, paired differences with p-value
 
 A run is the folder of a run, of its `test` or `validate`, or of its samples; no model is loaded. Runs whose configs
 differ only in the seed are seeds of one method; NAME=RUN names a method, and gives several runs the same one."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of users."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a `ValueError` instead of printing the usage."""
-        raise ValueError(f"{message[:1].upper()}{message[1:]}. See --help.")
 
 
 def make_parser() -> Parser:
@@ -75,6 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _write(options.output, f"{text}\n")
             print(f"Wrote {options.output}.")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What reads the report, such as `head`, has seen enough. Nothing is left for the interpreter to flush.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         said = f"{error.filename}: {error.strerror}. Choose another file." if isinstance(error, OSError) else str(error)
         print(f"grail_lightning.report: error: {' '.join(said.split())}", file=sys.stderr)

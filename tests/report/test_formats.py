@@ -217,6 +217,14 @@ def test_the_program_runs_as_a_module(tmp_path):
     assert done.stderr == ""
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(plain):
+    command = [sys.executable, "-m", "grail_lightning.report", *plain, "--format=html"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as report:
+        report.stdout.close()
+        assert report.stderr.read() == b""
+    assert report.returncode == 0
+
+
 def test_every_report_on_the_pages_is_one_that_the_parser_takes():
     root = Path(__file__).parents[2]
     pages = [*(root / "docs").glob("*.md"), root / "README.md"]
