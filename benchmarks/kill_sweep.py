@@ -1,6 +1,6 @@
 """A sweep that is killed at random moments and called again, compared with one that is not disturbed.
 
-    python benchmarks/kill_sweep.py                # 10 SIGKILLs: ten minutes on two cores
+    python benchmarks/kill_sweep.py                # 10 SIGKILLs: five minutes on two free cores
     python benchmarks/kill_sweep.py --kills 2      # a quick look
 
 The sweep has three methods and two seeds on short runs of the packaged policy, with a checkpoint after each batch.
@@ -81,6 +81,11 @@ class Sweep:
         with (self.folder / "sweep.log").open("ab") as log:
             return subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
 
+    def said(self) -> str:
+        """What all calls have printed."""
+        log = self.folder / "sweep.log"
+        return log.read_text() if log.exists() else ""
+
     def fits(self) -> list[tuple[int, str]]:
         """The processes that train runs of this sweep, each with the name of its run."""
         found = []
@@ -122,12 +127,19 @@ class Sweep:
 
 
 def killed(sweep: Sweep, rng: random.Random, number: int, longest: float) -> bool:
-    """Call the sweep and kill it at a random moment; False if it had ended before."""
-    process, delay = sweep.call(), rng.uniform(0, longest)
+    """Call the sweep and kill it at a random moment; False if it had ended before.
+
+    The moment is counted from the call's first run, or for each fifth kill from the call itself, which reads for
+    seconds before it starts a run.
+    """
+    said = sweep.said().count(": started")
+    process, start = sweep.call(), time.monotonic()
+    while number % 5 != 4 and process.poll() is None and sweep.said().count(": started") == said:
+        time.sleep(0.02)
     try:
-        process.wait(delay)
+        process.wait(rng.uniform(0, longest))
     except subprocess.TimeoutExpired:
-        everything = number % 2 == 1
+        delay, everything = time.monotonic() - start, number % 2 == 1
         running = sweep.fits()
         process.kill()
         for pid, _ in running if everything else []:
@@ -145,19 +157,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10, help="SIGKILLs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
-    parser.add_argument("--longest", type=float, default=30.0, help="most seconds from a call to its kill")
+    parser.add_argument("--longest", type=float, help="most seconds from a run's start to the kill (default: a run's)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng, place = random.Random(args.seed), Path(tempfile.mkdtemp()).resolve()
     undisturbed, disturbed = Sweep(place / "undisturbed", args.jobs), Sweep(place / "disturbed", args.jobs)
     start = time.monotonic()
     assert undisturbed.call().wait() == 0, (undisturbed.folder / "sweep.log").read_text()
-    print(f"undisturbed: {time.monotonic() - start:.0f} s", flush=True)
+    seconds = time.monotonic() - start
+    longest = args.longest or seconds * args.jobs / len(RUNS)
+    print(f"undisturbed: {seconds:.0f} s; kills within {longest:.0f} s of a call's first run", flush=True)
     over = threading.Event()
     watcher = threading.Thread(target=disturbed.watch, args=(over,))
     watcher.start()
     kills = 0
-    while kills < args.kills and killed(disturbed, rng, kills, args.longest):
+    while kills < args.kills and killed(disturbed, rng, kills, longest):
         kills += 1
     code = disturbed.call().wait()
     over.set()

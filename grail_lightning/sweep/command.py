@@ -8,10 +8,11 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from grail_lightning.cli.commands import refuse
 from grail_lightning.cli.config_files import shipped
+from grail_lightning.runtime.arguments import Parser
 from grail_lightning.sweep.grid import Run, Study, read_study
 
 if TYPE_CHECKING:
@@ -24,17 +25,14 @@ Called again, it goes on: finished runs are skipped, interrupted ones resumed fr
 ones tried again."""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of users."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a `ValueError` instead of printing the usage."""
-        raise ValueError(f"{message[:1].upper()}{message[1:]}. See --help.")
-
-
 def make_parser() -> Parser:
     """The options of the command."""
-    parser = Parser("python -m grail_lightning.sweep", description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(
+        "python -m grail_lightning.sweep",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("file", type=Path, help="the YAML file of the sweep")
     parser.add_argument("--output", type=Path, help="the folder of the runs (default: `folder` of the file)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: as many as GPUs, or cores and memory, allow)")
@@ -61,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(status(chosen)))
         return
     from grail_lightning.cli.app import mistakes_in_one_line
+    from grail_lightning.runtime.writable import check_writable
     from grail_lightning.sweep.machine import slots
     from grail_lightning.sweep.plan import RunPlanner
     from grail_lightning.sweep.runner import Runner
@@ -76,6 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         if own.slurm_script:
             print(script(own.file, own.output, plans))
             return
+        check_writable(study.folder, "`folder`, or `--output`,")
         places = slots(plans, 1 if own.index is not None else own.jobs)
     number = len(places.environments)
     print(f"{len(plans)} runs in {study.folder}, {number} at once ({places.reason})", flush=True)

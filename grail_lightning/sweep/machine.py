@@ -71,7 +71,7 @@ def shared_out(gpus: Sequence[str], devices: int, jobs: int | None) -> list[str]
     Raises:
         ValueError: If there are not enough.
     """
-    number = max(1, len(gpus) // devices) if jobs is None else jobs
+    number = max(1, len(gpus) // devices) if jobs is None else jobs  # A place too many stays empty.
     if number * devices > len(gpus):
         raise ValueError(
             f"`--jobs` must leave {devices} GPU(s) to each run, but {number} at once need {number * devices} and "
@@ -94,12 +94,12 @@ def cores() -> int:
 
 def _on_cpus(plans: Sequence[Planned], devices: int) -> tuple[int, str]:
     """The number of runs for which there are cores and memory, and what limits it."""
-    by_cores = max(1, cores() // devices)
+    by_cores = min(len(plans), max(1, cores() // devices))
     available, needed = available_bytes(), devices * max(_bytes(plan) for plan in _alike(plans))
     by_memory = by_cores if available is None else max(1, available // needed)
     if by_memory < by_cores:
         return by_memory, f"{(available or 0) / 2**30:.1f} GiB of memory, {needed / 2**30:.1f} a run"
-    return by_cores, f"{cores()} core(s)"
+    return by_cores, f"{cores()} core(s)" if by_cores < len(plans) else "all of them"
 
 
 def available_bytes() -> int | None:

@@ -91,27 +91,25 @@ class Runner:
 
     def _decide(self) -> None:
         """Choose the points for which the runs that choose are finished."""
-        if not any(plan.run.point is None for plan in self._waiting):
+        groups = {plan.run.group for plan in self._waiting if plan.run.point is None}
+        if not groups:
             return
+        unfinished = {run.group for run in self.study.runs if run.choosing and read_record(run).state != "finished"}
         ended = [*(run for run, _ in self._outcome.failed), *self._outcome.left]
-        blocked = {run.group for run in ended if run.choosing}
-        open_ = {run.group for run in self.study.runs if run.choosing and read_record(run).state != "finished"}
-        points = {}
-        for group in {plan.run.group for plan in self._waiting if plan.run.point is None} - open_:
-            points[group] = choose(self.study, group)
-            self._progress.note(told(points[group], group, self.study))
-        still = []
-        for plan in self._waiting:
-            run = plan.run
-            if run.point is not None:
-                still.append(plan)
-            elif run.group in points:
-                still += self.planner.plan([run.at(points[run.group])])
-            elif run.group in blocked:
-                self._outcome.left.append(run)
+        given_up = {run.group for run in ended if run.choosing}
+        for group in groups - unfinished:
+            try:
+                point = choose(self.study, group)
+                planned = self.planner.plan([plan.run.at(point) for plan in self._waiting if plan.run.group == group])
+            except ValueError as error:
+                self._progress.note(f"{', '.join(group)}: {error}")
+                given_up.add(group)
             else:
-                still.append(plan)
-        self._waiting = still
+                self._progress.note(told(point, group, self.study))
+                at = {plan.run.folder: plan for plan in planned}
+                self._waiting = [at.get(plan.run.folder, plan) for plan in self._waiting]
+        self._outcome.left += [p.run for p in self._waiting if p.run.point is None and p.run.group in given_up]
+        self._waiting = [p for p in self._waiting if p.run.point is not None or p.run.group not in given_up]
 
     def _settled(self, plan: Planned) -> bool:
         """Start a run if there is a place. True if it has been started, or has ended in another call."""
