@@ -13,7 +13,7 @@ class Elsewhere(RolloutEngine):
         policy: The policy whose architecture the copy has.
     """
 
-    samples_elsewhere = True
+    own_weights = samples_elsewhere = True
 
     def __init__(self, policy: str = "arithmetic") -> None:
         self._copy = load_policy(policy, trainable=False)

@@ -87,6 +87,7 @@ def nodes(folder, *options):
         for left in made.left():  # Each has a process group of its own.
             with suppress(ProcessLookupError):
                 os.kill(left, signal.SIGKILL)
+        made.wait(10)
 
 
 def _saved(folder):

@@ -43,7 +43,7 @@ from grail_lightning.cli.methods import as_given, expand_methods
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
-from grail_lightning.cli.strategies import default_mesh_sizes, strategy_options
+from grail_lightning.cli.strategies import check_launcher, default_mesh_sizes, strategy_options
 from grail_lightning.distributed.checkpoint_check import check_checkpoint
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
@@ -149,6 +149,7 @@ class GrailCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer.strategy)
+        check_launcher(trainer)
         default_mesh_sizes(trainer)
         check_callbacks(trainer)
         for callback in trainer.checkpoint_callbacks:
