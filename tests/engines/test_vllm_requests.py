@@ -86,7 +86,7 @@ def test_a_response_that_vllm_gives_up_is_an_error_that_names_the_lengths(arithm
     def give_up(requests):
         return [Completion(request.prompt[:2], [-1.0, -1.0]) for request in requests]
 
-    with pytest.raises(ValueError, match=r"ended a response after 4 of 9 tokens.*`max_model_len`"):
+    with pytest.raises(ValueError, match=r"ended a response after 2 of 9 tokens.*`max_model_len`"):
         sample(arithmetic, PROMPTS, 1, Sampling(max_response_length=9), 0, give_up)
 
 

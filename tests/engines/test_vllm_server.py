@@ -182,6 +182,15 @@ def test_a_server_that_is_gone_ends_the_run_with_how_to_go_on(policy, engine_of)
     assert "\n" not in said
 
 
+def test_a_response_for_which_the_server_has_no_room_is_one_line(policy, served, engine_of):
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    longest = max(len(policy.encode(prompt.messages)) for prompt in problems(2)) + 48
+    served.worker.vllm_config.model_config.max_model_len = 50
+    with pytest.raises(ValueError, match=rf"has room for 50 tokens .* but {longest} are asked for. Start it with a la"):
+        engine.generate(problems(2), 1, Sampling(max_response_length=48), seed=0)
+
+
 def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again(policy, served, engine_of):
     engine = engine_of(served)
     engine.update_weights(policy)

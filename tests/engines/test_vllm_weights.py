@@ -3,8 +3,11 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3MoeConfig
 
+from grail_lightning.distributed.sharding import shard
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -43,6 +46,28 @@ def test_adapters_are_merged_as_an_export_merges_them(targets, tmp_path):
     _equal(policy.state_dict(), before)
 
 
+@pytest.mark.parametrize("lora", [None, LoRA(rank=3)])
+def test_sharded_weights_are_gathered_one_by_one_and_the_policy_stays_sharded(lora, tmp_path):
+    policy = tiny("qwen3", tmp_path / "made", lora).float()
+    expected = {name: value.clone() for name, value in checkpoint_weights(policy)}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        shard(policy, init_device_mesh("cpu", (1,)))
+        policy.reshard()  # The trial run of `shard` leaves its root gathered.
+        found = {}
+        for name, value in checkpoint_weights(policy):
+            assert type(value) is not DTensor
+            assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
+            found[name] = value
+        _equal(found, expected)
+        first = fingerprint(policy)
+        assert same_on_all_ranks(fingerprint(policy), first)
+        next(policy.blocks[0].mlp.up_proj.parameters()).to_local().data.mul_(1 + 1e-6)
+        assert not same_on_all_ranks(fingerprint(policy), first)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_experts_of_a_mixture_are_handed_out_as_their_checkpoint_names_them(tmp_path):
     config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     config.save_pretrained(tmp_path / "made")
@@ -77,7 +102,7 @@ def policy():
 
 
 def test_a_fingerprint_notices_every_kind_of_write(policy):
-    """`_version` misses the second and the third, and counts the last, which changes nothing."""
+    """`_version` misses all but the last two, the sums the last two: a swap in a row, and a write of what was there."""
     weight = policy.blocks[1].mlp.up_proj.weight
     first = fingerprint(policy)
     assert same_on_all_ranks(fingerprint(policy), first)
@@ -85,14 +110,26 @@ def test_a_fingerprint_notices_every_kind_of_write(policy):
         lambda: weight.data.view(-1)[7:8].mul_(1 + 1e-6),
         lambda: weight.data.copy_(weight.data.flip(0)),
         lambda: weight.data[0].copy_(weight.data[1].clone()),
+        lambda: weight.copy_(weight.flip(1)),
+        lambda: weight.add_(0),
     ):
-        write()
+        with torch.no_grad():
+            write()
         last = fingerprint(policy)
         assert not same_on_all_ranks(last, first)
+        assert same_on_all_ranks(fingerprint(policy), last)
         first = last
-    with torch.no_grad():
-        weight.add_(0)
+
+
+def test_fingerprints_of_parts_without_rows_and_of_inference_tensors_are_defined(policy):
+    policy.model.register_buffer("empty", torch.zeros(0, 4))
+    policy.model.register_buffer("scalar", torch.tensor(2.0))
+    with torch.inference_mode():
+        policy.model.register_buffer("made_there", torch.ones(3))
+    first = fingerprint(policy)
     assert same_on_all_ranks(fingerprint(policy), first)
+    policy.model.scalar.data.mul_(2)
+    assert (fingerprint(policy) != first).any(1).sum() == 1
 
 
 def test_the_first_weights_are_always_new(policy):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMEngine
@@ -267,6 +268,27 @@ def test_a_run_trains_evaluates_and_verifies_its_pushes(ranks, tmp_path):
     if ranks == "one rank":
         tested = _run(tmp_path, "test", *RUN, "--data.num_test=16", f"--model.policy={tmp_path}/quickstart/export")
         assert tested.returncode == 0, tested.stderr[-3000:]
+
+
+def test_a_resumed_run_has_the_weights_of_one_that_did_not_stop(tmp_path):
+    whole = _run(tmp_path / "whole", "fit", *RUN, "--trainer.val_check_interval=1000")
+    parts = [
+        _run(tmp_path / "parts", "fit", *RUN, "--trainer.val_check_interval=1000", *more)
+        for more in (["--trainer.max_steps=2"], ["--trainer.max_steps=4", "--ckpt_path=last"])
+    ]
+    for done in (whole, *parts):
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, other = (load_file(tmp_path / name / "quickstart/export/model.safetensors") for name in ("whole", "parts"))
+    start = load_policy("arithmetic").model.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not any(torch.equal(one[name], start[name]) for name in one if "proj" in name)
+
+
+def test_prompts_and_responses_beyond_the_length_of_vllm_are_one_line(tmp_path):
+    done = _run(tmp_path, "fit", *RUN, "--model.engine.max_model_len=48")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert "vLLM has room for 48 tokens" in line
 
 
 def test_a_bound_that_roundings_exceed_is_one_line_and_the_status_two(tmp_path):

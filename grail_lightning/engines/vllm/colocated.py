@@ -217,6 +217,13 @@ class VLLMEngine(RolloutEngine):
 
         everyone = self._of_group(list(requests))
         rows = [request for part in everyone for request in part]
+        room = self._llm.llm_engine.model_config.max_model_len
+        for row in rows:
+            if (longest := len(row.prompt) + row.parameters["max_tokens"]) > room:
+                raise ValueError(
+                    f"vLLM has room for {room} tokens of a prompt and its response, but {longest} are asked for. Raise "
+                    "`engine.max_model_len` or `engine.cache_gib`, or lower `sampling.max_response_length`."
+                )
         parameters = [SamplingParams(**row.parameters, detokenize=bool(row.parameters["stop"])) for row in rows]
         prompts = [{"prompt_token_ids": row.prompt} for row in rows]
         outputs = self._llm.generate(prompts, parameters, use_tqdm=False) if rows else []

@@ -97,7 +97,7 @@ def sample(
     short = [
         k for k, (row, end) in enumerate(zip(found, ends, strict=True)) if end is None and _left(sampling, row) > 0
     ]
-    if any_rank(bool(short)):
+    if sampling.stop and any_rank(bool(short)):
         found = _continued(requests, found, short, sampling, send)
         ends = first_ends(ending, [row.ids for row in found])
     for end, row in zip(ends, found, strict=True):

@@ -102,28 +102,35 @@ def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Nam
 
 
 def fingerprint(policy: Policy) -> Tensor:
-    """Two 64-bit sums of the bits of each parameter and buffer, ``[n, 2]``, of this rank's part where it is sharded.
+    """Three numbers of each parameter and buffer, ``[n, 3]`` long, of this rank's part where it is sharded.
 
-    One sum is plain, in the other each row counts with its number, both modulo 2^64. Equal weights have equal sums, and
-    an update would have to leave both as they were in every tensor to go unnoticed. Counters of in-place changes
-    (`Tensor._version`) are no substitute: optimisers that write into `parameter.data` do not move them.
+    Two are sums of its bits modulo 2^64, plain and with each row counted with its number; the third counts in-place
+    changes (`Tensor._version`). The count alone would miss optimisers that write into `parameter.data`; the sums alone
+    would miss numbers that change places within a row.
     """
     from torch.distributed.tensor import DTensor
 
     tensors = {id(value): value for value in policy.model.state_dict(keep_vars=True).values()}
-    parts = [value.detach() for value in tensors.values() if isinstance(value, Tensor)]
-    return torch.stack([_sums(part.to_local() if isinstance(part, DTensor) else part) for part in parts])
+    rows = []
+    for value in tensors.values():
+        if isinstance(value, Tensor):
+            part = value.detach()
+            changes = -1 if value.is_inference() else value._version
+            rows.append((*_sums(part.to_local() if isinstance(part, DTensor) else part), changes))
+    sums = torch.stack([torch.stack(row[:2]) for row in rows])
+    return torch.cat([sums, torch.tensor([[row[2]] for row in rows], device=sums.device)], 1)
 
 
-def _sums(value: Tensor) -> Tensor:
-    """``[2]`` long: the sum of the bits, and the sum weighted by the number of the row."""
+def _sums(value: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the bits, and the sum weighted by the number of the row, both long."""
+    if not value.numel():  # A rank's part of a tensor with fewer rows than there are ranks.
+        nothing = torch.zeros((), dtype=torch.long, device=value.device)
+        return nothing, nothing
     rows = value.contiguous().reshape(len(value) if value.ndim else 1, -1)
     bits = rows.view(_BITS[value.element_size()])
-    step = max(1, _CHUNK_ELEMENTS // max(bits.shape[1], 1))
-    parts = [bits[k : k + step].sum(1, dtype=torch.int64) for k in range(0, len(bits), step)]
-    of_rows = torch.cat(parts) if parts else bits.new_zeros(0, dtype=torch.int64)
-    numbers = torch.arange(1, len(of_rows) + 1, device=of_rows.device)
-    return torch.stack([of_rows.sum(), (of_rows * numbers).sum()])
+    step = max(1, _CHUNK_ELEMENTS // bits.shape[1])
+    of_rows = torch.cat([bits[k : k + step].sum(1, dtype=torch.int64) for k in range(0, len(bits), step)])
+    return of_rows.sum(), (of_rows * torch.arange(1, len(of_rows) + 1, device=of_rows.device)).sum()
 
 
 def same_on_all_ranks(mine: Tensor, earlier: Tensor | None) -> bool:
