@@ -170,8 +170,8 @@ def disturb(served: Served, run: subprocess.Popen, number: int, between: float, 
     return number
 
 
-def kills(number: int, steps: int, between: float, seed: int) -> None:
-    drawn = random.Random(seed)
+def kills(options: argparse.Namespace) -> None:
+    number, steps, between, drawn = options.kills, options.steps, options.between, random.Random(options.seed)
     with tempfile.TemporaryDirectory() as place:
         served = Served(resolve_policy("arithmetic"), f"{place}/server.log").start()
         try:
@@ -191,9 +191,12 @@ def kills(number: int, steps: int, between: float, seed: int) -> None:
                 run = train(served.url, disturbed, steps, "--ckpt_path=last")
                 done += disturb(served, run, number - done, between, drawn)
             said = (disturbed / "said.txt").read_text()
-            print(f"disturbed: exit code {run.returncode} after {done} kills; {said.count('are pushed again')} times old "
-                  f"weights were noticed, {said.count('are sampled again')} times a part of a batch was sampled again, "
-                  f"{resumes} times the run ended with a line and went on from its checkpoint")  # fmt: skip
+            old, again = said.count("are pushed again"), said.count("are sampled again")
+            print(
+                f"disturbed: exit code {run.returncode} after {done} kills; {old} times old weights were noticed, {again} "
+                f"times a part of a batch was sampled again, {resumes} times the run ended with a line and went on from "
+                "its checkpoint"
+            )
             if run.returncode:
                 print(said[-2000:])
                 return
@@ -218,7 +221,7 @@ def main() -> None:
         case "policy":
             of_policy(options.policy)
         case "kills":
-            kills(options.kills, options.steps, options.between, options.seed)
+            kills(options)
 
 
 if __name__ == "__main__":
