@@ -192,10 +192,9 @@ def kills(options: argparse.Namespace) -> None:
                 done += disturb(served, run, number - done, between, drawn)
             said = (disturbed / "said.txt").read_text()
             old, again = said.count("are pushed again"), said.count("are sampled again")
+            print(f"disturbed: exit code {run.returncode} after {done} kills; {old} times old weights were noticed")
             print(
-                f"disturbed: exit code {run.returncode} after {done} kills; {old} times old weights were noticed, {again} "
-                f"times a part of a batch was sampled again, {resumes} times the run ended with a line and went on from "
-                "its checkpoint"
+                f"{again} times a part of a batch was sampled again; {resumes} times the run ended with a line and went on"
             )
             if run.returncode:
                 print(said[-2000:])

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import re
 import threading
 import time
 
@@ -13,9 +12,8 @@ from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
 from grail_lightning.engines.vllm.client import Stopped
 from grail_lightning.engines.vllm.protocol import deal
-from grail_lightning.policy import Loading, load_policy
+from grail_lightning.policy import load_policy
 from tests.runs import problems
-from tests.shell import SHORT, fails
 from tests.vllm_routes import SmallServer, Worker, breaks_off, garbles, leaves_out
 from tests.vllm_routes import fails as answers_with
 
@@ -270,73 +268,3 @@ def test_keys_and_values_of_earlier_weights_are_dropped_and_told_apart(policy, s
     assert [name for name in order if name in wanted] == wanted
     salts = {asked["cache_salt"] for path, _, asked in served.asked if path == "/v1/completions"}
     assert salts == {served.worker.grail_version}
-
-
-# --- before training ----------------------------------------------------------------------------------------------
-
-
-def check(engine):
-    engine.check("arithmetic", Loading())
-
-
-def test_a_server_with_the_policys_model_passes_the_check(served, engine_of):
-    check(engine_of(served))
-
-
-class Other(Worker):
-    """A worker that serves a model of another shape."""
-
-    def grail_status(self):
-        return super().grail_status() | {"vocab_size": 999, "model": "another"}
-
-
-class OtherRelease(Worker):
-    """A worker with the extension of another release."""
-
-    def grail_status(self):
-        return super().grail_status() | {"protocol": 0}
-
-
-@pytest.mark.parametrize(
-    ("server", "message"),
-    [
-        (
-            {"worker": Other},
-            "must serve the policy's model, with vocab_size .*, but it serves another with vocab_size 999",
-        ),
-        ({"worker": OtherRelease}, "has the worker extension of another release of grail-lightning"),
-        ({"worker": lambda: Worker(logprobs_mode="raw_logprobs")}, "`logprobs_mode` is raw_logprobs. Start it again: "),
-        ({"worker": None}, "was started without --worker-extension-cls. Start it again: VLLM_SERVER_DEV_MODE=1"),
-        ({"dev_mode": False}, "was started without VLLM_SERVER_DEV_MODE=1. Start it again: "),
-        ({"release": "0.11.2"}, "needs vLLM from 0.32 .* but got 0.11.2. Install it there"),
-    ],
-)
-def test_a_server_from_which_a_run_cannot_sample_is_named_with_what_to_do(server, message, engine_of):
-    with SmallServer(**server) as made, pytest.raises(ValueError, match=message) as raised:
-        check(engine_of(made))
-    assert made.url in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"urls": []}, "`urls` must be a list of at least one address"),
-        ({"urls": ["http://h:1", "http://h:1/"]}, "`urls` must hold each address once"),
-        ({"urls": ["http://h:1"], "patience_seconds": -1}, "`patience_seconds` must be at least 0, but got -1"),
-        ({"urls": ["http://h:1"], "requests_at_once": 0}, "`requests_at_once` must be at least 1, but got 0"),
-        ({"urls": ["http://h:1"], "push_folder": "/nowhere"}, "`push_folder` must be a folder, but got '/nowhere'"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        VLLMServer(**options)
-
-
-def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
-    with SmallServer(worker=None) as server:
-        url = server.url
-    folder = f"--trainer.default_root_dir={tmp_path}"
-    said = fails(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
-    assert f"{url} must be a vLLM server, but does not answer (Connection refused)" in said
-    assert re.search(r"Start it: VLLM_SERVER_DEV_MODE=1 vllm serve /\S+/arithmetic --port \d+ --dtype auto ", said)
