@@ -42,6 +42,7 @@ from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.problems import ProblemSpace
 from tests.vllm_servers import ROOT, Served
 
+QUICK = ("--max-model-len", "2048", "--load-format", "dummy")  # The first push replaces the weights.
 CHANGEABLE = ("--worker-extension-cls", "tests.vllm_extension.Changeable")
 SHORT = f"""--config={ROOT}/configs/quickstart.yaml --trainer.val_check_interval=1000 --trainer.limit_val_batches=0
 --trainer.enable_progress_bar=false --model.sampling.max_response_length=48 --model.execution.sampler_cap=null
@@ -70,7 +71,7 @@ def prompts_of(policy: Policy, number: int) -> list[Prompt]:
 def of_policy(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         policy, path = policy_of(name, folder)
-        served = Served(path, f"{folder}/server.log", (*CHANGEABLE, "--max-model-len", "2048")).start()
+        served = Served(path, f"{folder}/server.log", (*CHANGEABLE, *QUICK)).start()
         try:
             print(f"{name}: server up after {served.wait(900):.0f} s", flush=True)
             engine = VLLMServer([served.url], bound=Bound(mean=1e9, largest=1e9))
@@ -193,9 +194,7 @@ def kills(options: argparse.Namespace) -> None:
             said = (disturbed / "said.txt").read_text()
             old, again = said.count("are pushed again"), said.count("are sampled again")
             print(f"disturbed: exit code {run.returncode} after {done} kills; {old} times old weights were noticed")
-            print(
-                f"{again} times a part of a batch was sampled again; {resumes} times the run ended with a line and went on"
-            )
+            print(f"{again} times a part of a batch was sampled again; {resumes} times the run ended, and went on")
             if run.returncode:
                 print(said[-2000:])
                 return
