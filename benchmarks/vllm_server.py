@@ -19,7 +19,6 @@ CPU build. A policy is the packaged one, a folder, or a random-weight model of `
 import argparse
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.problems import ProblemSpace
 from tests.vllm_servers import ROOT, Served
 
+QUICK = ("--max-model-len", "2048", "--load-format", "dummy")  # The first push replaces the weights.
 CHANGEABLE = ("--worker-extension-cls", "tests.vllm_extension.Changeable")
 SHORT = f"""--config={ROOT}/configs/quickstart.yaml --trainer.val_check_interval=1000 --trainer.limit_val_batches=0
 --trainer.enable_progress_bar=false --model.sampling.max_response_length=48 --model.execution.sampler_cap=null
@@ -71,7 +71,7 @@ def prompts_of(policy: Policy, number: int) -> list[Prompt]:
 def of_policy(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         policy, path = policy_of(name, folder)
-        served = Served(path, f"{folder}/server.log", (*CHANGEABLE, "--max-model-len", "2048")).start()
+        served = Served(path, f"{folder}/server.log", (*CHANGEABLE, *QUICK)).start()
         try:
             print(f"{name}: server up after {served.wait(900):.0f} s", flush=True)
             engine = VLLMServer([served.url], bound=Bound(mean=1e9, largest=1e9))
@@ -141,15 +141,15 @@ def changed(name: str, policy: Policy, engine: VLLMServer) -> None:
         print(f"{name}: one scale plus {by}: {gap.mean:.1e} on average, {gap.largest:.1e} at most: {red}", flush=True)
 
 
-def train(url: str, folder: Path, steps: int) -> subprocess.Popen:
-    folder.mkdir()
+def train(url: str, folder: Path, steps: int, *more: str) -> subprocess.Popen:
+    folder.mkdir(exist_ok=True)
     command = [
-        *(sys.executable, "-m", "grail_lightning", "fit", *SHORT, f"--trainer.max_steps={steps}"),
-        *("--model.engine=VLLMServer", f"--model.engine.urls=[{url}]", "--model.engine.patience_seconds=600"),
+        *(sys.executable, "-m", "grail_lightning", "fit", *SHORT, f"--trainer.max_steps={steps}", *more),
+        *("--model.engine=VLLMServer", f"--model.engine.urls=[{url}]", "--model.engine.patience_seconds=900"),
         f"--trainer.logger.init_args.save_dir={folder}",
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with open(folder / "said.txt", "wb") as said:
+    with open(folder / "said.txt", "ab") as said:
         return subprocess.Popen(command, stdout=said, stderr=said, cwd=folder, env=environment)
 
 
@@ -157,8 +157,22 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "quickstart" / "export" / "model.safetensors")
 
 
-def kills(number: int, steps: int, seed: int) -> None:
-    drawn = random.Random(seed)
+def disturb(served: Served, run: subprocess.Popen, number: int, between: float, drawn: random.Random) -> int:
+    """Kill the server at random moments, and start it again; the number of times that it was."""
+    for done in range(number):
+        moment = time.monotonic() + drawn.uniform(0, between)
+        while time.monotonic() < moment and run.poll() is None:
+            time.sleep(0.05)
+        if run.poll() is not None:
+            return done
+        served.kill()
+        time.sleep(drawn.uniform(0, 5))
+        print(f"kill {done + 1}: up again after {served.start().wait(900):.0f} s", flush=True)
+    return number
+
+
+def kills(options: argparse.Namespace) -> None:
+    number, steps, between, drawn = options.kills, options.steps, options.between, random.Random(options.seed)
     with tempfile.TemporaryDirectory() as place:
         served = Served(resolve_policy("arithmetic"), f"{place}/server.log").start()
         try:
@@ -167,24 +181,21 @@ def kills(number: int, steps: int, seed: int) -> None:
             begun = time.perf_counter()
             assert train(served.url, alone, steps).wait() == 0, (alone / "said.txt").read_text()[-3000:]
             print(f"undisturbed: {steps} steps in {time.perf_counter() - begun:.0f} s", flush=True)
-            run, done = train(served.url, disturbed, steps), 0
+            run = train(served.url, disturbed, steps)
             checkpoint = disturbed / "quickstart" / "checkpoints" / "last.ckpt"
             while run.poll() is None and not checkpoint.exists():
-                time.sleep(0.1)
-            while done < number and run.poll() is None:
-                time.sleep(drawn.uniform(0, 4))
-                if run.poll() is not None:
-                    break
-                served.kill()
-                done += 1
-                time.sleep(drawn.uniform(0, 5))
-                up = served.start().wait(900)
-                print(f"kill {done}: up again after {up:.0f} s", flush=True)
-            code, said = run.wait(), (disturbed / "said.txt").read_text()
-            print(f"disturbed: exit code {code} after {done} kills; {len(re.findall('are pushed again', said))} times "
-                  f"old weights were noticed, {len(re.findall('are sampled again', said))} times a part of a batch was "
-                  "sampled again")  # fmt: skip
-            if code:
+                time.sleep(0.05)
+            done = disturb(served, run, number, between, drawn)
+            resumes = 0
+            while run.wait() == 2 and "--ckpt_path=last" in (disturbed / "said.txt").read_text():
+                resumes += 1
+                run = train(served.url, disturbed, steps, "--ckpt_path=last")
+                done += disturb(served, run, number - done, between, drawn)
+            said = (disturbed / "said.txt").read_text()
+            old, again = said.count("are pushed again"), said.count("are sampled again")
+            print(f"disturbed: exit code {run.returncode} after {done} kills; {old} times old weights were noticed")
+            print(f"{again} times a part of a batch was sampled again; {resumes} times the run ended, and went on")
+            if run.returncode:
                 print(said[-2000:])
                 return
             one, other = weights(alone), weights(disturbed)
@@ -201,13 +212,14 @@ def main() -> None:
     parser.add_argument("policy", nargs="?", default="arithmetic")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=60, help="optimiser steps of the run that is disturbed")
+    parser.add_argument("--between", type=float, default=4, help="most seconds from a restart to the next kill")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     match options.part:
         case "policy":
             of_policy(options.policy)
         case "kills":
-            kills(options.kills, options.steps, options.seed)
+            kills(options)
 
 
 if __name__ == "__main__":

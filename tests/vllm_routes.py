@@ -9,6 +9,7 @@ import http.server
 import json
 import socket
 import threading
+import time
 import types
 
 import torch
@@ -94,7 +95,10 @@ class Routes(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         served = self.server.served
-        self.say({"version": served.release} if self.path == "/version" else {}, 200)
+        if time.monotonic() < served.loading:
+            self.say({}, 503)
+        else:
+            self.say({"version": served.release} if self.path == "/version" else {})
 
     def do_POST(self):
         served = self.server.served
@@ -164,12 +168,14 @@ class SmallServer:
     Attributes:
         faults: What answers the next requests for completions, in place of the worker.
         asked: Path, headers and body of each POST request.
+        loading: The moment at which it begins to answer.
     """
 
     def __init__(self, worker=Worker, release="0.32.0", dev_mode=True):
         self.make, self.release, self.dev_mode = worker, release, dev_mode
         self.worker = worker() if worker is not None else None
         self.faults, self.asked, self.lock = [], [], threading.RLock()
+        self.loading = 0.0
         self._http = _Quiet(("127.0.0.1", 0), Routes)
         self._http.served = self
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"

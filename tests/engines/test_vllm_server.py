@@ -2,17 +2,18 @@
 
 import copy
 import logging
-import re
+import threading
+import time
 
 import pytest
 import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
+from grail_lightning.engines.vllm.client import Stopped
 from grail_lightning.engines.vllm.protocol import deal
-from grail_lightning.policy import Loading, load_policy
+from grail_lightning.policy import load_policy
 from tests.runs import problems
-from tests.shell import SHORT, fails
 from tests.vllm_routes import SmallServer, Worker, breaks_off, garbles, leaves_out
 from tests.vllm_routes import fails as answers_with
 
@@ -135,7 +136,7 @@ def goes_unnoticed(served):
     return change
 
 
-@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize("place", [0, 5])
 @pytest.mark.parametrize("how", [restarts, goes_unnoticed])
 def test_responses_of_a_restarted_server_with_old_weights_do_not_count(how, place, policy, served, engine_of, caplog):
     engine = engine_of(served)
@@ -177,6 +178,39 @@ def test_a_server_that_is_gone_ends_the_run_with_how_to_go_on(policy, engine_of)
     assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in said
     assert "--ckpt_path=last" in said
     assert "\n" not in said
+
+
+def test_a_response_for_which_the_server_has_no_room_is_one_line(policy, served, engine_of):
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    longest = max(len(policy.encode(prompt.messages)) for prompt in problems(2)) + 48
+    served.worker.vllm_config.model_config.max_model_len = 50
+    with pytest.raises(ValueError, match=rf"has room for 50 tokens .* but {longest} are asked for. Start it with a la"):
+        engine.generate(problems(2), 1, Sampling(max_response_length=48), seed=0)
+
+
+def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again(policy, served, engine_of):
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    expected = texts(engine)
+    raised, released = [], threading.Event()
+
+    def sample():
+        try:
+            texts(engine)
+        except Stopped as error:
+            raised.append(error)
+
+    served.faults += [lambda handler: released.wait(30)] * 8
+    thread = threading.Thread(target=sample)
+    thread.start()
+    while served.faults:
+        time.sleep(0.01)
+    engine.cancel()
+    thread.join(10)
+    released.set()
+    assert len(raised) == 1
+    assert texts(engine) == expected
 
 
 class Spoilt(Worker):
@@ -234,73 +268,3 @@ def test_keys_and_values_of_earlier_weights_are_dropped_and_told_apart(policy, s
     assert [name for name in order if name in wanted] == wanted
     salts = {asked["cache_salt"] for path, _, asked in served.asked if path == "/v1/completions"}
     assert salts == {served.worker.grail_version}
-
-
-# --- before training ----------------------------------------------------------------------------------------------
-
-
-def check(engine):
-    engine.check("arithmetic", Loading())
-
-
-def test_a_server_with_the_policys_model_passes_the_check(served, engine_of):
-    check(engine_of(served))
-
-
-class Other(Worker):
-    """A worker that serves a model of another shape."""
-
-    def grail_status(self):
-        return super().grail_status() | {"vocab_size": 999, "model": "another"}
-
-
-class OtherRelease(Worker):
-    """A worker with the extension of another release."""
-
-    def grail_status(self):
-        return super().grail_status() | {"protocol": 0}
-
-
-@pytest.mark.parametrize(
-    ("server", "message"),
-    [
-        (
-            {"worker": Other},
-            "must serve the policy's model, with vocab_size .*, but it serves another with vocab_size 999",
-        ),
-        ({"worker": OtherRelease}, "has the worker extension of another release of grail-lightning"),
-        ({"worker": lambda: Worker(logprobs_mode="raw_logprobs")}, "`logprobs_mode` is raw_logprobs. Start it again: "),
-        ({"worker": None}, "was started without --worker-extension-cls. Start it again: VLLM_SERVER_DEV_MODE=1"),
-        ({"dev_mode": False}, "was started without VLLM_SERVER_DEV_MODE=1. Start it again: "),
-        ({"release": "0.11.2"}, "needs vLLM from 0.32 .* but got 0.11.2. Install it there"),
-    ],
-)
-def test_a_server_from_which_a_run_cannot_sample_is_named_with_what_to_do(server, message, engine_of):
-    with SmallServer(**server) as made, pytest.raises(ValueError, match=message) as raised:
-        check(engine_of(made))
-    assert made.url in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"urls": []}, "`urls` must be a list of at least one address"),
-        ({"urls": ["http://h:1", "http://h:1/"]}, "`urls` must hold each address once"),
-        ({"urls": ["http://h:1"], "patience_seconds": -1}, "`patience_seconds` must be at least 0, but got -1"),
-        ({"urls": ["http://h:1"], "requests_at_once": 0}, "`requests_at_once` must be at least 1, but got 0"),
-        ({"urls": ["http://h:1"], "push_folder": "/nowhere"}, "`push_folder` must be a folder, but got '/nowhere'"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        VLLMServer(**options)
-
-
-def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
-    with SmallServer(worker=None) as server:
-        url = server.url
-    folder = f"--trainer.default_root_dir={tmp_path}"
-    said = fails(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
-    assert f"{url} must be a vLLM server, but does not answer (Connection refused)" in said
-    assert "Start it: VLLM_SERVER_DEV_MODE=1 vllm serve arithmetic" in said

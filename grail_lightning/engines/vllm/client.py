@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 10.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _CONNECT_SECONDS = 10.0
 # A machine that has gone is noticed although nothing is sent to it while it decodes: after 60 s, then each 15 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))

@@ -44,6 +44,7 @@ class RemoteServer:
     def __init__(self, client: ServerClient, number: int, patience: float, at_once: int) -> None:
         self.client, self.number, self.patience, self.at_once = client, number, patience, at_once
         self.model, self.dtype = "MODEL", "auto"
+        self.room: int | None = None
 
     @property
     def command(self) -> str:
@@ -62,7 +63,10 @@ class RemoteServer:
             ServerGone: If it does not answer.
             ServerRefused: If it has no worker extension, or another release's.
         """
-        return self._workers("grail_status")
+        status = self._workers("grail_status")
+        room = status.facts.get("max_model_len")
+        self.room = room if isinstance(room, int) else None
+        return status
 
     def release(self) -> None:
         """Check the server's release of vLLM, asked once.
@@ -181,6 +185,7 @@ class RemoteServer:
         for number in range(_MOST_ROUNDS):
             try:
                 before = self.ready(pushed)
+                self._check_room(requests)
                 found = self._ask(bodies)
                 after = self.status()
             except ServerGone as error:
@@ -195,6 +200,14 @@ class RemoteServer:
             f"{self.client.url} failed {_MOST_ROUNDS} times to sample {len(requests)} responses ({reason}). Look at "
             f"its log. {self._go_on()}"
         )
+
+    def _check_room(self, requests: Sequence[Request]) -> None:
+        longest = max((len(row.prompt) + row.parameters["max_tokens"] for row in requests), default=0)
+        if self.room is not None and longest > self.room:
+            raise ValueError(
+                f"{self.client.url} has room for {self.room} tokens of a prompt and its response, but {longest} are "
+                "asked for. Start it with a larger --max-model-len, or lower `sampling.max_response_length`."
+            )
 
     def _ask(self, bodies: Sequence[dict[str, Any]]) -> list[Completion]:
         """The completions of prompts, asked once.

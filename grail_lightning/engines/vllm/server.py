@@ -26,7 +26,7 @@ from grail_lightning.engines.vllm.remote import RemoteServer
 from grail_lightning.engines.vllm.requests import Completion, Request, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import read_config
+from grail_lightning.policy.options import read_config, resolve_policy
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.base import Prompt
 
@@ -63,6 +63,7 @@ class VLLMServer(RolloutEngine):
     """
 
     own_weights = True
+    samples_elsewhere = True
 
     def __init__(
         self,
@@ -106,6 +107,11 @@ class VLLMServer(RolloutEngine):
         """Close all connections, and give up the weights that servers could read. Python's end does it, too."""
         self._end()
 
+    def cancel(self) -> None:
+        """Make a `generate` that runs in another thread raise soon."""
+        for server in self._servers:
+            server.client.close()
+
     # --- before training ----------------------------------------------------------------------------------------
 
     def check(self, policy: str, loading: Loading) -> None:
@@ -117,7 +123,7 @@ class VLLMServer(RolloutEngine):
         config = read_config(policy, loading.trust_remote_code).get_text_config()
         ours = {name: int(getattr(config, name)) for name in _COMPARED if hasattr(config, name)}
         for server in self._servers:
-            server.model = policy
+            server.model = resolve_policy(policy)
             server.check_facts(self._first_status(server).facts, ours)
 
     def _first_status(self, server: RemoteServer) -> Status:
@@ -145,6 +151,7 @@ class VLLMServer(RolloutEngine):
             ValueError: If a server stays away, cannot take the weights, or computes other log-probabilities.
         """
         self._policy = policy
+        self._reopen()
         prints = fingerprint(policy)
         if same_on_all_ranks(prints, self._prints):
             return
@@ -246,6 +253,7 @@ class VLLMServer(RolloutEngine):
         """
         if self._policy is None or self._pushed is None:
             raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")
+        self._reopen()
         return sample(self._policy, prompts, group_size, sampling, seed, self._send)
 
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
@@ -273,13 +281,15 @@ class VLLMServer(RolloutEngine):
                 for future in ended:
                     future.result()
             except BaseException:
-                for server in self._servers:
-                    server.client.close()
+                self.cancel()
                 wait(futures)
-                for server in self._servers:
-                    server.client.reopen()
                 raise
         return [future.result() for future in futures]
+
+    def _reopen(self) -> None:
+        """Allow requests again after `cancel`."""
+        for server in self._servers:
+            server.client.reopen()
 
 
 def _close(clients: Sequence[Callable[[], None]], file: WeightFile) -> None:
