@@ -23,7 +23,7 @@ from grail_lightning.engines.vllm.probe import (
     measure_gap,
     probe_requests,
 )
-from grail_lightning.engines.vllm.requests import Completion, Request, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
 from grail_lightning.engines.vllm.start import starting
 from grail_lightning.engines.vllm.versions import check_vllm, installed_version
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
@@ -136,11 +136,21 @@ class VLLMEngine(RolloutEngine):
         Raises:
             ValueError: Before `update_weights`, and see `grail_lightning.engines.vllm.requests.sample`.
         """
+        return self.generate_seeded(prompts, group_size, sampling, row_seeds(seed, len(prompts) * group_size))
+
+    def generate_seeded(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> SampledBatch:
+        """See `RolloutEngine.generate_seeded`.
+
+        Raises:
+            ValueError: See `generate`.
+        """
         if self._policy is None:
             raise ValueError("`VLLMEngine` has no weights yet. Call `update_weights(policy)` first.")
         policy = self._policy
         with _apart(policy.device):
-            batch = sample(policy, prompts, group_size, sampling, seed, self._send, self._any_rank)
+            batch = sample(policy, prompts, group_size, sampling, seeds, self._send, self._any_rank)
             if policy.training and self._sleeps(policy.device):
                 # In an evaluation the next batch is sampled with the same weights.
                 self._llm.sleep(level=2)

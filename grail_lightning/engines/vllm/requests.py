@@ -61,7 +61,7 @@ def sample(
     prompts: Sequence[Prompt],
     group_size: int,
     sampling: Sampling,
-    seed: int,
+    seeds: Sequence[int],
     send: Send,
     any_rank: Callable[[bool], bool] = bool,
 ) -> SampledBatch:
@@ -76,7 +76,7 @@ def sample(
         prompts: See `RolloutEngine.generate`.
         group_size: See `RolloutEngine.generate`.
         sampling: See `RolloutEngine.generate`.
-        seed: See `RolloutEngine.generate`.
+        seeds: See `RolloutEngine.generate_seeded`.
         send: What samples.
         any_rank: Whether a claim holds on any of the ranks that must call `send` equally often; default this rank.
 
@@ -88,8 +88,8 @@ def sample(
     check_room(policy, encoded, sampling)
     rows = [ids for ids in encoded for _ in range(group_size)]
     requests = [
-        Request(ids, sampling_parameters(sampling, policy.end_token_ids, row_seed(seed, row)))
-        for row, ids in enumerate(rows)
+        Request(ids, sampling_parameters(sampling, policy.end_token_ids, own))
+        for ids, own in zip(rows, seeds, strict=True)
     ]
     found = send(requests)
     ending = Ending(policy, sampling)
@@ -144,6 +144,11 @@ def row_seed(seed: int, row: int) -> int:
     from this seed alone, so they do not depend on the other rows, or on the server that samples them.
     """
     return (derive_seed("vllm", seed) + row) % _SEEDS
+
+
+def row_seeds(seed: int, number: int) -> list[int]:
+    """The seeds of the rows of a batch, from the batch's one."""
+    return [row_seed(seed, row) for row in range(number)]
 
 
 def sampling_parameters(sampling: Sampling, end_token_ids: Sequence[int], seed: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from grail_lightning.engines.vllm.client import ServerClient, ServerGone
 from grail_lightning.engines.vllm.protocol import Pushed, Status, deal
 from grail_lightning.engines.vllm.publish import WeightFile, is_loopback, most_tensors
 from grail_lightning.engines.vllm.remote import RemoteServer
-from grail_lightning.engines.vllm.requests import Completion, Request, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import read_config, resolve_policy
@@ -251,10 +251,20 @@ class VLLMServer(RolloutEngine):
         Raises:
             ValueError: Before `update_weights`; if a server stays away or refuses a prompt; or see `sample`.
         """
+        return self.generate_seeded(prompts, group_size, sampling, row_seeds(seed, len(prompts) * group_size))
+
+    def generate_seeded(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> SampledBatch:
+        """See `RolloutEngine.generate_seeded`.
+
+        Raises:
+            ValueError: See `generate`.
+        """
         if self._policy is None or self._pushed is None:
             raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")
         self._reopen()
-        return sample(self._policy, prompts, group_size, sampling, seed, self._send)
+        return sample(self._policy, prompts, group_size, sampling, seeds, self._send)
 
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
         """The completions of requests, each by the server that `deal` names."""
