@@ -5,7 +5,6 @@ import io
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 
 from grail_lightning.batch import Sampling
 from grail_lightning.evaluation import read_samples
@@ -28,8 +27,9 @@ def tests(tmp_path_factory):
     ours = GrailModule(str(folder / "policy"), sampling=SAMPLING)
     other = Sampling(max_response_length=40, temperature=0.5)
     for name, tested, sampling in (("plain", None, SAMPLING), ("disturbed", ours, SAMPLING), ("cold", None, other)):
-        seed_everything(2, verbose=False)
-        run_test(folder / name, ours=tested, sampling=sampling, num_problems=40)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PL_GLOBAL_SEED", "2")
+            run_test(folder / name, ours=tested, sampling=sampling, num_problems=40)
     return folder
 
 
