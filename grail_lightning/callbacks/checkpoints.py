@@ -154,8 +154,6 @@ class LastCheckpoint(Checkpoint):
         saved = trainer.global_step == self._saved_at and not again
         if fast_dev_run(trainer) or module_of(pl_module).steps_left or saved:
             return
-        for logger in trainer.loggers:
-            logger.save()  # What was logged before a checkpoint is never logged again.
         save_whole(trainer, self._file)
         self._saved_at = trainer.global_step
 

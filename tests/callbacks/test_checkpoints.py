@@ -4,8 +4,6 @@ import signal
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data import ArithmeticData
@@ -228,19 +226,3 @@ def test_a_sigterm_in_the_batch_before_a_validation_ends_the_run_after_it(tmp_pa
         Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
     )
     assert before.steps + after.steps == [0, 4, 8], "each validation once"
-
-
-def test_what_was_logged_before_a_checkpoint_is_on_the_disk_with_it(tmp_path):
-    found = []
-
-    class Read(Callback):
-        def on_validation_end(self, trainer, pl_module):
-            events = EventAccumulator(str(tmp_path / "run")).Reload()
-            if "val/accuracy" in events.Tags()["scalars"]:
-                found.append([event.step for event in events.Scalars("val/accuracy")])
-
-    logger = TensorBoardLogger(tmp_path, "run", "", max_queue=10_000, flush_secs=3600)
-    options = {"enable_checkpointing": True, "val_check_interval": 2, "check_val_every_n_epoch": None}
-    callbacks = (Evaluation(), LastCheckpoint(folder=str(tmp_path)), Read())
-    run(8, *callbacks, logger=logger, **options).fit(Scripted(_never_better), datamodule=_data())
-    assert found[-2:] == [[0, 4], [0, 4, 8]], "though TensorBoard would keep it for an hour"
