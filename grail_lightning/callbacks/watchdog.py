@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.distributed import PrefixStore, distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.heartbeat import Heartbeat, connection_lost
@@ -44,7 +44,7 @@ class Watchdog(Callback):
         if self.patience_seconds and world_size() > 1:
             self._rank = trainer.global_rank
             # A client of its own: the ranks' common one is blocked while it waits for another rank.
-            client = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+            client = _get_default_store().clone()  # type: ignore[attr-defined]
             store = PrefixStore(f"grail/{next(_RUNS)}", client)
             self._heartbeat = Heartbeat(store, self._rank, world_size(), self.patience_seconds, self._end)
             self._heartbeat.start()
