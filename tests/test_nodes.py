@@ -93,7 +93,10 @@ def nodes(folder, *options):
 def _saved(folder):
     """The step of the last checkpoint; 0 before the first."""
     file = folder / RUN / "checkpoints" / "last.ckpt"
-    return torch.load(file, weights_only=False, map_location="cpu", mmap=True)["global_step"] if file.exists() else 0
+    with suppress(FileNotFoundError):  # A folder of shards is away for a moment when a newer one takes its place.
+        content = file / "meta.pt" if file.is_dir() else file
+        return torch.load(content, weights_only=False, map_location="cpu")["global_step"]
+    return 0
 
 
 def _until(condition, seconds=180):
