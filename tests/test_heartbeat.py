@@ -32,7 +32,7 @@ class Ranks:
         for rank in ranks:
             self.beats[rank].start()
         end = time.monotonic() + 10
-        while any(self.store.add(f"grail/beat/{rank}", 0) < 3 for rank in ranks) and time.monotonic() < end:
+        while any(self.store.add(f"beat/{rank}", 0) < 3 for rank in ranks) and time.monotonic() < end:
             time.sleep(0.05)
 
     def kill(self, rank):

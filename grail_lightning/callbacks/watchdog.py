@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.heartbeat import Heartbeat, connection_lost
 
+_RUNS = itertools.count()  # A process may fit, and then test: ranks that have finished one may end in the next.
 _GO_ON = "Go on from the last checkpoint: the same command with `--ckpt_path=last`."
 
 
@@ -42,7 +44,8 @@ class Watchdog(Callback):
         if self.patience_seconds and world_size() > 1:
             self._rank = trainer.global_rank
             # A client of its own: the ranks' common one is blocked while it waits for another rank.
-            store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+            client = _get_default_store().clone()  # type: ignore[attr-defined]
+            store = PrefixStore(f"grail/{next(_RUNS)}", client)
             self._heartbeat = Heartbeat(store, self._rank, world_size(), self.patience_seconds, self._end)
             self._heartbeat.start()
 

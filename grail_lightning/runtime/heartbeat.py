@@ -20,7 +20,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 _BEATS = 20  # In the time without a heartbeat after which a rank counts as ended.
-_REASON = "grail/reason"
+_REASON = "reason"
 _CONNECTION = re.compile(r"gloo|nccl|Connection (?:closed|reset|refused)|Broken pipe", re.IGNORECASE)
 
 
@@ -58,7 +58,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin."""
-        self._store.set(f"grail/host/{self._rank}", socket.gethostname())
+        self._store.set(f"host/{self._rank}", socket.gethostname())
         self._thread.start()
 
     def stop(self, reason: str | None = None) -> None:
@@ -67,7 +67,7 @@ class Heartbeat:
         with suppress(RuntimeError):  # The store has ended, too.
             if reason is not None:
                 self._store.compare_set(_REASON, "", reason)  # The first reason is the cause of the others.
-            self._store.add(f"grail/done/{self._rank}", 1)
+            self._store.add(f"done/{self._rank}", 1)
 
     def cause(self) -> str:
         """The reason why a collective has failed, as far as it is known after a few intervals; `lost` is not called."""
@@ -97,7 +97,7 @@ class Heartbeat:
         while not self._over.wait(self.interval):
             now = time.monotonic()
             try:
-                self._store.add(f"grail/beat/{self._rank}", 1)
+                self._store.add(f"beat/{self._rank}", 1)
                 reason, count = self._reason(), self._count("beat", watched)
                 # A rank that has not begun may still read its data.
                 if count != counted or count == 0 or self._count("done", watched):
@@ -114,11 +114,11 @@ class Heartbeat:
                 return
 
     def _count(self, what: str, rank: int) -> int:
-        return int(self._store.add(f"grail/{what}/{rank}", 0))
+        return int(self._store.add(f"{what}/{rank}", 0))
 
     def _reason(self) -> str | None:
         return self._store.get(_REASON).decode() if self._store.check([_REASON]) else None
 
     def _named(self, rank: int) -> str:
-        key = f"grail/host/{rank}"
+        key = f"host/{rank}"
         return f"rank {rank}" + (f" on {self._store.get(key).decode()}" if self._store.check([key]) else "")
