@@ -1,4 +1,4 @@
-"""A short run on two CPU processes with a vLLM server, printed as JSON by each; tests/vllm/test_server.py starts it.
+"""A short run on two CPU processes with a vLLM server, printed as JSON by each; `check_ranks` starts it.
 
 python tests/served_ranks.py ddp|fsdp2 URL
 """
@@ -18,9 +18,24 @@ from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import HFEngine, VLLMServer
+from tests.processes import run_script
 from tests.runs import Watch, module, problems, trainer
 
 GREEDY = Sampling(max_response_length=32, temperature=0)
+
+
+def check_ranks(strategy, url):
+    """Run it, and check that the ranks stay in step and sample with the weights of the policy."""
+    printed = run_script(__file__, strategy, url, ranks=2, timeout=600)
+    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    assert [report["rank"] for report in reports] == [0, 1]
+    assert reports[0]["texts"] != reports[1]["texts"], "each rank has its own prompts"
+    assert reports[0]["weights"] == reports[1]["weights"]
+    for report in reports:
+        # Four batches and a validation, each after an update: no rank pushes by itself.
+        assert report["pushes"] == 5
+        assert report["versions"] == [reports[0]["versions"][0]]
+        assert report["greedy"] == report["expected"]
 
 
 def main(strategy, *urls):

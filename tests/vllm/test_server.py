@@ -1,6 +1,5 @@
 """`VLLMServer` with real vLLM servers: `make test-vllm`."""
 
-import json
 import logging
 import socket
 import threading
@@ -14,8 +13,8 @@ from grail_lightning.engines import HFEngine, VLLMServer
 from grail_lightning.engines.vllm.client import ServerClient
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.options import resolve_policy
-from tests.processes import run_script
 from tests.runs import problems
+from tests.served_ranks import check_ranks
 from tests.shell import SHORT, main
 from tests.vllm_servers import ROOT, Served, python_with_vllm
 
@@ -144,13 +143,4 @@ def test_a_run_trains_evaluates_and_tests_with_a_server(served, tmp_path, monkey
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_push_once_and_sample_with_the_same_weights(strategy, served):
-    printed = run_script(ROOT / "tests/served_ranks.py", strategy, served.url, ranks=2, timeout=600)
-    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
-    assert [report["rank"] for report in reports] == [0, 1]
-    assert reports[0]["texts"] != reports[1]["texts"], "each rank has its own prompts"
-    assert reports[0]["weights"] == reports[1]["weights"]
-    for report in reports:
-        # Four batches and a validation, each after an update: no rank pushes by itself.
-        assert report["pushes"] == 5
-        assert report["versions"] == [reports[0]["versions"][0]]
-        assert report["greedy"] == report["expected"]
+    check_ranks(strategy, served.url)

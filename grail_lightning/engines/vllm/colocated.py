@@ -65,7 +65,7 @@ class VLLMEngine(RolloutEngine):
         sleep: Whether vLLM gives back the memory of weights and KV cache while the policy trains. Does not apply to
             CPUs.
         bound: How far the log-probabilities of sampler and trainer may differ on the probe. null is 1e-4 nats on
-            average and 1e-3 at most if both compute in float32, else 0.05 and 1.
+            average and 1e-3 at most if both compute in float32, else 0.12 and 2.
         options: Further arguments of `vllm.LLM`.
 
     Raises:

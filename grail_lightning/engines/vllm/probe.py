@@ -49,7 +49,7 @@ class Bound:
                 raise ValueError(f"`bound.{name}` must be positive, but got {getattr(self, name)}.")
 
 
-EXACT, ROUNDED = Bound(mean=1e-4, largest=1e-3), Bound(mean=0.05, largest=1.0)
+EXACT, ROUNDED = Bound(mean=1e-4, largest=1e-3), Bound(mean=0.12, largest=2.0)
 """Bounds where sampler and trainer compute in float32, and where one of them computes in half precision."""
 
 
