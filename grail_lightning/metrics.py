@@ -4,7 +4,8 @@ Shapes: ``B`` rows (rollouts). Every state is a sum, a count or an extremum. Ran
 in any order and may differ in size; a rank without rows updates with empty tensors. A metric without values is NaN. For
 figures of each dataset use one metric for each.
 
-Float states are float32 because Apple's GPUs have no float64; the terms that are added to them are computed in float64.
+Shares of problems are summed as whole multiples of 2^-40, so that a sum does not depend on the order of its terms, and
+any number of ranks reports the same figure to the last digit.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from grail_lightning.functional import pass_at_k
+from grail_lightning.functional import maj_at_k, pass_at_k
 
+_UNIT = 2**-40
 STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
 
 
@@ -40,7 +42,35 @@ class AnswerAccuracy(MeanMetric):
         super().update(correct.float())
 
 
-class PassAtK(Metric):
+class _ProblemMean(Metric):
+    """Mean over problems of a figure in [0, 1]."""
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"`k` must be at least 1, but got {k}.")
+        self.k = k
+        for name in ("total", "count"):
+            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+
+    def _add(self, values: Tensor) -> None:
+        """Add problems by their figures ``[N]`` float64 on the CPU."""
+        self.total += (values / _UNIT).round().long().sum().to(self.total.device)
+        self.count += len(values)
+
+    def compute(self) -> Tensor:
+        """A scalar in [0, 1]."""
+        mean = self.total.cpu().double() * _UNIT / self.count.cpu()
+        return mean.float().to(self.total.device)
+
+
+class PassAtK(_ProblemMean):
     """Mean over problems of the unbiased pass@k (`grail_lightning.functional.pass_at_k`).
 
     >>> metric = PassAtK(k=2)
@@ -55,20 +85,6 @@ class PassAtK(Metric):
         ValueError: In `update`, if a problem has fewer than `k` samples.
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        if k < 1:
-            raise ValueError(f"`k` must be at least 1, but got {k}.")
-        self.k = k
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
-
     def update(self, correct: Tensor, group: Tensor) -> None:
         """Add problems, each with all its samples.
 
@@ -78,12 +94,39 @@ class PassAtK(Metric):
         """
         _, problem, num_samples = torch.unique(group.cpu(), return_inverse=True, return_counts=True)
         num_correct = torch.zeros_like(num_samples).index_add(0, problem, correct.cpu().long())
-        self.total += pass_at_k(num_samples, num_correct, self.k).sum().float()
-        self.count += len(num_samples)
+        self._add(pass_at_k(num_samples, num_correct, self.k))
 
-    def compute(self) -> Tensor:
-        """A scalar in [0, 1]."""
-        return self.total / self.count
+
+class MajAtK(_ProblemMean):
+    """Mean over problems of the unbiased maj@k (`grail_lightning.functional.maj_at_k`).
+
+    >>> metric = MajAtK(k=3)
+    >>> votes = torch.tensor([0, 0, 1, 0, 1, 1])
+    >>> metric.update(torch.tensor([True, True, False, True, False, False]), torch.tensor([0, 0, 0, 1, 1, 1]), votes)
+    >>> metric.compute()  # right, and outvoted
+    tensor(0.5000)
+
+    Args:
+        k: The number of samples that vote.
+
+    Raises:
+        ValueError: In `update`, if a problem has fewer than `k` samples.
+    """
+
+    def update(self, correct: Tensor, group: Tensor, votes: Tensor) -> None:
+        """Add problems, each with all its samples.
+
+        Args:
+            correct: ``[B]`` bool, the right responses.
+            group: ``[B]`` long, the index within this update of the problem that a row answers.
+            votes: ``[B]`` long, equal within a problem for equal answers; negative without an answer
+                (`grail_lightning.answers.answer_classes`).
+        """
+        rows: dict[int, list[tuple[int, bool]]] = {}
+        for problem, vote, right in zip(group.tolist(), votes.tolist(), correct.tolist(), strict=True):
+            rows.setdefault(problem, []).append((vote, right))
+        values = [maj_at_k([v for v, _ in found], [r for _, r in found], self.k) for found in rows.values()]
+        self._add(torch.tensor(values, dtype=torch.float64))
 
 
 class ResponseLengths(Metric):
@@ -131,6 +174,36 @@ class ResponseLengths(Metric):
             "max_length": torch.where(seen, self.longest, torch.nan),
             "clipped_ratio": self.clipped / self.count,
         }
+
+
+class LengthsByVerdict(Metric):
+    """Mean length in tokens of right and of wrong responses: `mean_length_right` and `mean_length_wrong`."""
+
+    is_differentiable = False
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "count"):
+            self.add_state(name, torch.zeros(2, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, lengths: Tensor, correct: Tensor) -> None:
+        """Add responses.
+
+        Args:
+            lengths: ``[B]`` long, the numbers of generated tokens.
+            correct: ``[B]`` bool, the right responses.
+        """
+        for place, rows in enumerate((~correct, correct)):
+            self.total[place] += lengths[rows].sum()
+            self.count[place] += rows.sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        """The two means, as scalars by name; NaN where there are no responses."""
+        wrong, right = (self.total / self.count).unbind()
+        return {"mean_length_right": right, "mean_length_wrong": wrong}
 
 
 class StatusCounts(Metric):

@@ -21,17 +21,20 @@ from grail_lightning.grading import step_masks
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
 from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.ahead import Ahead, check_engine
 from grail_lightning.step.assign import make_forward, token_weights
-from grail_lightning.step.collect import check_loader, refill, sample_and_grade
+from grail_lightning.step.collect import check_loader, collect
+from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.optimizer import take_step
 from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.outputs import EvaluationPlan, StepOutput
-from grail_lightning.step.reference import Reference
+from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
 from grail_lightning.step.report import SHOWN, report
+from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.schedule import configured_options, keep_options, option_record, steps_beyond, with_schedule
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update, prepare
@@ -76,13 +79,15 @@ class GrailModule(pl.LightningModule):
         check_policy(policy, loading, sampling.max_response_length)
         check_optimizer(optimizer, scheduler)
         self.policy_name, self.loading, self.sampling = policy, loading, sampling
-        self.objective, self.execution = objective, execution
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
+        check_engine(self.engine, execution, self.credit)
+        self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Reference | None = None
         self.gradients: Gradients | None = None
         self.verifier: Verifier | None = None
+        self.ahead = Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self.steps_left = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._restored: dict[str, Any] = {}
@@ -101,7 +106,7 @@ class GrailModule(pl.LightningModule):
     # --- setting up ---------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Load the policy and, with a KL term, the frozen reference. The strategy calls this whenever a run begins."""
+        """Load the policy and, if it is needed, the frozen reference. The strategy calls this when a run begins."""
         fits = self.trainer.state.fn == "fit"
         if self.policy is None:
             check_precision(self.trainer.precision)
@@ -109,9 +114,9 @@ class GrailModule(pl.LightningModule):
             if fits:
                 check_dtype(self.policy_name, self.loading)
             self.policy = self._load(trainable=True)
-        if self.objective.kl_coefficient and fits and self.reference is None:
-            adapters = self.loading.lora is not None
-            self.reference = Reference(self.policy if adapters else self._load(trainable=False))
+        weighs = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
+        if (weighs or (fits and self.objective.kl_coefficient)) and self.reference is None:
+            self.reference = Reference(self._load(trainable=False) if self.loading.lora is None else self.policy)
 
     def _load(self, trainable: bool) -> Policy:
         half, mesh = "16" in str(self.trainer.precision), data_parallel_mesh(self.device_mesh, self.loading)
@@ -120,8 +125,10 @@ class GrailModule(pl.LightningModule):
         return policy if mesh is None else shard(policy, mesh)
 
     def setup(self, stage: str) -> None:
-        """Open the verifier pool."""
+        """Open the verifier pool, and forget the batch in flight of an earlier fit."""
         self.verifier = Verifier()
+        if stage == "fit":
+            self.ahead.reset()
         # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
         # Lightning has no hook for this.
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
@@ -145,17 +152,15 @@ class GrailModule(pl.LightningModule):
         return with_schedule(optimizer, self.scheduler)
 
     def on_train_start(self) -> None:
-        """Apply options that were changed before a resume, and move the reference to the policy's device."""
-        check_loader(self.trainer.train_dataloader, self.execution.refill_rounds)
+        """Apply options that were changed before a resume."""
+        check_loader(self.trainer.train_dataloader, self.execution)
         if self.trainer.ckpt_path is not None:
             restored = self.optimizers(), self.lr_schedulers()
             keep_options(*restored, self._options, self.scheduler, self._recorded, self.global_step)
-        if self.reference is not None and self.policy is not None and self.device_mesh is None:
-            self.reference.follow(self.policy.device, self.policy.model.dtype)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the credit method's state, the configured options, and master weights in place of rounded ones."""
-        checkpoint["credit"] = self.credit.state_dict()
+        """Add the credit method's state, the batch in flight, the configured options, and unrounded master weights."""
+        checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["configured"] = option_record(self._options, self.scheduler) if self._options else None
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
@@ -164,6 +169,7 @@ class GrailModule(pl.LightningModule):
         """Restore them. Evaluations have no master weights: those of an earlier fit belong to other weights."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits = self.trainer.state.fn == "fit"
+        self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
         self._recorded = checkpoint.get("configured")
         if not fits:
@@ -174,12 +180,8 @@ class GrailModule(pl.LightningModule):
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
         """Process one batch of prompts: sample once, and take as many optimiser steps as are configured."""
         clock = PhaseClock(self.device)
-        graded, drawn = refill(
-            self._sample(prompts, ("train", self.global_step, 0), clock),
-            lambda further, number: self._sample(further, ("train", self.global_step, number), clock),
-            self.trainer.train_dataloader,
-            self.execution.refill_rounds,
-        )
+        sampler, loader = self._sampler(clock), self.trainer.train_dataloader
+        graded, drawn = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
         forward = make_forward(
             self.credit,
@@ -205,11 +207,15 @@ class GrailModule(pl.LightningModule):
         return {"output": StepOutput(batch, weights, figures)}
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Sample and grade; the `Evaluation` callback computes the statistics."""
+        """Sample and grade; the `Evaluation` callback computes the statistics. None for a batch that it has already."""
         # Every validation has the same random numbers, so that two of them differ by the policy alone.
-        return StepOutput(self._evaluate(prompts, ("eval", dataloader_idx, batch_idx)))
+        done = (dataloader_idx, batch_idx) in self.evaluation.done
+        return None if done else StepOutput(self._evaluate(prompts, validation_key(dataloader_idx, batch_idx)))
 
-    test_step = validation_step
+    def test_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """The same, with random numbers that belong to a problem: batches and ranks do not matter."""
+        done = (dataloader_idx, batch_idx) in self.evaluation.done
+        return None if done else StepOutput(self._evaluate(prompts, test_seeds(prompts, self.evaluation.num_samples)))
 
     @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -234,8 +240,7 @@ class GrailModule(pl.LightningModule):
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if self.credit.refresh == "update":
                     before = replace(self.credit_context(), earlier=update.forward.weights())
-                    fresh = token_weights(self.credit, self.control, self._policy, update.forward.batch, before)
-                    update.reweigh(fresh)
+                    update.reweigh(token_weights(self.credit, self.control, self._policy, update.forward.batch, before))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, self._backward, in_place=self.gradients.in_place)
@@ -261,15 +266,11 @@ class GrailModule(pl.LightningModule):
         assert self.verifier is not None, "`setup` opens the verifier"
         return self.verifier
 
-    def _sample(
-        self, prompts: list[Prompt], key: SeedKey, clock: PhaseClock, plan: EvaluationPlan | None = None
-    ) -> GradedBatch:
-        """Graded responses, sampled as in training or by the plan of an evaluation."""
-        return sample_and_grade(
-            prompts,
-            self.execution.group_size if plan is None else plan.num_samples,
-            self.sampling if plan is None else plan.sampling,
-            key,
+    def _sampler(self, clock: PhaseClock, plan: EvaluationPlan | None = None) -> Sampler:
+        """Samples and grades as in training, or by the plan of an evaluation."""
+        return Sampler(
+            group_size=self.execution.group_size if plan is None else plan.num_samples,
+            sampling=self.sampling if plan is None else plan.sampling,
             policy=self._policy,
             engine=self.engine,
             verifier=self._open_verifier,
@@ -277,8 +278,9 @@ class GrailModule(pl.LightningModule):
             rank=self.global_rank,
         )
 
-    def _evaluate(self, prompts: list[Prompt], key: SeedKey) -> GradedBatch:
-        return self._sample(prompts, key, PhaseClock(self.device), self.evaluation)
+    def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
+        self.ahead.settle()
+        return self._sampler(PhaseClock(self.device), self.evaluation)(prompts, key)
 
     def credit_context(self) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
@@ -287,6 +289,8 @@ class GrailModule(pl.LightningModule):
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
             token_budget=self.execution.token_budget,
             temperature=self.sampling.logprob_temperature,
+            reference=self.reference,
+            continuations=SampledContinuations(self._sampler(PhaseClock(self.device)), self.global_step),
         )
 
     def _log(self, figures: dict[str, float]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
 
 SHORT = [
@@ -37,3 +38,17 @@ def fails(capsys, *args):
     lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert len(lines) == 1
     return lines[0]
+
+
+def built(*args):
+    """The command line's module, data and trainer, without a run."""
+    made = []
+
+    class Built(GrailCLI):
+        def _run_subcommand(self, subcommand):
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
+        main(["fit", *args])
+    return made[0]

@@ -6,11 +6,11 @@ import torch
 
 from grail_lightning.credit import CreditContext
 from grail_lightning.credit.base import TokenWeights, uniform_weights
+from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.assign import make_forward
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.reference import Reference
 from grail_lightning.step.update import prepare
 
 KL = [{}] + [

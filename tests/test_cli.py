@@ -269,6 +269,7 @@ def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_
         folder.mkdir()
         for name in ("aime24", "amc23", "college_math", "math500", "minerva_math", "olympiadbench"):
             (folder / f"{name}.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+        here.append(f"--data.folder={folder}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
         main([subcommand, *here])

@@ -20,6 +20,15 @@ with held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
+# Hands the lock to a program that waits for its input to end, and is killed.
+HANDS_ON = """
+import os, pathlib, signal, subprocess, sys
+from grail_lightning.runtime.folder_lock import held
+with held(pathlib.Path(sys.argv[1])) as descriptor:
+    waits = [sys.executable, "-c", "import sys; print('has it', flush=True); sys.stdin.read()"]
+    subprocess.Popen(waits, pass_fds=(descriptor,))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 # Enters and leaves many times. Inside, making a folder fails if another process is inside, too.
 ENTERS = """
 import pathlib, sys, time
@@ -45,6 +54,19 @@ def _left_by(host, folder):
     folder.mkdir()
     record = json.dumps({"host": host, "pid": 4711, "since": "2026-01-01T00:00:00+00:00"})
     (folder / LOCK).write_text(record)
+
+
+def test_a_program_that_inherits_the_lock_has_it_until_it_ends(tmp_path):
+    command, pipe = [sys.executable, "-c", HANDS_ON, str(tmp_path / "run")], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "has it\n"
+        assert other.wait() == -signal.SIGKILL
+        with pytest.raises(ValueError, match="in use by another fit"), held(tmp_path / "run"):
+            pass
+        other.stdin.close()
+        assert other.stdout.read() == "", "the program has ended"
+        with held(tmp_path / "run"):
+            pass
 
 
 def test_a_folder_is_refused_while_another_process_lives_and_free_when_it_was_killed(tmp_path):

@@ -6,6 +6,8 @@ import torch
 from grail_lightning.metrics import (
     STATUSES,
     AnswerAccuracy,
+    LengthsByVerdict,
+    MajAtK,
     PassAtK,
     ResponseLengths,
     StatusCounts,
@@ -28,12 +30,14 @@ def _random_updates(num_updates):
         yield {
             AnswerAccuracy: (correct,),
             PassAtK: (correct, torch.arange(rows) // 4),
+            MajAtK: (correct, torch.arange(rows) // 4, lengths % 3 - 1),
+            LengthsByVerdict: (lengths, correct),
             ResponseLengths: (lengths, lengths < 40),
             StatusCounts: ([STATUSES[n % 7] for n in lengths.tolist()],),
         }
 
 
-METRICS = [AnswerAccuracy, lambda: PassAtK(k=2), ResponseLengths, StatusCounts]
+METRICS = [AnswerAccuracy, lambda: PassAtK(k=2), lambda: MajAtK(k=3), ResponseLengths, LengthsByVerdict, StatusCounts]
 
 
 @pytest.mark.parametrize("make", METRICS)
@@ -122,3 +126,27 @@ def test_statuses_are_counted_by_name():
     assert {name: n for name, n in _figures(metric).items() if n} == {"right": 2, "wrong": 1, "timeout": 1}
     with pytest.raises(ValueError, match=r"must be one of right, wrong.*but got 'fine'"):
         metric.update(["fine"])
+
+
+@pytest.mark.parametrize("make", [lambda: PassAtK(k=2), lambda: MajAtK(k=2)])
+def test_shares_of_problems_sum_to_the_same_number_in_any_order(make):
+    generator = torch.Generator().manual_seed(1)
+    problems = [torch.rand(7, generator=generator) < 0.4 for _ in range(200)]
+    votes = torch.tensor([0, 1, 2, 0, 1, 0, 0])
+    found = set()
+    for order in (range(200), reversed(range(200)), torch.randperm(200, generator=generator).tolist()):
+        metric = make()
+        for number in order:
+            rows = problems[number], torch.zeros(7, dtype=torch.long), votes
+            metric.update(*(rows if isinstance(metric, MajAtK) else rows[:2]))
+        found.add(metric.compute().item())
+    assert len(found) == 1
+
+
+def test_lengths_of_right_and_wrong_responses_are_kept_apart():
+    metric = LengthsByVerdict()
+    metric.update(torch.tensor([3, 8, 5]), torch.tensor([True, False, True]))
+    assert _figures(metric) == {"mean_length_right": 4, "mean_length_wrong": 8}
+    metric.reset()
+    metric.update(torch.tensor([3]), torch.tensor([True]))
+    assert _figures(metric)["mean_length_wrong"] != _figures(metric)["mean_length_wrong"]

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.fit_options import fit_options
 from grail_lightning.runtime.run_folder import RunFolder
-from tests.shell import fails, main
+from tests.shell import built, fails
 
 ROOT = Path(__file__).parents[1]
 MODELS = {
@@ -39,20 +38,6 @@ def _files(model, method):
     return [f"--config=configs/published/{name}.yaml" for name in (model, method)]
 
 
-def _built(*arguments):
-    """The command line's module, data and trainer, without a run."""
-    made = []
-
-    class Built(GrailCLI):
-        def _run_subcommand(self, subcommand):
-            made.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
-        main(["fit", *arguments])
-    return made[0]
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_run_is_parsed_and_instantiated(model, method):
@@ -61,7 +46,7 @@ def test_each_run_is_parsed_and_instantiated(model, method):
     assert options.model.policy == MODELS[model]
     assert options.trainer.strategy.init_args.data_parallel_size == options.trainer.devices == 4
     assert options.trainer.precision == "bf16-mixed"
-    made = _built(*_files(model, method), *SMALL)
+    made = built(*_files(model, method), *SMALL)
     assert type(made.model.credit).__name__ == METHODS[method]
     objective, execution, sampling = made.model.objective, made.model.execution, made.model.sampling
     assert (execution.updates_per_batch, execution.group_size, objective.aggregation) == (4, 8, "dr_grpo")

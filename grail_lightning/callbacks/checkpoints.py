@@ -42,6 +42,7 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"`every_n_batches` must be 0 (off) or positive, but got {every_n_batches}.")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
+        self._due = False
         self._file = Path()
         self._termination = Termination()
 
@@ -73,11 +74,15 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM."""
+        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM.
+
+        If a validation follows, all of this waits for it: a run that is resumed from between the two would lack it.
+        """
         due = self.every_n_batches and (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0
-        if due or _may_be_cut(trainer, pl_module):
-            self._save(trainer, pl_module)
-        self._end_if_asked(trainer, pl_module)
+        self._due = bool(due) or _may_be_cut(trainer, pl_module)
+        if not _validation_follows(trainer):
+            self._save_if_due(trainer, pl_module)
+            self._end_if_asked(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation before the first step, or outside of a fit, has nothing to save: a SIGTERM ends it at once."""
@@ -90,6 +95,7 @@ class LastCheckpoint(Checkpoint):
             return
         if self.on_validation:
             self._save(trainer, pl_module, again=True)
+        self._save_if_due(trainer, pl_module)
         self._end_if_asked(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -138,6 +144,11 @@ class LastCheckpoint(Checkpoint):
                 "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
             )
 
+    def _save_if_due(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._due:
+            self._save(trainer, pl_module)
+        self._due = False
+
     def _save(self, trainer: Trainer, pl_module: LightningModule, *, again: bool = False) -> None:
         """Save if the run is between two batches and this step is not saved yet; `again` saves it in any case."""
         saved = trainer.global_step == self._saved_at and not again
@@ -151,6 +162,14 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, pl_module)
             if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
                 self._termination.end()
+
+
+def _validation_follows(trainer: Trainer) -> bool:
+    """Whether Lightning will validate right after this batch. Not known if it validates by the clock."""
+    fetcher, by_clock = trainer.fit_loop._data_fetcher, getattr(trainer, "_val_check_time_interval", None) is not None
+    if fetcher is None or by_clock or not trainer.enable_validation:
+        return False
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def _may_be_cut(trainer: Trainer, pl_module: LightningModule) -> bool:

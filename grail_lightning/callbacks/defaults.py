@@ -16,6 +16,7 @@ from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.progress import ProgressBar
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.throughput import Throughput
+from grail_lightning.callbacks.watchdog import Watchdog
 
 
 def default_callbacks(
@@ -52,4 +53,5 @@ def default_callbacks(
         *([ProgressBar()] if progress_bar else []),
         best,
         LastCheckpoint(),
+        Watchdog(),
     ]

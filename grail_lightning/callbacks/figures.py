@@ -1,178 +1,92 @@
-"""The torchmetrics of one dataset, and the table of a test with its intervals.
+"""The torchmetrics of one set of problems.
 
-Shapes: ``N`` problems, ``n`` samples of each.
+Shapes: ``B`` responses.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torchmetrics import SumMetric
+from torchmetrics import Metric, SumMetric
 
-from grail_lightning.functional import pass_at_k, pass_at_k_variance
-from grail_lightning.metrics import STATUSES, AnswerAccuracy, PassAtK, ResponseLengths, StatusCounts
-
-_CONFIDENCE = 0.95
-Interval = tuple[float, float]
+from grail_lightning.evaluation.problems import Problem
+from grail_lightning.metrics import (
+    STATUSES,
+    AnswerAccuracy,
+    LengthsByVerdict,
+    MajAtK,
+    PassAtK,
+    ResponseLengths,
+    StatusCounts,
+)
 
 
 class Figures:
-    """Accuracy, pass@k, lengths and verdicts of the responses to one set of problems, over all ranks.
+    """Accuracy, pass@k, maj@k, lengths and verdicts of the responses to one set of problems, over all ranks.
 
     Args:
         pass_at: The k of each pass@k.
-        device: The device of the responses.
+        maj_at: The k of each maj@k.
+        device: The device on which ranks exchange the figures.
     """
 
-    def __init__(self, pass_at: Sequence[int], device: torch.device) -> None:
+    def __init__(self, pass_at: Sequence[int], maj_at: Sequence[int], device: torch.device) -> None:
         self.accuracy = AnswerAccuracy().to(device)
         self.problems = SumMetric().to(device)
         self.pass_at = [PassAtK(k).to(device) for k in pass_at]
+        self.maj_at = [MajAtK(k).to(device) for k in maj_at]
         self.lengths = ResponseLengths().to(device)
+        self.by_verdict = LengthsByVerdict().to(device)
         self.statuses = StatusCounts().to(device)
+        self.device = device
         # A rank without rows of this dataset must take part in the synchronisation, too.
-        nothing = torch.zeros(0, dtype=torch.long, device=device)
-        self.update(nothing.bool(), nothing, nothing, nothing.bool(), [])
+        self.update([])
 
-    def update(
-        self, correct: Tensor, group: Tensor, lengths: Tensor, finished: Tensor, statuses: Sequence[str]
-    ) -> None:
-        """Add ``B`` responses, which form complete groups; every tensor is ``[B]``."""
+    def update(self, problems: Sequence[Problem]) -> None:
+        """Add problems, each with all its samples."""
+
+        def row(values: Sequence[Sequence[int]], dtype: torch.dtype) -> torch.Tensor:
+            """One entry for each response, ``[B]``."""
+            return torch.tensor([value for part in values for value in part], dtype=dtype, device=self.device)
+
+        correct = row([problem.correct for problem in problems], torch.bool)
+        group = row([[number] * len(problem.correct) for number, problem in enumerate(problems)], torch.long)
+        lengths = row([problem.lengths for problem in problems], torch.long)
         self.accuracy.update(correct)
-        self.problems.update(float(len(set(group.tolist()))))
-        for metric in self.pass_at:
-            metric.update(correct, group)
-        self.lengths.update(lengths, finished)
-        self.statuses.update(statuses)
+        self.problems.update(float(len(problems)))
+        for passed in self.pass_at:
+            passed.update(correct, group)
+        for vote in self.maj_at:
+            vote.update(correct, group, row([problem.votes for problem in problems], torch.long))
+        self.lengths.update(lengths, row([problem.finished for problem in problems], torch.bool))
+        self.by_verdict.update(lengths, correct)
+        self.statuses.update([status for problem in problems for status in problem.statuses])
 
     def compute(self) -> dict[str, float]:
         """The value of every metric by its name. A collective: call it on all ranks in the same order."""
         figures = {"accuracy": self.accuracy.compute(), "problems": self.problems.compute()}
         figures |= {f"pass_at_{metric.k}": metric.compute() for metric in self.pass_at}
-        figures |= {f"completions/{name}": value for name, value in self.lengths.compute().items()}
+        figures |= {f"maj_at_{metric.k}": metric.compute() for metric in self.maj_at}
+        lengths: list[Metric] = [self.lengths, self.by_verdict]
+        for metric in lengths:
+            figures |= {f"completions/{name}": value for name, value in metric.compute().items()}
         counts = self.statuses.compute()
         total = sum(counts.values(), torch.tensor(0)).clamp(min=1)
         figures |= {f"verdict/{status}": count / total for status, count in counts.items()}
         return {name: float(value) for name, value in figures.items()}
 
 
-def figure_names(pass_at: Sequence[int]) -> list[str]:
+def accuracy_names(pass_at: Sequence[int], maj_at: Sequence[int]) -> list[str]:
+    """The names of the figures that are averaged over datasets."""
+    return ["accuracy", *(f"pass_at_{k}" for k in pass_at), *(f"maj_at_{k}" for k in maj_at)]
+
+
+def figure_names(pass_at: Sequence[int], maj_at: Sequence[int]) -> list[str]:
     """The names under which the figures of a set of problems are logged."""
-    lengths = ("mean_length", "min_length", "max_length", "clipped_ratio")
+    lengths = ("mean_length", "min_length", "max_length", "clipped_ratio", "mean_length_right", "mean_length_wrong")
     return [
-        "accuracy",
-        *(f"pass_at_{k}" for k in pass_at),
+        *accuracy_names(pass_at, maj_at),
         *(f"completions/{name}" for name in lengths),
         *(f"verdict/{status}" for status in STATUSES),
     ]
-
-
-def mean_interval(shares: Tensor, noise: Tensor) -> Interval:
-    r"""The 95 % interval of a mean over problems: Wilson's interval for the effective number of problems.
-
-    Problems are a random sample of a population, and the samples of one problem are correlated. With the mean
-    :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
-
-    .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
-
-    If all problems have the same share, the variance of the shares does not measure how much they would vary between
-    repetitions. Therefore :math:`v` is the larger of the variance of the shares and the mean of their `noise`. A share
-    in [0, 1] cannot vary more than a binary outcome, so :math:`n^*` is at least :math:`N`; for binary outcomes the
-    result is Wilson's interval. The quantiles :math:`z` and :math:`t` account for a :math:`v` that is estimated from
-    few problems.
-
-    Args:
-        shares: ``[N]`` float in [0, 1]: the solved share of each problem.
-        noise: ``[N]`` float: the variance of each share over other samples of the same problem (`pass_at_k_variance`).
-
-    Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
-    Wilson's interval it is recommended for clustered samples by Franco, Little, Louis and Slud (2019,
-    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503). The floor of :math:`v` is ours. The coverage is measured by
-    ``benchmarks/interval_coverage.py``.
-    """
-    from scipy.stats import norm, t
-
-    if not len(shares):
-        return math.nan, math.nan
-    number, mean = len(shares), float(shares.mean())
-    quantile = float(norm.ppf((1 + _CONFIDENCE) / 2))
-    effective = float(number)
-    if number > 1 and (variance := max(float(shares.var()), float(noise.mean()))):
-        allowance = quantile / float(t.ppf((1 + _CONFIDENCE) / 2, number - 1))
-        effective = max(effective, number * mean * (1 - mean) / variance * allowance**2)
-    squared = quantile**2
-    centre = (mean + squared / (2 * effective)) / (1 + squared / effective)
-    spread = math.sqrt(mean * (1 - mean) / effective + squared / (4 * effective**2))
-    half = quantile * spread / (1 + squared / effective)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def average_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
-    r"""The interval of the simple average of independent means, recovered from their own intervals.
-
-    :math:`L = \bar m - \tfrac1D \sqrt{\sum (m_d - l_d)^2}`. The upper limit is computed likewise: method of
-    variance estimates recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
-
-    Args:
-        means: One mean for each dataset.
-        intervals: The interval of each mean.
-    """
-    centre = sum(means) / len(means)
-    below = math.hypot(*(mean - low for mean, (low, _) in zip(means, intervals, strict=True))) / len(means)
-    above = math.hypot(*(high - mean for mean, (_, high) in zip(means, intervals, strict=True))) / len(means)
-    return max(0.0, centre - below), min(1.0, centre + above)
-
-
-def test_table(correct: dict[str, Tensor], pass_at: Sequence[int]) -> str:
-    """The table of a test: one line for each dataset, then the weighted and the simple average, with 95 % intervals.
-
-    Args:
-        correct: Which samples are correct, ``[N, n]`` bool for each dataset.
-        pass_at: The k of each pass@k.
-    """
-    num_samples = next(iter(correct.values())).shape[1]
-    columns = [f"acc@{num_samples}", *(["spread of runs"] if num_samples > 1 else []), *(f"pass@{k}" for k in pass_at)]
-    shares = {name: _shares(right, pass_at) for name, right in correct.items()}
-    rows = [(name, len(right), _cells(right, shares[name])) for name, right in correct.items()]
-    if len(correct) > 1:
-        everything = torch.cat(list(correct.values()))
-        weighted = _cells(everything, _shares(everything, pass_at))
-        rows += [("weighted by size", len(everything), weighted), ("simple average", len(rows), _average(shares))]
-    width = max(len(name) for name, *_ in rows)
-    lines = [f"{'':{width}}  {'problems':>8}" + "".join(f"  {column:>21}" for column in columns)]
-    for name, count, cells in rows:
-        spread = cells[1:2] if num_samples > 1 else []
-        shown = [cells[0], *spread, *cells[2:]]
-        unit = f"{count:>8}" if name != "simple average" else f"{'':>8}"
-        lines.append(f"{name:{width}}  {unit}" + "".join(f"  {cell:>21}" for cell in shown))
-    return "\n".join(lines)
-
-
-def _shares(correct: Tensor, pass_at: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """The share of correct samples and each pass@k, all ``[N]``, each with its variance ``[N]``."""
-    num_samples, num_correct = correct.shape[1], correct.sum(1)
-    return [
-        (pass_at_k(num_samples, num_correct, k), pass_at_k_variance(num_samples, num_correct, k)) for k in (1, *pass_at)
-    ]
-
-
-def _cells(correct: Tensor, shares: list[tuple[Tensor, Tensor]]) -> list[str]:
-    # The spread is the population standard deviation of the accuracies of the sampling runs.
-    runs = f"{correct.double().mean(0).std(correction=0):.3f}"
-    first, *others = (_cell(float(values.mean()), mean_interval(values, noise)) for values, noise in shares)
-    return [first, runs, *others]
-
-
-def _average(shares: dict[str, list[tuple[Tensor, Tensor]]]) -> list[str]:
-    cells = []
-    for column in zip(*shares.values(), strict=True):
-        means = [float(values.mean()) for values, _ in column]
-        cells.append(_cell(sum(means) / len(means), average_interval(means, [mean_interval(*v) for v in column])))
-    return [cells[0], "", *cells[1:]]
-
-
-def _cell(mean: float, interval: Interval) -> str:
-    return f"{mean:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

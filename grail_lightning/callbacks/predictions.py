@@ -70,8 +70,18 @@ class PredictionWriter(Callback):
         self._loaded: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the checkpoint of an earlier stage."""
+        """Forget the checkpoint of an earlier stage, and check that the further methods find what they need.
+
+        Raises:
+            ValueError: If one needs the frozen reference, which is there for the first method alone.
+        """
         self._loaded = None
+        needy = [type(method).__name__ for method in self.compare if method.needs_reference]
+        if stage == "predict" and needy and not module_of(pl_module).credit.needs_reference:
+            raise ValueError(
+                f"`{needy[0]}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
+                f"first: --model.credit={needy[0]} --model.credit={type(module_of(pl_module).credit).__name__}."
+            )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the step of the loaded policy."""

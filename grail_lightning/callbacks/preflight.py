@@ -146,7 +146,7 @@ class Preflight(Callback):
                 "precision of training"
                 + (
                     "."
-                    if module.execution.sampler_cap
+                    if module.execution.correction
                     else ", or correct for the difference with `execution.sampler_cap: 2`."
                 ),
             )

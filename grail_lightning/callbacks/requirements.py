@@ -19,6 +19,7 @@ from grail_lightning.callbacks.monitors import check_monitors
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
 from grail_lightning.data.modules import PromptData
+from grail_lightning.engines import RolloutEngine
 from grail_lightning.policy.options import check_length
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.runtime.writable import check_writable
@@ -39,7 +40,7 @@ def check_run(trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
     Raises:
         ValueError: If a callback does not work with this module or without a logger, the folder of the run cannot be
             written, a metric that is monitored cannot be there, validation would never be due, or the first prompt of
-            a dataset cannot be encoded.
+            a dataset cannot be encoded, or the engine cannot sample here.
     """
     check_callbacks(trainer)
     check_folders(trainer)
@@ -51,6 +52,7 @@ def check_run(trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
     if stage == "predict":
         _check_predictions(trainer)
     _check_prompts(trainer, pl_module, stage)
+    _check_engine(pl_module)
     if stage == "fit" and not trainer.enable_validation and trainer.limit_val_batches:
         rank_zero_info("No dataset for validation: no accuracy is measured, and no best checkpoint is kept.")
 
@@ -180,6 +182,18 @@ def _check_prompts(trainer: Trainer, pl_module: LightningModule, stage: str) -> 
             length = len(module.encode(prompts[0].messages))
             limit = (module.sampling if training else drawn).max_response_length
             check_length(module.policy_name, module.loading, limit, length)
+
+
+def _check_engine(pl_module: LightningModule) -> None:
+    """Check that the engine can sample from the policy: that its servers are there, say.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    engine = getattr(pl_module, "engine", None)
+    if isinstance(engine, RolloutEngine):
+        module = module_of(pl_module)
+        engine.check(module.policy_name, module.loading)
 
 
 def _datasets(data: PromptData, stage: str, *, validated: bool) -> Iterator[tuple[Sequence[Prompt], bool]]:

@@ -31,9 +31,11 @@ from grail_lightning.callbacks import (
     ProgressBar,
     RolloutTable,
     Throughput,
+    Watchdog,
 )
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
-from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
+from grail_lightning.callbacks.watchdog import lost_rank
+from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.help_pages import first_screen, show
@@ -41,7 +43,7 @@ from grail_lightning.cli.methods import as_given, expand_methods
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, keep_tables
-from grail_lightning.cli.strategies import default_mesh_sizes, strategy_options
+from grail_lightning.cli.strategies import check_launcher, default_mesh_sizes, strategy_options
 from grail_lightning.distributed.checkpoint_check import check_checkpoint
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
@@ -62,6 +64,7 @@ ALWAYS_ON = {
     "predictions": PredictionWriter,
     "checkpoint": ModelCheckpoint,
     "last_checkpoint": LastCheckpoint,
+    "watchdog": Watchdog,
 }
 LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
     "gradient_clip_val": (
@@ -146,6 +149,7 @@ class GrailCLI(LightningCLI):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         trainer = super().instantiate_trainer(**kwargs)
         check_strategy(trainer.strategy)
+        check_launcher(trainer)
         default_mesh_sizes(trainer)
         check_callbacks(trainer)
         for callback in trainer.checkpoint_callbacks:
@@ -228,6 +232,8 @@ def mistakes_in_one_line() -> Iterator[None]:
         try:
             yield
         except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+            if (lost := lost_rank(error)) is not None and not os.environ.get("GRAIL_DEBUG"):
+                refuse(f"{lost} {DEBUG_HINT}", code=1)
             if not explain(error):
                 raise
             if os.environ.get("GRAIL_DEBUG"):

@@ -22,7 +22,7 @@ def check_subcommand(arguments: Sequence[str]) -> None:
         raise ValueError(f"`grail-lightning` must be followed by {', '.join(SUBCOMMANDS)} or --help, but got {got}.")
 
 
-def refuse(message: str) -> NoReturn:
-    """Print the user's mistake in one line, and end with exit code 2."""
+def refuse(message: str, code: int = 2) -> NoReturn:
+    """Print the reason for which a run ends in one line, and end with an exit code; 2 is that of a user's mistake."""
     print(f"grail-lightning: error: {message}", file=sys.stderr)
-    raise SystemExit(2) from None
+    raise SystemExit(code) from None

@@ -38,6 +38,16 @@ def expand_configs(args: list[str]) -> list[str]:
     return expanded
 
 
+def shipped(file: Path) -> Path | None:
+    """The config of the package that is meant by `quickstart.yaml` or `configs/quickstart.yaml`; None without one.
+
+    A mistyped folder stays an error.
+    """
+    parts = file.parts[1:] if file.parts[:1] == ("configs",) else file.parts
+    found = [folder.joinpath(*parts) for folder in CONFIGS if not file.is_absolute() and ".." not in parts]
+    return next((other for other in found if other.is_file()), None)
+
+
 def file_that_sets(args: Sequence[str], option: str) -> Path | None:
     """The last config file that sets an option; None if the command line itself sets it, or nothing does.
 
@@ -60,8 +70,12 @@ def _sets(options: Any, names: Sequence[str]) -> bool:
     return inside or (names[0] in options and _sets(options[names[0]], names[1:]))
 
 
-def read_options(file: Path) -> dict[str, Any]:
+def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
     """The options of a YAML file.
+
+    Args:
+        file: The file.
+        given_as: What an error calls it.
 
     Raises:
         ValueError: If it cannot be read, is no YAML, or does not hold options. The message names file and line.
@@ -70,21 +84,21 @@ def read_options(file: Path) -> dict[str, Any]:
         content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506  (a SafeLoader)
     except OSError as error:
         raise ValueError(
-            f"`--config` must name a YAML file, but {file} cannot be read: File does not exist (looked in "
+            f"{given_as} must name a YAML file, but {file} cannot be read: File does not exist (looked in "
             f"{Path.cwd()}). Correct the path."
             if isinstance(error, FileNotFoundError)
-            else f"`--config` must name a YAML file, but {file} cannot be read: {error.strerror}. Correct the path."
+            else f"{given_as} must name a YAML file, but {file} cannot be read: {error.strerror}. Correct the path."
         ) from None
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"`--config` {file} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8."
+            f"{given_as} {file} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8."
         ) from None
     except yaml.YAMLError as error:
-        raise ValueError(f"`--config` {_place(file, error)}. Correct the YAML there.") from None
+        raise ValueError(f"{given_as} {_place(file, error)}. Correct the YAML there.") from None
     if not isinstance(content, dict):
         got = "nothing" if content is None else f"a {type(content).__name__}"
         raise ValueError(
-            f"`--config` {file} must hold options, as `model: {{policy: arithmetic}}` does, but got {got}. Fill it in, "
+            f"{given_as} {file} must hold options, as `model: {{policy: arithmetic}}` does, but got {got}. Fill it in, "
             "or leave it out."
         )
     return content
@@ -106,11 +120,8 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
 
 def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     """The files on which a file builds, followed by the file itself."""
-    # `quickstart.yaml` and `configs/quickstart.yaml` are looked up; a mistyped folder stays an error.
-    parts = file.parts[1:] if file.parts[:1] == ("configs",) else file.parts
-    shipped = [folder.joinpath(*parts) for folder in CONFIGS if not file.is_absolute() and ".." not in parts]
     if not file.is_file():
-        file = next((other for other in shipped if other.is_file()), file)
+        file = shipped(file) or file
     if file.resolve() in above:
         chain = " -> ".join(other.name for other in (*above[above.index(file.resolve()) :], file))
         raise ValueError(f"`config` must name another file to build on, but {file} builds on itself: {chain}.")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 
 from grail_lightning.cli.app import GrailCLI, run
+from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.cli.methods import expand_methods
 
 
 class _Options(GrailCLI):
@@ -22,15 +28,60 @@ class _Options(GrailCLI):
         return
 
 
+class FitOptions:
+    """Parses command lines of ``fit`` one after the other. The parser, which takes a second to make, is made once."""
+
+    def __init__(self) -> None:
+        self._cli: GrailCLI | None = None
+
+    def parse(self, arguments: Sequence[str]) -> Namespace:
+        """The options that a command line of ``fit`` and its config files give.
+
+        Raises:
+            ValueError: If an option is wrong.
+        """
+        given = ["fit", *arguments]
+        if self._cli is None:
+            with _command_line(given):
+                self._cli = run(_Options, None)
+        else:
+            with _command_line(expand_methods(expand_configs(given))):
+                self._cli.parse_arguments(self._cli.parser, None)
+            self._cli.before_instantiate_classes()
+        assert self._cli is not None
+        found: Namespace = self._cli.config.fit
+        return found
+
+    def build(self) -> None:
+        """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded.
+
+        Raises:
+            ValueError: If a value is refused by the class that it is for.
+        """
+        assert self._cli is not None
+        self._cli.parser.instantiate_classes(self._cli.config)
+
+    def saved(self) -> dict[str, Any]:
+        """The options that were parsed last, as a run saves them in its ``config.yaml``."""
+        assert self._cli is not None
+        text = self._cli._parser("fit").dump(self._cli.config.fit, skip_none=False)
+        return dict(yaml.safe_load(text))
+
+
 def fit_options(arguments: list[str]) -> Namespace:
     """The options that a command line of ``fit`` and its config files give.
 
     Raises:
         ValueError: If an option is wrong.
     """
-    given, sys.argv[1:] = sys.argv[1:], ["fit", *arguments]
+    return FitOptions().parse(arguments)
+
+
+@contextmanager
+def _command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """A context in which these are the arguments of the process, which messages about options refer to."""
+    given, sys.argv[1:] = sys.argv[1:], list(arguments)
     try:
-        found: Namespace = run(_Options, None).config.fit
-        return found
+        yield
     finally:
         sys.argv[1:] = given

@@ -50,7 +50,7 @@ def tell_changes(saved: Path, options: dict[str, Any]) -> None:
     """Log the options that differ from those of the saved file, and keep that file under a number."""
     if not saved.is_file():
         return
-    before, after = (dict(_flat(tree)) for tree in (yaml.safe_load(saved.read_text()), options))
+    before, after = (dict(flat(tree)) for tree in (yaml.safe_load(saved.read_text()), options))
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     changed = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if not name.startswith("ckpt_path")]
     if changed:
@@ -59,10 +59,10 @@ def tell_changes(saved: Path, options: dict[str, Any]) -> None:
         rank_zero_info(f"Resuming with other options than {kept}: {'; '.join(changed)}")
 
 
-def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Nested options as dotted names and values."""
     if not isinstance(tree, dict):
         yield name, tree
         return
     for key, value in tree.items():
-        yield from _flat(value, f"{name}.{key}" if name else str(key))
+        yield from flat(value, f"{name}.{key}" if name else str(key))

@@ -45,3 +45,14 @@ def default_mesh_sizes(trainer: Any) -> None:
                 f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
                 f"never split, but got {sizes[0]} and {sizes[1]}. Leave both out of `trainer.strategy`."
             )
+
+
+def check_launcher(trainer: Any) -> None:
+    """Check that torchrun or SLURM has started as many processes as there are devices; the run would wait for others.
+
+    Raises:
+        ValueError: If it has not. Lightning asks for this only if it starts processes by itself.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is not None and environment.creates_processes_externally:
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)

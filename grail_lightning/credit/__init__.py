@@ -5,23 +5,29 @@ from grail_lightning.credit.baseline import OptimalBaseline
 from grail_lightning.credit.compose import Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Random, Shuffled
 from grail_lightning.credit.distillation import RLSD
+from grail_lightning.credit.divergence import DGPO
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
 from grail_lightning.credit.less import LESS
 from grail_lightning.credit.likelihood import AdvantageReweighting, HighEntropy
 from grail_lightning.credit.oar import BilevelOptions, OARGradient
 from grail_lightning.credit.oracle import Oracle
 from grail_lightning.credit.perturbation import OARPerturbation
+from grail_lightning.credit.resampled import Resampled
+from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.saliency import input_saliency
 from grail_lightning.credit.tree import PrefixWeights, TreeAdvantage
 from grail_lightning.credit.ucas import UCAS
 
 __all__ = [
+    "DGPO",
     "GRAIL",
     "LESS",
     "RLSD",
     "UCAS",
     "AdvantageReweighting",
     "AnswerOnly",
+    "AttentionOptions",
+    "AttentionRhythm",
     "BilevelOptions",
     "CreditContext",
     "CreditControl",
@@ -34,6 +40,7 @@ __all__ = [
     "PrefixWeights",
     "Product",
     "Random",
+    "Resampled",
     "SaliencyOptions",
     "Shuffled",
     "TokenCredit",

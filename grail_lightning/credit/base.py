@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
+from grail_lightning.credit.continuations import Continuations
 from grail_lightning.policy import Policy
+from grail_lightning.policy.reference import Reference
 
 if TYPE_CHECKING:
     from grail_lightning.credit.saliency import SaliencyCredit
@@ -70,6 +72,8 @@ class CreditContext:
             depend on how rows are ordered, padded or cut into micro-batches.
         token_budget: Most tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
+        reference: The frozen policy before training; None unless the run has one (`TokenCredit.needs_reference`).
+        continuations: What samples continuations of rollouts; None outside of a run.
         earlier: The method's weights before the first optimiser step of this batch, if it is called again before a
             later step; None in the first call for a batch.
     """
@@ -78,6 +82,8 @@ class CreditContext:
     generator: torch.Generator
     token_budget: int
     temperature: float = 1.0
+    reference: Reference | None = None
+    continuations: Continuations | None = None
     earlier: TokenWeights | None = None
 
     def row_generator(self, row: int) -> torch.Generator:
@@ -99,6 +105,12 @@ class TokenCredit(ABC):
 
     A composed method calls its inner methods through `weigh_part`, which applies the `refresh` of each.
     """
+
+    needs_reference: bool = False
+    """Whether the method reads `CreditContext.reference`. The run then keeps the policy before training."""
+
+    needs_continuations: bool = False
+    """Whether the method reads `CreditContext.continuations`."""
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

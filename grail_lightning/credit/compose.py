@@ -34,6 +34,7 @@ class WarmUp(TokenCredit):
             raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
         self.inner, self.steps = inner, steps
         self.refresh = inner.refresh
+        self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
@@ -95,6 +96,8 @@ class Product(TokenCredit):
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
         self.first, self.second = first, second
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
+        self.needs_reference = first.needs_reference or second.needs_reference
+        self.needs_continuations = first.needs_continuations or second.needs_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""

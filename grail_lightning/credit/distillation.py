@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from grail_lightning.batch import RolloutBatch, pad_left
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import logprobs
+from grail_lightning.credit.shown_answer import SENTENCE, check_sentence, with_shown_answers
 from grail_lightning.policy import Policy
-from grail_lightning.tasks.base import Messages
-
-_PLACE = "{answer}"
 
 
 class RLSD(TokenCredit):
@@ -55,7 +53,7 @@ class RLSD(TokenCredit):
         decay_steps: int = 50,
         clip: float = 0.2,
         refresh_steps: int = 10,
-        sentence: str = "The correct answer is {answer}.",
+        sentence: str = SENTENCE,
     ) -> None:
         if not 0 <= strength <= 1 or not 0 <= clip <= 1:
             raise ValueError(f"`strength` and `clip` must lie in [0, 1], but got {strength} and {clip}.")
@@ -63,8 +61,7 @@ class RLSD(TokenCredit):
             raise ValueError(
                 f"`decay_steps` and `refresh_steps` must be at least 1, but got {decay_steps} and {refresh_steps}."
             )
-        if _PLACE not in sentence:
-            raise ValueError(f"`sentence` must contain {_PLACE}, where the gold answer goes, but got {sentence!r}.")
+        check_sentence("sentence", sentence)
         self.strength, self.decay_steps, self.clip = strength, decay_steps, clip
         self.refresh_steps, self.sentence = refresh_steps, sentence
         self._copied_at = 0
@@ -80,7 +77,7 @@ class RLSD(TokenCredit):
             return TokenWeights(values=mask.float(), fallback=none, metrics={"teacher_share": 0.0})
         rows = weighed.nonzero().flatten()
         student = logprobs(policy, batch, context, rows)
-        gap = logprobs(policy, self.shown(policy, batch), context, rows, teacher) - student
+        gap = logprobs(policy, with_shown_answers(policy, batch, self.sentence), context, rows, teacher) - student
         factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
         values = torch.where(mask & weighed[:, None], (1 - share) + share * factor, mask.to(gap.dtype))
         return TokenWeights(values=values, scores=gap, fallback=none, metrics={"teacher_share": share})
@@ -92,17 +89,6 @@ class RLSD(TokenCredit):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the teacher of a checkpoint. If there is none, a copy is taken at the next batch."""
         self._copied_at, self._weights = state.get("copied_at", 0), dict(state.get("weights", {}))
-
-    def shown(self, policy: Policy, batch: RolloutBatch) -> RolloutBatch:
-        """The same responses after prompts that contain the gold answer."""
-        sentences = [self.sentence.replace(_PLACE, prompt.reference) for prompt in batch.prompts]
-        messages = [with_sentence(p.messages, s) for p, s in zip(batch.prompts, sentences, strict=True)]
-        ids, mask = pad_left([policy.encode(m) for m in messages], policy.tokenizer.pad_token_id)
-        device = batch.input_ids.device
-        return batch.replace(
-            input_ids=torch.cat([ids.to(device), batch.response_ids], 1),
-            attention_mask=torch.cat([mask.to(device), batch.response_mask], 1),
-        )
 
     def _teacher(self, policy: Policy, step: int) -> Callable[..., Tensor] | None:
         """A function that runs the policy with the copied weights; None if the policy itself is the teacher."""
@@ -128,15 +114,3 @@ class RLSD(TokenCredit):
             return found
 
         return run
-
-
-def with_sentence(messages: Messages | str, sentence: str) -> Messages | str:
-    """The problem with a sentence appended to the last turn of the user, before any white space at its end."""
-    if isinstance(messages, str):
-        text = messages.rstrip()
-        return f"{text} {sentence}{messages[len(text) :]}"
-    last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
-    return [
-        {**message, "content": str(with_sentence(message["content"], sentence))} if k == last else message
-        for k, message in enumerate(messages)
-    ]

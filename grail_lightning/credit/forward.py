@@ -15,7 +15,7 @@ from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.functional.tokens import TokenStats, entropy_of
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.policy.layout import TokenLayout, right_padded_layout
 from grail_lightning.policy.micro_batch import cut_rows, scatter, stand_in
 from grail_lightning.runtime.collectives import pad_to_longest_rank
 
@@ -24,7 +24,13 @@ Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
 
 @torch.no_grad()
 def measure_rows(
-    policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, measure: Measure
+    policy: Policy,
+    batch: RolloutBatch,
+    context: CreditContext,
+    rows: Tensor,
+    measure: Measure,
+    *,
+    padded: bool = False,
 ) -> tuple[Tensor, ...]:
     """Measure some rows, micro-batch by micro-batch, in evaluation mode.
 
@@ -36,15 +42,18 @@ def measure_rows(
         context: The context whose token budget limits a forward pass.
         rows: ``[n]`` long, the rows to measure.
         measure: A function from a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
+        padded: Whether every row is run by itself and padded on the right, whatever the policy supports.
 
     Returns:
         ``K`` tensors ``[B, T]``, zero on the other rows; ``()`` if no rank has a row.
     """
     everything: tuple[Tensor, ...] = ()
     with explaining(policy):
-        parts = cut_rows(policy, batch, rows, context.token_budget)
+        parts = cut_rows(policy, batch, rows, context.token_budget, share=not padded)
         for micro in pad_to_longest_rank(parts, stand_in(batch), batch.response_mask.device):
-            found = measure(policy.layout(batch.select(micro.rows), micro.starts))
+            some = batch.select(micro.rows)
+            tensors = some.input_ids, some.attention_mask, some.response_mask
+            found = measure(right_padded_layout(*tensors) if padded else policy.layout(some, micro.starts))
             everything = everything or tuple(f.new_zeros(batch.response_mask.shape) for f in found)
             if not micro.stands_in:
                 for whole, figure in zip(everything, found, strict=True):

@@ -127,12 +127,14 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         for _ in range(len(self)):
-            # After `take` the rest of an epoch may have any size. It is filled up, so that no step is tiny.
-            moved = self.offset % self.prompts_per_batch and self.num_prompts - self.offset >= self.world_size
-            batch = self._advance(self.prompts_per_batch)
-            if moved and len(batch) < self.prompts_per_batch:
-                batch += self._advance(self.prompts_per_batch - len(batch))
-            yield self._mine(batch)
+            yield self._mine(self._batch())
+
+    def peek(self) -> list[Prompt]:
+        """This rank's prompts of the batch that iterating yields next; the position does not move."""
+        epoch, offset = self.epoch, self.offset
+        batch = self._batch()
+        self.epoch, self.offset = epoch, offset
+        return self._mine(batch)
 
     def take(self, number: int) -> list[Prompt]:
         """This rank's share of the next `number` prompts, continued in the next epoch if necessary.
@@ -143,6 +145,15 @@ class TrainingLoader:
         while len(batch) < number:
             batch += self._advance(number - len(batch))
         return self._mine(batch)
+
+    def _batch(self) -> list[tuple[int, int]]:
+        """The prompts of the next batch of all ranks."""
+        # After `take` the rest of an epoch may have any size. It is filled up, so that no step is tiny.
+        moved = self.offset % self.prompts_per_batch and self.num_prompts - self.offset >= self.world_size
+        batch = self._advance(self.prompts_per_batch)
+        if moved and len(batch) < self.prompts_per_batch:
+            batch += self._advance(self.prompts_per_batch - len(batch))
+        return batch
 
     def _advance(self, number: int) -> list[tuple[int, int]]:
         """At most `number` prompts of the current epoch, or of the next one if the current one is finished."""

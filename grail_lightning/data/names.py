@@ -6,6 +6,11 @@ import re
 from collections.abc import Iterable
 
 
+def metric_name(text: str) -> str:
+    """A text in a form that a metric's name may contain between two slashes."""
+    return re.sub(r"[^\w.+-]", "_", text)
+
+
 def metric_names(datasets: Iterable[str]) -> dict[str, str]:
     """The name of each dataset in a form that a metric's name may contain, without a slash or an @.
 
@@ -14,7 +19,7 @@ def metric_names(datasets: Iterable[str]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for dataset in dict.fromkeys(datasets):
-        name = re.sub(r"[^\w.+-]", "_", dataset)
+        name = metric_name(dataset)
         twin = next((other for other, taken in names.items() if taken == name), None)
         if twin is not None:
             raise ValueError(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from grail_lightning.data.sources import DatasetSpec, Table
+from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.tasks.base import Messages, Prompt, Task
 
 
@@ -44,7 +44,8 @@ class RowPrompts(Sequence[Prompt]):
         if isinstance(index, slice):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
-        row |= {"problem": str(row[self.spec.problem]), "answer": str(row[self.spec.answer])}
+        answers = answers_in(row[self.spec.answer])  # Several ones are one list, whose order does not matter.
+        row |= {"problem": str(row[self.spec.problem]), "answer": ", ".join(map(str, answers))}
         prompt = dataclasses.replace(prompt_of(self.task, row), dataset=self.spec.label)
         return prompt if self.change is None else self.change(prompt)
 

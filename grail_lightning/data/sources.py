@@ -13,7 +13,7 @@ from typing import Any
 
 from grail_lightning.runtime.hub import hub_or_cache
 
-_FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class DatasetSpec:
     Args:
         path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub.
         problem: The column of the problem text.
-        answer: The column of the reference answer.
+        answer: The column of the reference answer: text or a number, a list of answers, or a worked solution whose last
+            box is the answer.
         split: The split of a dataset on the hub or in a folder.
         subset: The configuration name of a dataset on the hub.
         weight: The share of the training draws, relative to the weights of the other training datasets.
@@ -63,7 +64,7 @@ class DatasetSpec:
     @property
     def is_file(self) -> bool:
         """Whether the path names a file rather than a folder or a dataset on the hub."""
-        return Path(self.path).suffix in _FILE_SUFFIXES
+        return Path(self.path).suffix in FILE_SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def check_path(spec: DatasetSpec) -> None:
     path = Path(spec.path).expanduser()
     file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if path.is_file() and not spec.is_file:
-        raise ValueError(f"`path` must be a file of type {', '.join(_FILE_SUFFIXES)}, but got {spec.path}.")
+        raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)}, but got {spec.path}.")
     if path.is_dir() and spec.is_file:
         raise ValueError(f"The dataset `path` {spec.path} must be a file, but it is a folder. Name the file in it.")
     if path.exists():
@@ -110,7 +111,7 @@ def check_path(spec: DatasetSpec) -> None:
     if spec.is_file or file_name or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
         raise ValueError(
             f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
-            f"({', '.join(_FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
+            f"({', '.join(FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
         )
 
 
@@ -150,7 +151,10 @@ def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
         cell = partial(_cell, table, index, row)
         if all(_fits(cell(column), wanted, f"{table.place(index)}: `{column}`") for column, wanted in where.items()):
             for column in (spec.problem, spec.answer):
-                _check_text(cell(column), f"{table.place(index)}: `{column}`")
+                place = f"{table.place(index)}: `{column}`"
+                answers = answers_in(cell(column)) if column == spec.answer else [cell(column)]
+                for value in answers or [None]:
+                    _check_text(value, place)
             kept.append(index)
             if len(kept) == spec.limit:
                 break
@@ -158,6 +162,11 @@ def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
         seen = {c: sorted({repr(row[c]) for row in table.columns(list(where))})[:5] for c in where}
         raise ValueError(f"No row of {table.source} fits `where` {where}. Values that occur: {seen}.")
     return kept
+
+
+def answers_in(value: Any) -> list[Any]:
+    """The answers that a cell holds: those of a list, such as OlympiadBench's `final_answer`, or the one that it is."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _read_json(source: str, path: Path) -> Table:

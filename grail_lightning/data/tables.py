@@ -14,6 +14,7 @@ from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.local import in_folder, with_columns_of
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.names import metric_names
 from grail_lightning.data.rows import RowPrompts, within_length
@@ -168,6 +169,8 @@ class MathData(TableData):
         few_shot: Worked examples before each question; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+        folder: A folder with a copy of each dataset, which is read instead of `path`: ``NAME.jsonl``, ``.json`` or
+            ``.parquet``. Its columns are those that the dataset names, or `problem` and `answer`.
 
     Raises:
         ValueError: If a file is missing, two datasets of a split have one name, or a number is out of range; in `setup`
@@ -188,6 +191,7 @@ class MathData(TableData):
         few_shot: FewShot | None = None,
         curriculum: Curriculum | None = None,
         kept: Kept | None = None,
+        folder: str | None = None,
     ) -> None:
         super().__init__(
             task or MathTask(),
@@ -199,12 +203,11 @@ class MathData(TableData):
             curriculum,
             kept,
         )
-        self.specs: dict[Split, list[DatasetSpec]] = {
-            "train": _as_specs(train),
-            "val": _as_specs(val),
-            "test": _as_specs(test),
-            "predict": _as_specs(predict),
-        }
+        self.folder = folder
+        given: dict[Split, Datasets] = {"train": train, "val": val, "test": test, "predict": predict}
+        self.specs = {split: _as_specs(datasets) for split, datasets in given.items()}
+        if folder is not None:
+            self.specs = {split: [in_folder(spec, folder) for spec in specs] for split, specs in self.specs.items()}
         for split, specs in self.specs.items():
             _check_names(split, specs)
             for spec in specs:
@@ -223,7 +226,8 @@ class MathData(TableData):
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The datasets of a split."""
-        return [(spec, read_table(spec)) for spec in self.specs[split]]
+        found = [(spec, read_table(spec)) for spec in self.specs[split]]
+        return found if self.folder is None else [(with_columns_of(spec, table), table) for spec, table in found]
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
-from grail_lightning.policy import Policy
+from grail_lightning.policy import Loading, Policy
+from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
 
@@ -21,7 +23,31 @@ class RolloutEngine(ABC):
 
     `grail_lightning.engines.checks.check_rollouts` lists what `generate` may return; `build_batch` assembles it. The
     arguments of the constructor become options: ``--model.engine=package.module.Name --model.engine.option=value``.
+
+    Attributes:
+        own_weights: Whether the engine samples with a copy of the weights, which `update_weights` makes. If not, it
+            calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
+            `update_weights` gathers sharded weights by itself on all ranks in step, and returns when the copy is
+            complete; the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects
+            for by default.
+        samples_elsewhere: Whether that copy is on another machine or in another process. With `execution.sample_ahead`
+            `generate` then runs in a thread while the policy trains. It must not read the policy's weights or call a
+            collective.
     """
+
+    own_weights: ClassVar[bool] = False
+    samples_elsewhere: ClassVar[bool] = False
+
+    def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
+        """Raise now for what would fail later: called at the start of a run, before the policy is loaded.
+
+        Args:
+            policy: The name or folder of the policy.
+            loading: The options with which it will be loaded.
+
+        Raises:
+            ValueError: If the engine cannot sample from this policy here.
+        """
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
@@ -30,9 +56,28 @@ class RolloutEngine(ABC):
         The result is a function of the weights and the arguments: the global random state is neither used nor changed.
         """
 
+    def generate_seeded(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> SampledBatch:
+        """Like `generate`, with a seed for each row, so that a response depends on no other row of the call.
+
+        `test` samples in this way. An engine that does not override the method draws the whole call from one seed,
+        which depends on all of `seeds`; its responses then depend on the division of the problems into batches.
+
+        Args:
+            prompts: See `generate`.
+            group_size: See `generate`.
+            sampling: See `generate`.
+            seeds: ``B`` seeds of 63 bits, in the order of the rows.
+        """
+        return self.generate(prompts, group_size, sampling, derive_seed(*seeds))
+
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:
         """Sample with the present weights of `policy` from now on."""
+
+    def cancel(self) -> None:  # noqa: B027  (an engine that soon ends by itself needs nothing)
+        """Make a `generate` that runs in another thread raise soon: the process is about to end."""
 
 
 def build_batch(
@@ -89,6 +134,21 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     ]
     finished = [bool(prompt.columns.get("finished", True)) for prompt in prompts]
     return build_batch(policy, prompts, 1, ids, finished)
+
+
+def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:
+    """Check that the longest prompt and the response limit fit into the positions of the model; for use by engines.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((len(ids) for ids in encoded), default=0)
+    if limit is not None and longest + sampling.max_response_length > limit:
+        raise ValueError(
+            f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
+            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
+        )
 
 
 def decode(policy: Policy, ids: list[int]) -> str:

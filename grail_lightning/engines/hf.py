@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -11,14 +11,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
-from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import warpers
 from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.policy import Policy
-from grail_lightning.policy.model import requiring_grad
+from grail_lightning.policy.frozen import requiring_grad
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
-from grail_lightning.runtime.seeds import seeded
+from grail_lightning.runtime.seeds import derive_seed, seeded
 from grail_lightning.tasks.base import Prompt
 
 
@@ -69,22 +69,67 @@ class HFEngine(RolloutEngine):
         Raises:
             ValueError: Before `update_weights`, or if a prompt and the response limit exceed the model's positions.
         """
+        generator = torch.Generator().manual_seed(seed)
+        # Drawn row by row from one stream, so that the division of rows into calls has no effect.
+        width = sampling.max_response_length
+        return self._sample(
+            prompts,
+            group_size,
+            sampling,
+            seed,
+            lambda start, number: torch.rand(number, width, dtype=torch.float64, generator=generator),
+        )
+
+    def generate_seeded(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> SampledBatch:
+        """See `RolloutEngine.generate_seeded`. Transformers' `generate` draws the whole call from one seed.
+
+        Raises:
+            ValueError: See `generate`.
+        """
+
+        def noise(start: int, number: int) -> Tensor:
+            # A synchronised rank may run a call without a row of its own; whatever it draws is left out.
+            own = [*seeds[start : start + number], *[0] * number][:number]
+            streams = [torch.Generator().manual_seed(seed) for seed in own]
+            width = sampling.max_response_length
+            return torch.stack([torch.rand(width, dtype=torch.float64, generator=stream) for stream in streams])
+
+        return self._sample(prompts, group_size, sampling, derive_seed(*seeds), noise)
+
+    def _sample(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        noise: Callable[[int, int], Tensor],
+    ) -> SampledBatch:
+        """Sample with the method of the engine.
+
+        Args:
+            prompts: See `generate`.
+            group_size: See `generate`.
+            sampling: See `generate`.
+            seed: The seed of torch's random state, from which Transformers' `generate` draws.
+            noise: The uniform numbers ``[number, T]`` of `number` rows from a given one on; called in their order.
+        """
         if self._policy is None:
             raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
         policy = self._policy
         encoded = [policy.encode(prompt.messages) for prompt in prompts]
-        _check_room(policy, encoded, sampling)
+        check_room(policy, encoded, sampling)
         rows = [ids for ids in encoded for _ in range(group_size)]
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
         finished: list[bool] = []
-        generator = torch.Generator().manual_seed(seed)
         compact = self._removes_finished(policy)
         with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
                 call = part or [policy.encode(".")]
                 drawn = (
-                    self._compact(policy, call, sampling, generator)
+                    self._compact(policy, call, sampling, noise(len(responses), len(call)))
                     if compact
                     else self._generate(policy, call, sampling)
                 )
@@ -117,12 +162,8 @@ class HFEngine(RolloutEngine):
         self._told = True
         return False
 
-    def _compact(
-        self, policy: Policy, rows: list[list[int]], sampling: Sampling, generator: torch.Generator
-    ) -> Sampled:
+    def _compact(self, policy: Policy, rows: list[list[int]], sampling: Sampling, noise: Tensor) -> Sampled:
         """Sample with the loop of `Decoding`, which removes finished rows."""
-        # Drawn row by row from one stream, so that the division of rows into calls has no effect.
-        noise = torch.rand(len(rows), sampling.max_response_length, dtype=torch.float64, generator=generator)
         return Decoding(policy, rows, sampling, noise, synchronised=self._equal_passes).run()
 
     def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> Sampled:
@@ -223,13 +264,3 @@ class _EndRecorder:
         self.lengths = self.lengths + ~self.finished
         self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
         return self.finished
-
-
-def _check_room(policy: Policy, encoded: list[list[int]], sampling: Sampling) -> None:
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max((len(ids) for ids in encoded), default=0)
-    if limit is not None and longest + sampling.max_response_length > limit:
-        raise ValueError(
-            f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
-            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
-        )

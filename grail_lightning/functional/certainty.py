@@ -95,6 +95,40 @@ def repeat_probability(
     return _in_chunks(figures, hidden, head, token_ids, chunk_tokens)
 
 
+@torch.no_grad()
+def hellinger(
+    hidden: Tensor,
+    other_hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    other_head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+) -> tuple[Tensor, Tensor]:
+    r"""The squared Hellinger distance of two policies, and the entropy of the first one, in chunks over tokens.
+
+    .. math:: d = 1 - \sum_v \sqrt{\pi(v)\, \pi'(v)}, \qquad H = -\sum_v \pi(v) \log \pi(v)
+
+    Args:
+        hidden: ``[N, D]`` states of the first policy that predict the tokens (already shifted).
+        other_hidden: ``[N, D']``, those of the second policy.
+        head: A function from states of the first policy ``[n, D]`` to logits ``[n, V]``.
+        other_head: The same of the second policy.
+        temperature: The number by which the logits of both are divided.
+        chunk_tokens: Positions whose logits exist at one time.
+
+    Returns:
+        ``d`` in [0, 1] and ``H`` in nats, ``[N]`` each.
+    """
+    distance, entropy = [hidden.new_zeros(0, dtype=torch.float32)], [hidden.new_zeros(0, dtype=torch.float32)]
+    for states, others in zip(torch.split(hidden, chunk_tokens), torch.split(other_hidden, chunk_tokens), strict=True):
+        own = torch.log_softmax(full_precision(head(states)) / temperature, -1)
+        other = torch.log_softmax(full_precision(other_head(others)) / temperature, -1)
+        distance.append((1 - ((own + other) / 2).exp().sum(-1)).clamp(0, 1))
+        entropy.append(-(own.exp() * own).sum(-1))
+    return torch.cat(distance), torch.cat(entropy)
+
+
 def _at(table: Tensor, ids: Tensor) -> Tensor:
     """``[n]``: the entry of each token in its row of ``[n, V]``."""
     return table.gather(-1, ids[:, None]).squeeze(-1)

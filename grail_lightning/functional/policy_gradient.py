@@ -167,12 +167,13 @@ def _check_surrogate(surrogate: Surrogate, clip_low: float, clip_high: float, ra
 
 
 def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
-    r"""Truncated importance weights for rollouts that were sampled by a program other than the trainer.
+    r"""Truncated importance weights for rollouts that were sampled by another program, or with earlier weights.
 
     .. math:: c_t = \min\left(\frac{\pi_{trainer}(y_t)}{\pi_{sampler}(y_t)},\ C\right)
 
-    Both probabilities are under the weights that sampled. They differ if the sampler computes in another precision or
-    with other kernels. The result multiplies the loss of each token.
+    The trainer's probability is that from before the batch's first update. The sampler's differs if it computes in
+    another precision or with other kernels, or with the weights of a batch earlier (`execution.sample_ahead`). The
+    result multiplies the loss of each token.
 
     Args:
         trainer_logprobs: ``[B, T]``, from the training forward pass before the first update.

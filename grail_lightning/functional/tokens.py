@@ -21,16 +21,29 @@ CACHED = 2**20
 
 
 class TokenStats(NamedTuple):
-    """Log-probability and entropy of given tokens under the policy; `entropy` is None unless it was requested."""
+    """Figures of given tokens under the policy.
+
+    Attributes:
+        logprobs: The log-probability of each token.
+        entropy: The entropy of the distribution that it was drawn from; None unless requested.
+        divergence: The KL of that distribution to a teacher's; None without a teacher.
+    """
 
     logprobs: Tensor
     entropy: Tensor | None
+    divergence: Tensor | None = None
 
 
 def entropy_of(stats: TokenStats) -> Tensor:
     """The entropy, which must have been requested."""
     assert stats.entropy is not None
     return stats.entropy
+
+
+def divergence_of(stats: TokenStats) -> Tensor:
+    """The divergence from the teacher, which there must have been."""
+    assert stats.divergence is not None
+    return stats.divergence
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

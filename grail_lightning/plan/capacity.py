@@ -78,7 +78,7 @@ class Planner:
             shapes,
             placement,
             state,
-            reference=settings.objective.kl_coefficient > 0 and settings.loading.lora is None,
+            reference=settings.compares and settings.loading.lora is None,
             rollout_tokens=ranks_rows(settings, ranks)[1] * settings.width,
         )
         phases: list[Phase] = []
@@ -233,7 +233,12 @@ def tree_kernel(settings: Settings, shapes: Shapes, config: PreTrainedConfig) ->
 def own_pass(settings: Settings) -> bool:
     """Whether credit needs passes of its own; see `grail_lightning.step.assign.make_forward`."""
     credit, lora = settings.credit, settings.loading.lora
-    separate = settings.controlled or settings.objective.entropy_coefficient or (lora and lora.dropout)
+    separate = (
+        settings.controlled
+        or settings.objective.entropy_coefficient
+        or settings.objective.distillation
+        or (lora and lora.dropout)
+    )
     return credit.runs and (not credit.fused or bool(separate))
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from typing import NoReturn
 
 from grail_lightning.cli.app import mistakes_in_one_line
 from grail_lightning.cli.fit_options import fit_options
@@ -16,19 +15,12 @@ from grail_lightning.plan.seconds import read_rates
 from grail_lightning.plan.settings import read_settings
 from grail_lightning.plan.shapes import model_config
 from grail_lightning.plan.table import GIB, Plans, as_values, lines
+from grail_lightning.runtime.arguments import Parser
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 DESCRIPTION = """What a run will need of each device: memory of each phase, and seconds. No weights are loaded.
 
 All further options are those of `grail-lightning fit`, --config among them."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of users."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a `ValueError` instead of printing the usage."""
-        raise ValueError(f"{message[:1].upper()}{message[1:]}. See --help.")
 
 
 def make_parser() -> Parser:

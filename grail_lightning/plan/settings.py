@@ -34,6 +34,7 @@ class Credit:
         fused: Whether saliency may be taken from the update's own forward pass.
         refreshed: Whether it is computed before every optimiser step, not once a batch.
         known: Whether the numbers of passes are known. A user's own class may do anything.
+        compares: Whether it needs the frozen reference.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Credit:
     fused: bool = False
     refreshed: bool = False
     known: bool = True
+    compares: bool = False
 
     @property
     def runs(self) -> bool:
@@ -59,6 +61,8 @@ PASSES: dict[str, tuple[float, float]] = {
     "LESS": (1, 0),
     "UCAS": (1, 0),
     "RLSD": (2, 0),
+    "DGPO": (2, 0),
+    "AttentionRhythm": (1, 0),
 }
 
 
@@ -103,6 +107,11 @@ class Settings:
     prompts_per_batch: int = 32
     prompt_tokens: int = ASSUMED_PROMPT_TOKENS
     response_tokens: float
+
+    @property
+    def compares(self) -> bool:
+        """Whether the run needs the frozen reference."""
+        return self.objective.kl_coefficient > 0 or self.credit.compares
 
     @property
     def autocast(self) -> bool:
@@ -201,6 +210,7 @@ def _credit(given: Namespace | None) -> Credit:
         fused=name == "GRAIL" and saliency.get("fuse", True) and not refreshed,
         refreshed=refreshed,
         known=name in PASSES,
+        compares=name == "DGPO",
     )
 
 

@@ -21,6 +21,7 @@ from grail_lightning.plan.published import CONFIGS
 from grail_lightning.plan.settings import Settings
 from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.policy.adapters import add_adapters
+from grail_lightning.policy.load import checkpoint_blocks
 from grail_lightning.policy.options import read_config, resolve_policy
 from grail_lightning.policy.trees import TREE_ATTENTION
 
@@ -150,7 +151,7 @@ def build(config: PreTrainedConfig, settings: Settings, *, blocks: int | None = 
                 if parameter.requires_grad:  # On real devices peft takes the dtype of the layers.
                     parameter.data = parameter.data.to(dtype)
     if settings.loading.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_blocks(model)
     return policy.train()
 
 

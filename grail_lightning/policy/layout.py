@@ -114,6 +114,28 @@ def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
     )
 
 
+def right_padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
+    """A layout like `padded_layout` in which every row begins at the first column.
+
+    No position is without a key to attend to, so that attention maps are finite everywhere.
+    """
+    mask = attention_mask[:, :-1].bool()
+    lengths = mask.sum(1)
+    columns = torch.arange(int(lengths.max()), device=mask.device)
+    kept = columns < lengths[:, None]
+    ids = input_ids.new_zeros(kept.shape).masked_scatter(kept, input_ids[:, :-1][mask])
+    places = torch.zeros_like(mask, dtype=torch.long)
+    places[mask] = torch.arange(kept.numel(), device=mask.device).view_as(kept)[kept]
+    return TokenLayout(
+        ids=ids,
+        positions=columns.expand_as(kept),
+        response_mask=response_mask,
+        attention=lambda _: {"attention_mask": kept.long()},
+        num_tokens=int(lengths.sum()),
+        **_one_prediction_a_token(input_ids, response_mask, places),
+    )
+
+
 def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, *, flash: bool) -> TokenLayout:
     """A layout in which the valid tokens of all rows form one row. The arguments are those of `padded_layout`.
 

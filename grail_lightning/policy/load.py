@@ -66,8 +66,16 @@ def load_policy(
     if not trainable:
         policy.requires_grad_(False).eval()
     elif loading.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_blocks(model)
     return policy
+
+
+def checkpoint_blocks(model: PreTrainedModel) -> None:
+    """Recompute the activations of the decoder's blocks in the backward pass."""
+    # The name before Transformers 5.23, which vLLM does not accept yet.
+    earlier = "gradient_checkpointing_enable"
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, earlier)
+    enable({"use_reentrant": False})
 
 
 def _pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:

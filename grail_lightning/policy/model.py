@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from grail_lightning.functional.distillation import teacher_divergence
 from grail_lightning.functional.tokens import TokenStats, token_logprobs
 from grail_lightning.policy import capabilities
 from grail_lightning.policy.adapters import merge_adapters
@@ -183,9 +184,10 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
         in_place: bool = False,
+        teacher: Tensor | None = None,
         decode: Callable[[TokenLayout], Tensor] | None = None,
     ) -> TokenStats:
-        """The log-probability of each valid response token and, if requested, the entropy of its distribution.
+        """The log-probability of each valid response token and, if requested, further figures of its distribution.
 
         Args:
             layout: The layout of the rows.
@@ -193,6 +195,7 @@ class Policy(nn.Module):
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether the entropy carries a gradient.
             in_place: See `grail_lightning.policy.head.head_gradient`.
+            teacher: ``[M, D]``, a teacher's states at the predictions of the layout, for the divergence from it.
             decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
                 Sharded weights (FSDP2) are whole only inside a call of this module.
 
@@ -201,7 +204,7 @@ class Policy(nn.Module):
         """
         options = {"with_entropy": with_entropy, "entropy_gradient": entropy_gradient, "in_place": in_place}
         states = (decode or self.decode)(layout)
-        return self.score(states, layout, temperature=temperature, **options)
+        return self.score(states, layout, temperature=temperature, teacher=teacher, **options)
 
     def score(
         self,
@@ -212,10 +215,12 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
         in_place: bool = False,
+        teacher: Tensor | None = None,
     ) -> TokenStats:
         """`forward`, given the decoder's output ``[R, N, D]``. The head runs on the predictors alone, in chunks."""
+        own = layout.at_predictors(states)
         flat = token_logprobs(
-            layout.at_predictors(states),
+            own,
             self.head,
             layout.targets,
             temperature=temperature,
@@ -224,7 +229,12 @@ class Policy(nn.Module):
             entropy_gradient=entropy_gradient,
             head_gradient=head_gradient(self.model, in_place=in_place),
         )
-        return TokenStats(layout.to_rows(flat.logprobs), None if flat.entropy is None else layout.to_rows(flat.entropy))
+        divergence = None
+        if teacher is not None:
+            found = teacher_divergence(own, teacher, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens)
+            divergence = layout.to_rows(found)
+        entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
+        return TokenStats(layout.to_rows(flat.logprobs), entropy, divergence)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -284,15 +294,3 @@ class Policy(nn.Module):
             self.model.generation_config = ours
             self._report_routers(False)
         self.tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None]:
-    """Set `requires_grad` of parameters to `value` inside the context; all must have the opposite value before."""
-    for parameter in parameters:
-        parameter.requires_grad_(value)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(not value)

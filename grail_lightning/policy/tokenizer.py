@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grail_lightning.policy.options import first_line, read_config, resolve_policy
 from grail_lightning.runtime.hub import hub_or_cache
-from grail_lightning.tasks.base import Messages
+from grail_lightning.tasks.base import Messages, TokenText
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -48,10 +48,14 @@ def encode_prompt(
 ) -> list[int]:
     """The token ids of a prompt. Messages pass through the chat template if there is one; plain text is unchanged.
 
+    The ids of a `TokenText` are its own.
+
     Raises:
         ValueError: If the prompt has no token.
     """
-    if isinstance(messages, str):
+    if isinstance(messages, TokenText):
+        ids = messages.ids
+    elif isinstance(messages, str):
         ids = tokenizer(messages)["input_ids"]
     elif tokenizer.chat_template:
         text = tokenizer.apply_chat_template(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,11 @@ def world_size() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return 1
+
+
+def rank() -> int:
+    """The number of this rank, from 0."""
+    return torch.distributed.get_rank() if world_size() > 1 else 0
 
 
 def all_reduce(values: Tensor, op: str) -> Tensor:
@@ -40,6 +45,25 @@ def all_gather_objects(value: T) -> list[T]:
     gathered: list[Any] = [None] * world_size()
     torch.distributed.all_gather_object(gathered, value)
     return gathered
+
+
+def on_first_rank(make: Callable[[], T]) -> T:
+    """What the first rank makes, on every rank; or the error that it raises. A collective.
+
+    Raises:
+        ValueError: If the first rank raises it.
+    """
+    made: T | None = None
+    failed: str | None = None
+    if rank() == 0:
+        try:
+            made = make()
+        except ValueError as error:
+            failed = str(error)
+    made, failed = all_gather_objects((made, failed))[0]
+    if failed is not None:
+        raise ValueError(failed)
+    return made  # type: ignore[return-value]  # Of the first rank, which has made it.
 
 
 def sum_by_name(values: Mapping[str, float]) -> dict[str, float]:

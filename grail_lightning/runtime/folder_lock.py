@@ -21,7 +21,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def held(folder: Path, patience: float = 6 * BEAT_SECONDS) -> Iterator[None]:
+def held(folder: Path, patience: float = 6 * BEAT_SECONDS, user: str = "fit") -> Iterator[int]:
     """Lock a folder, which is created if it does not exist, against other processes.
 
     The operating system releases the lock when its process ends, for whatever reason. Some network file systems apply
@@ -31,12 +31,16 @@ def held(folder: Path, patience: float = 6 * BEAT_SECONDS) -> Iterator[None]:
     Args:
         folder: The folder to lock.
         patience: Seconds within which a live process on another host must update the file.
+        user: What uses the folder, for the message.
+
+    Yields:
+        The descriptor of the locked file. A process that inherits it keeps the folder locked after this one has died.
 
     Raises:
         ValueError: If another process has locked it.
     """
     file = folder / LOCK
-    handle = _acquire(file, patience)
+    handle = _acquire(file, patience, user)
     ended = threading.Event()
     beating = threading.Thread(target=_beat, args=(handle.fileno(), ended), daemon=True)
     try:
@@ -46,7 +50,7 @@ def held(folder: Path, patience: float = 6 * BEAT_SECONDS) -> Iterator[None]:
         json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, handle)
         handle.flush()
         beating.start()
-        yield
+        yield handle.fileno()
     finally:
         ended.set()
         if beating.ident is not None:
@@ -56,13 +60,13 @@ def held(folder: Path, patience: float = 6 * BEAT_SECONDS) -> Iterator[None]:
         handle.close()
 
 
-def _acquire(file: Path, patience: float) -> TextIO:
+def _acquire(file: Path, patience: float, user: str) -> TextIO:
     """The open lock file, locked. If a former holder removed or moved it at the same time, this tries again."""
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.open("a+")
         try:
-            _lock(file, handle, patience)
+            _lock(file, handle, patience, user)
             if _is_at(file, handle):
                 return handle
         except BaseException:
@@ -71,12 +75,12 @@ def _acquire(file: Path, patience: float) -> TextIO:
         handle.close()
 
 
-def _lock(file: Path, handle: TextIO, patience: float) -> None:
+def _lock(file: Path, handle: TextIO, patience: float, user: str) -> None:
     known = True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(_refusal(file, _holder(handle))) from None
+        raise ValueError(_refusal(file, _holder(handle), user)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -84,13 +88,13 @@ def _lock(file: Path, handle: TextIO, patience: float) -> None:
     holder = _holder(handle)
     gone = known and holder.get("host") in (None, socket.gethostname())
     if not gone and _beats(file, patience):
-        raise ValueError(_refusal(file, holder))
+        raise ValueError(_refusal(file, holder, user))
 
 
-def _refusal(file: Path, holder: dict[str, Any]) -> str:
+def _refusal(file: Path, holder: dict[str, Any], user: str) -> str:
     who = "process {pid} on {host}, since {since}".format(**{"pid": "?", "host": "?", "since": "?"} | holder)
     return (
-        f"A run must have its folder to itself, but {file.parent} is in use by another fit ({who}). Wait for it or "
+        f"A run must have its folder to itself, but {file.parent} is in use by another {user} ({who}). Wait for it or "
         "stop it, or give this run another folder: `trainer.logger.init_args.name`, or `trainer.default_root_dir` "
         "without a logger."
     )

@@ -81,7 +81,7 @@ class RunFolder:
         with held(folder):
             aside = _move_aside(folder) if any((folder / name).exists() for name in _RUN) else None
         with held(folder):
-            _mark_if_new(folder)
+            mark_if_new(folder)
             try:
                 yield
             except Exception:
@@ -105,7 +105,7 @@ class RunFolder:
             yield
             return
         with held(folder):
-            _mark_if_new(folder)
+            mark_if_new(folder)
             yield
 
     def shared(self) -> None:
@@ -113,7 +113,7 @@ class RunFolder:
         folder = self.path
         if self.trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
-            _mark_if_new(folder)
+            mark_if_new(folder)
 
 
 def unused(path: Path) -> Path:
@@ -149,7 +149,7 @@ def _check_ours(folder: Path) -> None:
         )
 
 
-def _mark_if_new(folder: Path) -> None:
+def mark_if_new(folder: Path) -> None:
     """Write the marker file into a new folder. A folder with other files gets none, so it is never moved."""
     if all(entry.name == LOCK for entry in folder.iterdir()):
         created = datetime.now().astimezone().isoformat(timespec="seconds")

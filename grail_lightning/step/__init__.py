@@ -2,13 +2,15 @@ r"""One training step. The files are listed in the order in which a step needs t
 
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
-`collect`           Prompts → sampled, graded rollouts. Groups without a learning signal may be replaced.
+`sampler`           Prompts → sampled, graded rollouts.
+`ahead`             The next batch, which an engine elsewhere may sample while this one trains.
+`collect`           The rollouts of a batch, by one of the two. Groups without a learning signal may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
 `forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `reference`         The frozen reference of the KL term.
-`old_logprobs`      Log-probabilities under the weights that sampled, by one of three rules.
+`old_logprobs`      Log-probabilities under the weights from before the update, by one of three rules.
 `update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
 `loss`              Denominators of an optimiser step, and the summand of its loss for each micro-batch.
 `optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
@@ -19,7 +21,9 @@ r"""One training step. The files are listed in the order in which a step needs t
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
     GrailModule.training_step
-    ├── collect.sample_and_grade, collect.refill      prompts → GradedBatch
+    ├── collect.collect                               prompts → GradedBatch
+    │   ├── sampler.Sampler, collect.refill           on policy, or
+    │   └── ahead.Ahead                               one batch off-policy
     ├── advantages.with_advantages                    → RolloutBatch
     ├── assign.make_forward                           → Forward or SaliencyForward, which holds the token weights
     ├── update.prepare                                → Update

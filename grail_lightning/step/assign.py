@@ -5,6 +5,8 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights
 from grail_lightning.credit.weigh import controlled, weigh
@@ -12,6 +14,7 @@ from grail_lightning.distributed.sharding import gathered
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.distillation import find_teacher
 from grail_lightning.step.forward import Forward, SaliencyForward
 from grail_lightning.step.options import Objective
 from grail_lightning.step.plan import live_rows, loss_mask
@@ -31,8 +34,8 @@ def make_forward(
     """Make the object that runs the update's forward passes, with the token weights or with what computes them there.
 
     Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It is
-    not fused with a control, which may need all weights at once; with an entropy bonus, whose gradient that pass does
-    not have; or with dropout, which saliency excludes.
+    not fused with a control, which may need all weights at once; with an entropy bonus or a teacher, whose gradients
+    that pass does not have; or with dropout, which saliency excludes.
 
     Two backward passes then follow one forward pass. Checkpointed blocks are recomputed in both, and sharded blocks
     (FSDP2) gathered in both; only the second one reaches the weights, so only it reduces gradients.
@@ -47,7 +50,9 @@ def make_forward(
         clock: The clock that counts credit as its phase ``credit``.
         share: Whether common beginnings of rows are run once.
     """
-    fused = None if control is not None or objective.entropy_coefficient else credit.as_saliency_credit()
+    teacher = find_teacher(policy, batch, objective.distillation, context.step)
+    alone = control is not None or objective.entropy_coefficient > 0 or teacher is not None
+    fused = None if alone else credit.as_saliency_credit()
     with clock.phase("credit"):
         if fused is not None and not has_dropout(policy):
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
@@ -55,13 +60,23 @@ def make_forward(
         weights = token_weights(credit, control, policy, batch, context)
     entropy_gradient = objective.entropy_coefficient > 0
     refreshed = credit.refresh == "update"
-    return Forward(policy, batch, context, weights, share=share, entropy_gradient=entropy_gradient, refreshed=refreshed)
+    return Forward(
+        policy,
+        batch,
+        context,
+        weights,
+        share=share,
+        entropy_gradient=entropy_gradient,
+        refreshed=refreshed,
+        teacher=teacher,
+    )
 
 
 def token_weights(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one."""
-    with gathered(policy):
+    frozen = context.reference if credit.needs_reference else None
+    with gathered(policy), nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
         weights = weigh(credit, policy, batch, context)
     return weights if control is None else controlled(control, weights, batch, context)

@@ -1,4 +1,4 @@
-"""Collection of a batch: sample, grade, and replace groups without a learning signal (dynamic sampling).
+"""Collection of a batch: on policy or one batch ahead; groups without a learning signal may be replaced.
 
 Shapes: ``B`` rows in ``K`` groups.
 """
@@ -11,56 +11,36 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from grail_lightning.answers import Verifier
-from grail_lightning.batch import GradedBatch, Sampling
+from grail_lightning.batch import GradedBatch
 from grail_lightning.batch.rows import join
-from grail_lightning.distributed.sharding import gathered
-from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.checks import sample_rollouts
-from grail_lightning.grading.grade import grade_and_locate
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, sum_by_name, world_size
-from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed
+from grail_lightning.step.ahead import Ahead
+from grail_lightning.step.options import Execution
+from grail_lightning.step.sampler import Sampler
 from grail_lightning.tasks.base import Prompt
 
 
-@torch.no_grad()
-def sample_and_grade(
-    prompts: list[Prompt],
-    group_size: int,
-    sampling: Sampling,
-    key: SeedKey,
-    *,
-    policy: Policy,
-    engine: RolloutEngine,
-    verifier: Verifier,
-    clock: PhaseClock,
-    rank: int,
-) -> GradedBatch:
-    """Graded responses with located answers.
+def collect(
+    prompts: list[Prompt], sampler: Sampler, ahead: Ahead, loader: object, execution: Execution, step: int
+) -> tuple[GradedBatch, dict[str, float]]:
+    """The graded rollouts of a training batch, and figures to log, over all ranks.
 
     Args:
         prompts: This rank's prompts.
-        group_size: The number of responses to each prompt.
-        sampling: The sampling options.
-        key: The key of the random numbers, together with the run's seed and the rank.
-        policy: The policy whose weights sample.
-        engine: The engine that samples.
-        verifier: The verifier that grades the answers.
-        clock: The clock of the phases ``sample`` and ``grade``.
-        rank: The index of this process among the ranks.
+        sampler: What samples and grades.
+        ahead: The batch that was sampled while the last one trained, if `execution.sample_ahead` is on.
+        loader: The training loader.
+        execution: The options of the run.
+        step: The number of optimiser steps that the policy has taken.
     """
-    with clock.phase("sample"):
-        with gathered(policy):
-            engine.update_weights(policy)
-            seed = derive_seed(run_seed(), *key, rank)
-            batch = sample_rollouts(engine, policy, prompts, group_size, sampling, seed)
-        # A rollout has the same row number in the step for any number of ranks.
-        group, place = batch.row // group_size, batch.row % group_size
-        batch = batch.replace(row=(group * world_size() + rank) * group_size + place)
-    with clock.phase("grade"):
-        return grade_and_locate(batch, verifier, policy.tokenizer)
+    if execution.sample_ahead:
+        return ahead.collect(prompts, sampler, _peekable(loader).peek, step, execution.steps_per_batch)
+    return refill(
+        sampler(prompts, ("train", step, 0)),
+        lambda further, number: sampler(further, ("train", step, number)),
+        loader,
+        execution.refill_rounds,
+    )
 
 
 def refill(
@@ -118,14 +98,33 @@ class _Refillable(Protocol):
         """The next prompts, which no batch then contains."""
 
 
-def check_loader(loader: object, rounds: int) -> None:
-    """Check that the loader supports further samplings; also called before training begins.
+@runtime_checkable
+class _Peekable(Protocol):
+    """A training loader that tells its next batch, as those of `grail_lightning.data` do."""
+
+    def peek(self) -> list[Prompt]:
+        """This rank's prompts of the next batch, which the loader still yields."""
+
+
+def check_loader(loader: object, execution: Execution) -> None:
+    """Check that the loader supports what is to be sampled beside its batches; also called before training begins.
 
     Raises:
         ValueError: If it does not.
     """
-    if rounds:
+    if execution.refill_rounds:
         _refillable(loader)
+    if execution.sample_ahead:
+        _peekable(loader)
+
+
+def _peekable(loader: object) -> _Peekable:
+    if not isinstance(loader, _Peekable):
+        raise ValueError(
+            "`execution.sample_ahead` needs a training loader that can `peek` at its next batch, but got "
+            f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to false."
+        )
+    return loader
 
 
 def _refillable(loader: object) -> _Refillable:

@@ -25,6 +25,7 @@ from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, st
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.distillation import Teacher
 
 
 class Forward:
@@ -38,6 +39,7 @@ class Forward:
         share: Whether common beginnings of rows are run once.
         entropy_gradient: Whether the entropy carries a gradient.
         refreshed: Whether the weights are replaced before each further optimiser step.
+        teacher: The teacher from which the divergence is measured in passes with gradient; None without one.
 
     Attributes:
         token_advantages: ``[B, T]``, weights included.
@@ -55,9 +57,11 @@ class Forward:
         share: bool = True,
         entropy_gradient: bool = False,
         refreshed: bool = False,
+        teacher: Teacher | None = None,
     ) -> None:
         self.policy, self.batch, self.context = policy, batch, context
         self.share, self.entropy_gradient, self.refreshed = share, entropy_gradient, refreshed
+        self.teacher = teacher
         self.token_advantages = token_advantages(batch.advantages, weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
         self.tokens_run = 0
@@ -102,6 +106,7 @@ class Forward:
             with_entropy=graph,
             entropy_gradient=self.entropy_gradient and graph,
             in_place=in_place,
+            teacher=self.teacher.states(micro, layout) if self.teacher is not None and graph else None,
         )
         self._note(micro, layout, stats)
         return stats

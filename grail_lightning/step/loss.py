@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.functional import aggregate, kl_estimate, masked_sum
 from grail_lightning.functional.policy_gradient import importance_ratio
-from grail_lightning.functional.tokens import TokenStats, entropy_of
+from grail_lightning.functional.tokens import TokenStats, divergence_of, entropy_of
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.step.options import Objective
 from grail_lightning.step.plan import Plan
@@ -42,11 +42,12 @@ class LossInputs:
 
     Attributes:
         stats: Log-probabilities ``[b, t]`` with gradient, and entropy.
-        old_logprobs: ``[b, t]``, under the weights that sampled.
+        old_logprobs: ``[b, t]``, under the weights from before the batch's first step.
         advantages: ``[b, t]``, weights included.
         mask: ``[b, t]`` bool, the tokens in the loss.
         ref_logprobs: ``[b, t]``, under the frozen reference; None without a KL term.
         sampling_logprobs: ``[b, t]``, as the engine reports them; None if it reports none.
+        distillation: ``[b, 1]``, the coefficient of the divergence from the teacher; None without one.
         sampler_weights: ``[b, t]``, the correction for a sampler that differs from the trainer; None stands for 1.
     """
 
@@ -56,6 +57,7 @@ class LossInputs:
     mask: Tensor
     ref_logprobs: Tensor | None = None
     sampling_logprobs: Tensor | None = None
+    distillation: Tensor | None = None
     sampler_weights: Tensor | None = None
 
 
@@ -89,6 +91,10 @@ def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCount
             logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own
         )
         sums["kl"] = masked_sum(kl_estimate(logprobs.detach(), inputs.ref_logprobs, objective.kl_estimator), mask)
+    if inputs.distillation is not None and objective.distillation is not None:
+        divergence = divergence_of(inputs.stats)
+        losses = losses + inputs.distillation * divergence.clamp(max=objective.distillation.clamp)
+        sums["distillation_kl"] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropy_of(inputs.stats)
     loss = aggregate(

@@ -1,4 +1,7 @@
-"""Log-probabilities under the weights that sampled the batch: the denominators of the importance ratio.
+"""Log-probabilities under the weights from before the batch's first step: the denominators of the importance ratio.
+
+These weights sampled the batch, except with `execution.sample_ahead`: the sampler had those of the batch before, for
+which `sampler_correction` corrects.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """
@@ -18,15 +21,13 @@ from grail_lightning.step.plan import Plan
 class OldLogprobs:
     """Old log-probabilities of each row, by one of three rules.
 
-    *Same weights*: in the first optimiser step the policy still has the weights that sampled. The log-probabilities of
-    the pass itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other
-    rule.
+    *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
+    itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
 
     *Recorded*: rows that the first step has scored have their log-probabilities recorded for later passes.
 
     *Computed before*: rows of later steps need their old log-probabilities before the first step changes the weights.
-    With dropout and several steps this holds for all rows: the first step has dropout, but the policy that sampled had
-    none.
+    With dropout and several steps this holds for all rows: the first step has dropout, but the sampler had none.
 
     Args:
         plan: The optimiser steps.

@@ -3,14 +3,61 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from grail_lightning.credit.shown_answer import SENTENCE, check_sentence
 from grail_lightning.functional import clipped_surrogate
 from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Surrogate, sampler_correction
+
+_AUTO_CAP = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """The options of SDPG's loss: the KL to the same policy with the answer in its prompt (arXiv 2606.04036).
+
+    Attributes:
+        coefficient: Coefficient β of the KL, in nats a token.
+        only_positive: Whether it acts on rollouts with a positive advantage alone.
+        clamp: Largest KL of a token that counts; a larger one has no gradient.
+        warm_up_steps: Optimiser steps in which β rises linearly from 0.
+        decay_steps: Optimiser steps after them in which β falls linearly to 0; null keeps it.
+        sentence: The sentence that the teacher's problem ends with; {answer} is replaced by the reference answer.
+
+    Raises:
+        ValueError: If a number is out of its range, or the sentence has no {answer}.
+    """
+
+    coefficient: float = 1e-3
+    only_positive: bool = False
+    clamp: float = 20.0
+    warm_up_steps: int = 0
+    decay_steps: int | None = None
+    sentence: str = SENTENCE
+
+    def __post_init__(self) -> None:
+        for name, value in (("coefficient", self.coefficient), ("clamp", self.clamp)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"`objective.distillation.{name}` must be finite and positive, but got {value}.")
+        if self.warm_up_steps < 0 or (self.decay_steps is not None and self.decay_steps < 1):
+            raise ValueError(
+                "`objective.distillation.warm_up_steps` must be at least 0 and `decay_steps` at least 1 or null, but "
+                f"got {self.warm_up_steps} and {self.decay_steps}."
+            )
+        check_sentence("objective.distillation.sentence", self.sentence)
+
+    def strength(self, step: int) -> float:
+        """β at an optimiser step, counted from 0."""
+        if step < self.warm_up_steps:
+            return self.coefficient * (step + 1) / (self.warm_up_steps + 1)
+        if self.decay_steps is None:
+            return self.coefficient
+        return self.coefficient * max(0.0, 1 - (step - self.warm_up_steps) / self.decay_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +79,7 @@ class Objective:
         kl_corrected: Whether the estimate is multiplied by the importance ratio, which makes its gradient correct; k1
             alone has no gradient in expectation.
         mask_truncated: Whether rollouts that hit the length limit are left out of the loss.
+        distillation: The KL to the policy with the answer in its prompt (SDPG); null is off.
     """
 
     aggregation: Aggregation = "dr_grpo"
@@ -46,6 +94,7 @@ class Objective:
     kl_estimator: Estimator = "k3"
     kl_corrected: bool = True
     mask_truncated: bool = True
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         for name in ("kl_coefficient", "entropy_coefficient"):
@@ -57,7 +106,8 @@ class Objective:
     @property
     def trains_all_rows(self) -> bool:
         """Whether rows without an advantage have a gradient, too."""
-        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
+        distils = self.distillation is not None and not self.distillation.only_positive
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or distils
 
     def token_losses(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         """`clipped_surrogate` with these options, ``[B, T]``."""
@@ -81,21 +131,25 @@ class Execution:
     Attributes:
         group_size: Number of rollouts of each prompt.
         refill_rounds: Most further samplings to replace groups that are all right or all wrong (dynamic sampling).
+        sample_ahead: Whether the next batch is sampled while this one trains, with the weights from before its update
+            (one batch off-policy). It needs `sampler_cap`, and an engine that samples elsewhere.
         updates_per_batch: Number of passes over the rollouts.
         mini_batches: Number of optimiser steps of each pass; groups are not split.
         token_budget: Most tokens of a micro-batch, padding included.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.
-        sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off.
+        sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off, auto
+            is 2 with engines that sample with a copy of the weights, such as vLLM, and off with others.
         max_grad_norm: Norm to which gradients are scaled down; null is off.
     """
 
     group_size: int = 8
     refill_rounds: int = 0
+    sample_ahead: bool = False
     updates_per_batch: int = 1
     mini_batches: int = 1
     token_budget: int = 16384
     share_prefixes: bool = True
-    sampler_cap: float | None = None
+    sampler_cap: float | Literal["auto"] | None = "auto"
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -113,9 +167,28 @@ class Execution:
                 f"`execution.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "
                 "Use null to switch it off."
             )
-        if self.sampler_cap is not None:
+        if (cap := self.correction) is not None:
             one = torch.ones(1, 1)
-            sampler_correction(one, one, self.sampler_cap)  # It checks the cap.
+            sampler_correction(one, one, cap)  # It checks the cap.
+        if self.sample_ahead and self.sampler_cap is None:
+            raise ValueError(
+                "`execution.sampler_cap` must be set with `execution.sample_ahead`, whose rollouts come from the "
+                "weights before the last update, but got null. Set it to 2."
+            )
+        if self.sample_ahead and self.refill_rounds:
+            raise ValueError(
+                f"`execution.refill_rounds` must be 0 with `execution.sample_ahead`, which has "
+                f"sampled the next prompts already, but got {self.refill_rounds}. Leave one of them out."
+            )
+
+    def for_engine(self, own_weights: bool) -> Execution:
+        """The options with `sampler_cap` decided, for an engine that samples with a copy of the weights or does not."""
+        return replace(self, sampler_cap=_AUTO_CAP if own_weights else None) if self.sampler_cap == "auto" else self
+
+    @property
+    def correction(self) -> float | None:
+        """The bound of the weights that correct for the sampler; None if they are off, or not decided yet."""
+        return None if isinstance(self.sampler_cap, str) else self.sampler_cap
 
     @property
     def steps_per_batch(self) -> int:

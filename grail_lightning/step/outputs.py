@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import TokenWeights
+from grail_lightning.evaluation.records import problem_id, sample_seed
+from grail_lightning.runtime.seeds import SeedKey
+from grail_lightning.tasks.base import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """The options with which validation and test sample; the `Evaluation` callback sets them."""
+    """The options with which validation and test sample; the `Evaluation` callback sets them.
+
+    Attributes:
+        num_samples: The number of responses to each problem.
+        sampling: Their sampling options.
+        done: The batches whose samples an interrupted evaluation has kept, by the numbers of loader and batch. They are
+            not sampled again: their step returns None.
+    """
 
     num_samples: int
     sampling: Sampling
+    done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+
+
+def validation_key(dataloader: int, batch: int) -> SeedKey:
+    """The key of the random numbers of a batch of validation, the same in every validation."""
+    return "eval", dataloader, batch
+
+
+def test_seeds(prompts: Sequence[Prompt], num_samples: int) -> list[int]:
+    """The seed of each response of a test, which depends on the problem and on the number of the sample alone."""
+    return [sample_seed(problem_id(prompt), number) for prompt in prompts for number in range(num_samples)]
 
 
 class StepOutput:

@@ -12,7 +12,9 @@ GROUPS = ("train", "policy", "credit", "speed", "val", "test")
 GROUP_OF = {
     **dict.fromkeys(("reward", "reward_std", "rewards", "accuracy", "verdict", "completions", "refill"), "train"),
     **dict.fromkeys(("frac_reward_zero_std", "frac_correct_zero_std"), "train"),
-    **dict.fromkeys(("loss", "grad_norm", "learning_rate", "kl", "clip_ratio", "sampling"), "policy"),
+    **dict.fromkeys(
+        ("loss", "grad_norm", "learning_rate", "kl", "distillation_kl", "clip_ratio", "sampling"), "policy"
+    ),
     **dict.fromkeys(("entropy", "entropy_sampled"), "policy"),
     **dict.fromkeys(("time", "step_time", "tokens_per_second", "num_tokens", "shared_tokens"), "speed"),
     "peak_memory_gb": "speed",

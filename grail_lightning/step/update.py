@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.micro_batch import MicroBatch
+from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.loss import LossInputs, count_denominators, micro_batch_loss
 from grail_lightning.step.old_logprobs import OldLogprobs
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.plan import Plan, plan_steps
-from grail_lightning.step.reference import Reference
+from grail_lightning.step.reference import reference_logprobs
 from grail_lightning.step.report import step_means
 
 Backward = Callable[[Tensor, bool], None]
@@ -91,7 +93,7 @@ class Update:
             return None if table is None else table[rows, :columns]
 
         old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.forward.batch.sampling_logprobs)
-        cap = self.execution.sampler_cap
+        cap = self.execution.correction
         if cap is not None and sampled is None:
             raise ValueError(
                 "`execution.sampler_cap` needs the log-probabilities of the sampler, but this engine reports none. Use "
@@ -104,8 +106,18 @@ class Update:
             mask=self.plan.mask[rows, :columns],
             ref_logprobs=rows_of(self.ref_logprobs),
             sampling_logprobs=sampled,
+            distillation=self._distillation(rows),
             sampler_weights=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
         )
+
+    def _distillation(self, rows: Tensor) -> Tensor | None:
+        """``[b, 1]``: β of each row; None without a teacher."""
+        options, forward = self.objective.distillation, self.forward
+        if options is None or forward.teacher is None:
+            return None
+        advantages = forward.batch.advantages[rows, None]
+        taught = advantages > 0 if options.only_positive else torch.ones_like(advantages, dtype=torch.bool)
+        return options.strength(forward.context.step) * taught
 
 
 def prepare(
@@ -123,16 +135,17 @@ def prepare(
         forward: The forward pass of the batch, with its token weights.
         objective: What is optimised.
         execution: How it is run.
-        reference: The frozen reference; None without a KL term.
+        reference: The frozen reference; None if nothing is compared with it.
         limit: The limit of a response in tokens.
         seed: The seed of the order of groups.
     """
     batch, additive = forward.batch, forward.added_rows
     plan = plan_steps(batch, objective, execution, max_response_length=limit, additive=additive, seed=seed)
     ref_logprobs = None
-    if reference is not None:
+    if reference is not None and objective.kl_coefficient:
         live = plan.live.nonzero().flatten()
-        ref_logprobs = reference.logprobs(batch, live, forward.context, share=execution.share_prefixes)
+        asked = batch, live, forward.context
+        ref_logprobs = reference_logprobs(reference, forward.policy, *asked, share=execution.share_prefixes)
     update = Update(forward, plan, objective, execution, ref_logprobs)
     before = update.old_logprobs.rows_before()
     if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.

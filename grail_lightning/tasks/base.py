@@ -105,6 +105,24 @@ class Task(ABC):
         return None
 
 
+class TokenText(str):
+    """A prompt whose token ids are given, because its text may be tokenised in another way: a response to continue.
+
+    Args:
+        text: The text, for people.
+        ids: The token ids of the prompt.
+    """
+
+    __slots__ = ("ids",)
+    ids: tuple[int, ...]
+
+    def __new__(cls, text: str, ids: Sequence[int]) -> Self:
+        """The text with its token ids."""
+        made = super().__new__(cls, text)
+        made.ids = tuple(ids)
+        return made
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """The input of the policy for one problem. It refers to its task, so that mixed datasets can be graded.

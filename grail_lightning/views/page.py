@@ -86,14 +86,14 @@ def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None)
         loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.policies["json.dumps_function"] = _json
-    style, program = _asset("page.css"), _asset("draw.js") + _asset("use.js")
+    style, program = asset("palette.css") + asset("page.css"), asset("draw.js") + asset("use.js")
     content = environment.get_template("page.html.j2").render(
         title=title,
         data=data,
         style=Markup(style),  # noqa: S704  (our own file)
         program=Markup(program),  # noqa: S704  (our own file)
-        style_hash=_hash(style),
-        program_hash=_hash(program),
+        style_hash=policy_hash(style),
+        program_hash=policy_hash(program),
     )
     return content, number
 
@@ -219,9 +219,11 @@ def _json(value: Any, **options: Any) -> str:
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of the package's templates."""
     return resources.files("grail_lightning.views").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def policy_hash(text: str) -> str:
+    """The hash by which a page's policy allows a style sheet or a program that stands in it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -184,3 +184,45 @@ def test_a_sigterm_in_the_last_batch_lets_the_run_come_to_its_end(tmp_path):
     _every_two_batches(8, *callbacks).fit(Scripted(_never_better), datamodule=_data())
     assert evaluation.last["step"] == 8
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
+
+
+class Validated(Callback):
+    """The steps at which validations came to their end, and a validation that is cut off."""
+
+    def __init__(self, cut_off=None):
+        self.steps, self.cut_off = [], cut_off
+
+    def on_validation_start(self, trainer, pl_module):
+        if trainer.global_step == self.cut_off:
+            raise ConnectionError("the machine is gone")
+
+    def on_validation_end(self, trainer, pl_module):
+        self.steps.append(trainer.global_step)
+
+
+@pytest.mark.parametrize("on_validation", [True, False])
+def test_a_validation_that_was_cut_off_is_made_up_for(on_validation, tmp_path):
+    last = LastCheckpoint(every_n_batches=1, on_validation=on_validation, folder=str(tmp_path))
+    before, after = Validated(cut_off=8), Validated()
+    with pytest.raises(ConnectionError):
+        _every_two_batches(12, Evaluation(), before, last).fit(Scripted(_never_better), datamodule=_data())
+    assert before.steps == [0, 4]
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 6, "that of the batch before"
+    last = LastCheckpoint(every_n_batches=1, on_validation=on_validation, folder=str(tmp_path))
+    _every_two_batches(12, Evaluation(), after, last).fit(
+        Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    )
+    assert after.steps == [8, 12]
+
+
+def test_a_sigterm_in_the_batch_before_a_validation_ends_the_run_after_it(tmp_path):
+    before, after = Validated(), Validated()
+    last = LastCheckpoint(folder=str(tmp_path))
+    with pytest.raises(SystemExit):
+        _every_two_batches(8, Terminate("on_train_batch_start", 2), Evaluation(), before, last).fit(
+            Scripted(_never_better), datamodule=_data()
+        )
+    _every_two_batches(8, Evaluation(), after, LastCheckpoint(folder=str(tmp_path))).fit(
+        Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    )
+    assert before.steps + after.steps == [0, 4, 8], "each validation once"

@@ -253,7 +253,7 @@ def test_a_test_after_a_fit_counts_its_own_problems_alone(capsys):
     module = Scripted(_later_right)
     trainer.fit(module, loader(prompts(2)), loader(prompts(4, "a")))
     trainer.test(module, loader(prompts(3, "a")), verbose=False)
-    assert capsys.readouterr().out.strip().splitlines()[-1].split()[:2] == ["a", "3"]
+    assert capsys.readouterr().out.strip().splitlines()[-4].split()[:2] == ["a", "3"]
 
 
 def test_a_test_with_several_samples_reports_the_spread_of_its_runs(capsys, tmp_path):
@@ -262,11 +262,14 @@ def test_a_test_with_several_samples_reports_the_spread_of_its_runs(capsys, tmp_
     evaluation = Evaluation(num_samples=2, pass_at=(2,))
     trainer = run(-1, evaluation, logger=_logger(tmp_path))
     results = trainer.test(Scripted(say), loader(prompts(2, "a")), verbose=False)
-    head, line = capsys.readouterr().out.strip().splitlines()
+    head, line, empty, second, responses = capsys.readouterr().out.strip().splitlines()
     assert "spread of runs" in head
     assert line.split()[:3] == ["a", "2", "0.750"]
     assert "0.250" in line.split()
     assert "1.000 [" in line
+    assert not empty
+    assert second.split()[:2] == ["mean", "tokens"]
+    assert responses.split()[0] == "a"
     assert results[0]["test/accuracy"] == 0.75
     assert results[0]["test/a/pass_at_2"] == 1
     assert results[0]["step"] == 0

@@ -2,7 +2,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grail_lightning.callbacks import PredictionWriter
-from grail_lightning.credit import HighEntropy, Uniform
+from grail_lightning.credit import DGPO, HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 from tests.views.test_page import data_of
 
@@ -98,6 +98,13 @@ def test_further_methods_have_columns_of_their_own_and_names_that_tell_them_apar
         for share in (0.2, 0.5):
             assert set(row[f"weights.HighEntropy share={share}"]) <= {0.0, 1.0}
             assert len(row[f"scores.HighEntropy share={share}"]) == n
+
+
+def test_a_method_that_needs_the_reference_has_to_be_the_first_one():
+    writer = PredictionWriter(compare=[DGPO()])
+    with pytest.raises(ValueError, match="`DGPO` needs the frozen reference") as error:
+        run(-1, writer).predict(Scripted(_say), loader(prompts(2)))
+    assert "--model.credit=DGPO --model.credit=Uniform" in str(error.value)
 
 
 def test_the_labelled_steps_are_there(tmp_path):

@@ -1,19 +1,48 @@
 """The golden rows as two groups of three with real prompts, and the model's own logits, one row at a time."""
 
+import copy
 import json
 
 import torch
 
 from grail_lightning.credit import CreditContext
+from grail_lightning.credit.continuations import Continuations, Continued
+from grail_lightning.policy.reference import Reference
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
 
 
-def context(step=0, budget=900, temperature=1.0, seed=0):
+class ByText(Continuations):
+    """Continuations whose outcome follows from the tokens that are kept."""
+
+    def draw(self, batch, places, number, budget):
+        found = []
+        for row, length in places:
+            right = int(batch.response_ids[row, :length].sum()) % (number + 1)
+            found.append(Continued([1.0] * right + [0.0] * (number - right), [k < right for k in range(number)]))
+        return found, number * len(places)
+
+
+def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continuations=None):
     """A context whose budget cuts the six rows into several micro-batches."""
-    generator = torch.Generator().manual_seed(seed)
-    return CreditContext(step=step, generator=generator, token_budget=budget, temperature=temperature)
+    return CreditContext(
+        step=step,
+        generator=torch.Generator().manual_seed(seed),
+        token_budget=budget,
+        temperature=temperature,
+        reference=None if reference is None else Reference(reference),
+        continuations=continuations,
+    )
+
+
+@torch.no_grad()
+def elsewhere(policy):
+    """A copy of the policy with other weights in its last block."""
+    other = copy.deepcopy(policy)
+    for parameter in other.blocks[-1].parameters():
+        parameter.mul_(1.3)
+    return other
 
 
 class Labelled(ArithmeticTask):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import RLSD
-from grail_lightning.credit.distillation import with_sentence
+from grail_lightning.credit.shown_answer import with_sentence
 from tests.credit.rollouts import context, in_groups
 from tests.tolerance import near
 

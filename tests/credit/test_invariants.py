@@ -8,11 +8,13 @@ import torch
 
 import grail_lightning.credit as credits
 from grail_lightning.credit import (
+    DGPO,
     GRAIL,
     LESS,
     RLSD,
     UCAS,
     AdvantageReweighting,
+    AttentionRhythm,
     HighEntropy,
     OARGradient,
     OARPerturbation,
@@ -20,13 +22,14 @@ from grail_lightning.credit import (
     Oracle,
     PrefixWeights,
     Product,
+    Resampled,
     TokenCredit,
     TreeAdvantage,
     Uniform,
     WarmUp,
 )
 from grail_lightning.step.advantages import token_advantages
-from tests.credit.rollouts import context, in_groups
+from tests.credit.rollouts import ByText, context, elsewhere, in_groups
 from tests.tolerance import roundings
 
 METHODS = {
@@ -46,6 +49,10 @@ METHODS = {
     "PrefixWeights": PrefixWeights,
     "OptimalBaseline": OptimalBaseline,
     "Oracle": lambda: Oracle("balanced"),
+    "AttentionRhythm": AttentionRhythm,
+    "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
+    "Resampled": lambda: Resampled(borders="lines", search="everywhere", gate="all"),
+    "DGPO": lambda: DGPO(temperature=0.05),
     "WarmUp": lambda: WarmUp(UCAS(), steps=20),
     "Product": lambda: Product(GRAIL(gate="all"), OARGradient()),
 }
@@ -63,18 +70,25 @@ def policy(golden_policy):
 
 
 @pytest.fixture(scope="module")
+def given(golden_policy):
+    """A context whose reference is another policy than the one that is trained."""
+    frozen = elsewhere(golden_policy)
+    return lambda **options: context(step=STEP, reference=frozen, continuations=ByText(), **options)
+
+
+@pytest.fixture(scope="module")
 def batch(golden_batch):
     return in_groups(golden_batch)
 
 
 @pytest.fixture(scope="module")
-def plain(policy, batch):
+def plain(policy, batch, given):
     """Each method's weights of the batch as it is, computed once."""
     found = {}
 
     def weights(name):
         if name not in found:
-            found[name] = METHODS[name]()(policy, batch, context(step=STEP))
+            found[name] = METHODS[name]()(policy, batch, given())
         return found[name]
 
     return weights
@@ -119,21 +133,21 @@ def test_weights_are_finite_and_stay_within_the_response(name, plain, batch):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_same_seed_gives_the_same_weights(name, plain, policy, batch):
-    again = METHODS[name]()(policy, batch, context(step=STEP))
+def test_the_same_seed_gives_the_same_weights(name, plain, policy, batch, given):
+    again = METHODS[name]()(policy, batch, given())
     for one, other in zip(_tensors(again), _tensors(plain(name)), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_padding_changes_nothing(name, plain, policy, batch):
+def test_padding_changes_nothing(name, plain, policy, batch, given):
     left, right = 5, 9
     pads = {"input_ids": (left, right), "attention_mask": (left, right)}
     pads |= {"response_ids": (0, right), "response_mask": (0, right)}
     wide = {n: torch.nn.functional.pad(getattr(batch, n), p) for n, p in pads.items()}
     answer = {f.name: torch.nn.functional.pad(getattr(batch.answer, f.name), (0, right)) for f in fields(batch.answer)}
     wider = batch.replace(**wide, answer=replace(batch.answer, **answer))
-    found = METHODS[name]()(policy, wider, context(step=STEP))
+    found = METHODS[name]()(policy, wider, given())
     for tensor in _tensors(found):
         assert (tensor[:, -right:] == 0).all()
     cut = replace(
@@ -145,9 +159,9 @@ def test_padding_changes_nothing(name, plain, policy, batch):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_order_of_rows_changes_nothing(name, plain, policy, batch):
+def test_the_order_of_rows_changes_nothing(name, plain, policy, batch, given):
     order = torch.tensor([4, 5, 3, 1, 0, 2])
-    found = METHODS[name]()(policy, batch.select(order), context(step=STEP))
+    found = METHODS[name]()(policy, batch.select(order), given())
     back = order.argsort()
     moved = replace(found, values=found.values[back], additive=None if found.additive is None else found.additive[back])
     assert _same(moved, plain(name), batch.response_mask)
@@ -156,23 +170,23 @@ def test_the_order_of_rows_changes_nothing(name, plain, policy, batch):
 
 @pytest.mark.parametrize("budget", [1, 4000])
 @pytest.mark.parametrize("name", METHODS)
-def test_the_token_budget_changes_nothing(name, budget, plain, policy, batch):
+def test_the_token_budget_changes_nothing(name, budget, plain, policy, batch, given):
     if name == "OARPerturbation" and budget == 1:
         batch = batch.select(torch.tensor([1]))  # one forward pass a token
-        expected = METHODS[name]()(policy, batch, context(step=STEP))
+        expected = METHODS[name]()(policy, batch, given())
     else:
         expected = plain(name)
-    found = METHODS[name]()(policy, batch, context(step=STEP, budget=budget))
+    found = METHODS[name]()(policy, batch, given(budget=budget))
     assert _same(found, expected, batch.response_mask)
 
 
 @pytest.mark.parametrize("name", NEED_A_BOX)
-def test_rows_without_a_box_are_uniform_and_counted(name, plain, policy, batch):
+def test_rows_without_a_box_are_uniform_and_counted(name, plain, policy, batch, given):
     weights = plain(name)
     assert weights.fallback.tolist() == [False, False, False, False, True, False]
     assert torch.equal(weights.values[4], batch.response_mask[4].to(weights.values))
     none = replace(batch.answer, **{f.name: torch.zeros_like(batch.response_mask) for f in fields(batch.answer)})
-    weights = METHODS[name]()(policy, batch.replace(answer=none), context(step=STEP))
+    weights = METHODS[name]()(policy, batch.replace(answer=none), given())
     assert torch.equal(weights.values, batch.response_mask.to(weights.values))
     assert weights.fallback.all()
 
@@ -183,28 +197,28 @@ def test_methods_that_need_no_box_never_fall_back(name, plain):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_batch_without_an_advantage_is_no_trouble(name, policy, batch):
-    weights = METHODS[name]()(policy, batch.replace(advantages=torch.zeros(6)), context(step=STEP))
+def test_a_batch_without_an_advantage_is_no_trouble(name, policy, batch, given):
+    weights = METHODS[name]()(policy, batch.replace(advantages=torch.zeros(6)), given())
     assert weights.values.isfinite().all()
     assert (weights.values[~batch.response_mask] == 0).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_in_training_mode_weights_are_the_same_and_everything_is_left_as_it_was(name, plain, policy, batch):
+def test_in_training_mode_weights_are_the_same_and_everything_is_left_as_it_was(name, plain, policy, batch, given):
     expected = plain(name)
     policy.train()
     for parameter in policy.parameters():
         parameter.grad = torch.full_like(parameter, 0.25)
     values = {n: p.detach().clone() for n, p in policy.named_parameters()}
     held = {f.name: t.clone() for f in fields(batch) if isinstance(t := getattr(batch, f.name), torch.Tensor)}
-    given = context(step=STEP)
-    streams = torch.get_rng_state(), given.generator.get_state()
-    assert _same(METHODS[name]()(policy, batch, given), expected, batch.response_mask)
+    told = given()
+    streams = torch.get_rng_state(), told.generator.get_state()
+    assert _same(METHODS[name]()(policy, batch, told), expected, batch.response_mask)
     assert all((p.grad == 0.25).all() and p.requires_grad for p in policy.parameters())
     assert all(torch.equal(values[n], p) for n, p in policy.named_parameters())
     assert all(module.training for module in policy.modules())
     assert all(torch.equal(t, getattr(batch, n)) for n, t in held.items()), "nothing is written into the batch"
     assert torch.equal(streams[0], torch.get_rng_state())
-    assert torch.equal(streams[1], given.generator.get_state())
+    assert torch.equal(streams[1], told.generator.get_state())
     policy.zero_grad()
     policy.eval()

@@ -11,6 +11,7 @@ import torch
 from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import BilevelOptions, CreditContext, OARPerturbation
 from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.policy.load import checkpoint_blocks
 from tests.conftest import GOLDEN
 from tests.credit.closeness import golden_error
 from tests.tolerance import assert_near, near, roundings
@@ -140,7 +141,7 @@ def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budge
 def test_sharing_the_prefix_changes_nothing(distribution, budget, golden_policy, exact_batch):
     """With several rows of uneven prompts and responses in a pass, and checkpointed blocks in training mode."""
     policy = copy.deepcopy(golden_policy).train()
-    policy.model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_blocks(policy.model)
     rows = torch.tensor([2] if budget == 300 else [1, 3])
     shared, plain = (
         perturbation_scores(

@@ -6,23 +6,27 @@ import pytest
 import torch
 
 from grail_lightning.credit import (
+    DGPO,
     GRAIL,
     LESS,
     RLSD,
     UCAS,
     AdvantageReweighting,
+    AttentionRhythm,
     HighEntropy,
     OARGradient,
     OptimalBaseline,
+    Oracle,
     PrefixWeights,
     Product,
+    Resampled,
     TokenCredit,
     TokenWeights,
     TreeAdvantage,
     WarmUp,
 )
 from grail_lightning.step.report import Tally, add_credit
-from tests.credit.rollouts import context, in_groups
+from tests.credit.rollouts import ByText, context, elsewhere, in_groups
 from tests.tolerance import assert_near
 
 
@@ -47,6 +51,10 @@ METHODS = [
     lambda: TreeAdvantage(outcome="correctness", memory=500),
     PrefixWeights,
     OptimalBaseline,
+    DGPO,
+    AttentionRhythm,
+    lambda: Oracle("balanced"),
+    lambda: Resampled(borders="entropy", gate="all"),
     Longest,
     lambda: WarmUp(Product(GRAIL(), UCAS())),
 ]
@@ -62,17 +70,28 @@ def credit_figures(batch, weights):
 # One group of two rows, and two groups.
 SHARES = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
 FIGURES = {"eligible", "at_clip", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
-FIGURES |= {"in_tree", "remembered", "gradient_energy"}
+FIGURES |= {
+    "in_tree",
+    "remembered",
+    "gradient_energy",
+    "reference_distance",
+    "attention_lookback",
+    "continued_tokens",
+    "divided",
+}
 
 
-def _one_rank(rank, folder, policy, batch):
+def _one_rank(rank, folder, policy, frozen, batch):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     mine = batch.select(SHARES[rank])
     # Ranks differ in their number of micro-batches.
-    found = [method()(policy, mine, context(budget=300 if rank else 5000)) for method in METHODS]
+    found = [
+        method()(policy, mine, context(budget=300 if rank else 5000, reference=frozen, continuations=ByText()))
+        for method in METHODS
+    ]
     reports = [credit_figures(mine, weights) for weights in found]
     torch.save(([(weights.values, weights.additive) for weights in found], reports), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -80,14 +99,15 @@ def _one_rank(rank, folder, policy, batch):
 
 def test_two_ranks_of_different_size_give_the_weights_and_figures_of_one(golden_policy, golden_batch, tmp_path):
     batch = in_groups(golden_batch).replace(group=torch.tensor([0, 0, 1, 1, 2, 2]))
+    frozen = elsewhere(golden_policy)
     # Forked: the policy is already there.
     torch.multiprocessing.start_processes(
-        _one_rank, args=(tmp_path, golden_policy, batch), nprocs=2, start_method="fork"
+        _one_rank, args=(tmp_path, golden_policy, frozen, batch), nprocs=2, start_method="fork"
     )
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     named = set()
     for k, method in enumerate(METHODS):
-        whole = method()(golden_policy, batch, context())
+        whole = method()(golden_policy, batch, context(reference=frozen, continuations=ByText()))
         expected = credit_figures(batch, whole)
         named |= {name.removeprefix("credit/") for name in expected}
         for _, reports in results:

@@ -55,6 +55,17 @@ def test_a_restored_loader_continues_with_the_next_batch(consumed):
     assert names(resumed) == expected[consumed : consumed + 3]
 
 
+@pytest.mark.parametrize("options", [{}, {"rank": 1, "world_size": 2}], ids=["one", "two"])
+def test_peeking_shows_the_next_batch_and_moves_nothing(options):
+    """Also at the end of an epoch, and behind prompts that were taken from one."""
+    loader, other = _loader(10, 4, **options), _loader(10, 4, **options)
+    for taken in (0, 0, 0, 2, 0, 0):
+        loader.take(taken), other.take(taken)
+        shown = loader.peek()
+        assert (loader.epoch, loader.offset) == (other.epoch, other.offset)
+        assert names([shown]) == names([next(iter(loader))]) == names([next(iter(other))])
+
+
 def test_a_position_holds_for_another_batch_size_and_another_number_of_ranks():
     order = flat(names(_loader(12, 4)))
     loader = _loader(12, 4)

@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 
+from grail_lightning.answers import Verifier
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.data.sources import check_path, read_table
 from tests.data.recorder import rows, write
@@ -87,7 +88,7 @@ BAD_ROWS = {
     ),
     "empty answer": ({"problem": "p", "answer": " "}, r"line 3: `answer` must not be empty"),
     "null problem": ({"problem": None, "answer": "2"}, r"line 3: `problem` must not be empty"),
-    "list": ({"problem": "p", "answer": ["2"]}, r"line 3: `answer` must be text or a number, but got \['2'\]"),
+    "list": ({"problem": ["p"], "answer": "2"}, r"line 3: `problem` must be text or a number, but got \['p'\]"),
     "not a number": ('{"problem": "p", "answer": NaN}', r"line 3: `answer` must be a finite number, but got nan"),
     "infinite": ('{"problem": "p", "answer": -Infinity}', r"line 3: `answer` must be a finite number, but got -inf"),
     "overflow": ('{"problem": "p", "answer": 1e999}', r"line 3: `answer` must be a finite number, but got inf"),
@@ -230,3 +231,70 @@ def test_a_file_name_with_a_mistyped_ending_is_not_looked_for_on_the_hub():
         check_path(DatasetSpec("train.jsnl"))
     check_path(DatasetSpec("gsm8k"))
     check_path(DatasetSpec("owner/name-v1.5"))
+
+
+def test_answers_are_what_each_benchmark_keeps(tmp_path):
+    """A number, the last box of a solution, a list of answers, and a list with one text of several answers."""
+    table = [
+        {"problem": "a", "answer": 27.0},
+        {"problem": "b", "answer": r"First \boxed{1}, then \boxed{\frac{1}{2}} cm."},
+        {"problem": "c", "answer": ["3", "5"]},
+        {"problem": "d", "answer": ["$69$,$84$"]},
+    ]
+    prompts = _load(write(tmp_path, table))
+    assert [prompt.reference for prompt in prompts] == ["27.0", r"\frac{1}{2}", "3, 5", "$69$,$84$"]
+    given = ["27", r"0.5", "5,3", "84, 69"]
+    with Verifier() as verifier:
+        verdicts = verifier.grade([(p.reference, answer) for p, answer in zip(prompts, given, strict=True)])
+    assert all(verdict.correct for verdict in verdicts), verdicts
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([], "`answer` must not be empty"),
+        (["1", ""], "`answer` must not be empty"),
+        ([["1"]], "must be text or a number"),
+    ],
+)
+def test_a_list_without_answers_is_an_error_with_its_line(answer, message, tmp_path):
+    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
+        _load(write(tmp_path, [{"problem": "a", "answer": answer}]))
+
+
+HUB = [
+    DatasetSpec(
+        "owner/one", problem="question", answer="final_answer", split="test", subset="en", name="first", limit=2
+    ),
+    DatasetSpec("owner/second", split="test"),
+]
+
+
+def test_a_folder_of_copies_takes_the_place_of_the_hub(tmp_path):
+    write(tmp_path, [{"question": f"{k}?", "final_answer": [str(k)]} for k in range(3)], "first.jsonl")
+    _parquet(tmp_path / "second.parquet", [{"problem": "1+1?", "answer": "2"}])
+    data = MathData(test=HUB, folder=str(tmp_path))
+    data.prepare_data()
+    data.setup("test")
+    prompts = [prompt for loader in data.test_dataloader() for batch in loader for prompt in batch]
+    assert [(prompt.dataset, prompt.reference) for prompt in prompts] == [
+        ("first", "0"),
+        ("first", "1"),
+        ("second", "2"),
+    ]
+
+
+def test_a_copy_may_have_the_usual_columns(tmp_path):
+    for name in ("first", "second"):
+        write(tmp_path, [{"problem": "1+1?", "answer": "2"}], f"{name}.jsonl")
+    data = MathData(test=HUB, folder=str(tmp_path))
+    data.setup("test")
+    assert [loader.prompts[0].reference for loader in data.test_dataloader()] == ["2", "2"]
+
+
+def test_a_folder_without_a_copy_says_which_file_is_asked_for(tmp_path):
+    write(tmp_path, [{"problem": "1+1?", "answer": "2"}], "first.jsonl")
+    for folder, holds in ((tmp_path, "it holds first.jsonl"), (tmp_path / "nowhere", "it is no folder")):
+        wanted = "second" if folder == tmp_path else "first"
+        with pytest.raises(ValueError, match=rf"must hold {wanted}\.jsonl \(or \.json, \.parquet\), but {holds}"):
+            MathData(test=HUB, folder=str(folder))

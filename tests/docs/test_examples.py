@@ -142,6 +142,14 @@ def test_rollouts_and_predictions_are_read(capsys):
     assert "weights.OARGradient" in capsys.readouterr().out
 
 
+def test_kept_samples_are_read(capsys):
+    options = ["--data.num_test=3", "--evaluation.num_samples=8", "--trainer.enable_progress_bar=false"]
+    main(["test", "--config=configs/quickstart.yaml", *options])
+    capsys.readouterr()
+    runpy.run_path("read_samples.py")
+    assert "arithmetic  0        0." in capsys.readouterr().out
+
+
 def test_ten_lines_of_python_train_a_policy():
     """Cut to one step; everything else is the text itself."""
     program = Path("from_python.py").read_text()

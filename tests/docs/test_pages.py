@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from grail_lightning.callbacks.choices import choices
 from grail_lightning.callbacks.prediction_columns import prediction_types
 from grail_lightning.callbacks.rollouts import _TRAINING_COLUMNS
 from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.evaluation import Sample
 from grail_lightning.metrics import STATUSES
 from tests.shell import RUN, SHORT, main
 
@@ -114,14 +116,22 @@ def test_every_option_of_the_parser_stands_on_the_page_of_options(hook, parsers)
 def test_every_logged_figure_stands_on_the_page_of_metrics(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more = ["--model.objective.kl_coefficient=0.01", "--model.execution.refill_rounds=1", "--evaluation.num_samples=2"]
-    main(["fit", *SHORT, *more, "--evaluation.pass_at=[1,2]", "--trainer.max_steps=1"])
+    main(["fit", *SHORT, *more, "--evaluation.pass_at=[1,2]", "--evaluation.maj_at=[2]", "--trainer.max_steps=1"])
     tags = EventAccumulator(str(RUN)).Reload().Tags()["scalars"]
     assert len(tags) > 60
     for tag in tags:
         name = re.sub(rf"verdict/({'|'.join(STATUSES)})$", "verdict/<status>", tag)
-        name = re.sub(r"pass_at_\d+", "pass_at_<k>", name)
+        name = re.sub(r"(pass|maj)_at_\d+", r"\1_at_<k>", name)
         name = re.sub(r"rewards/\w+/mean", "rewards/<name>/mean", name).replace("val/arithmetic/", "val/<dataset>/")
         assert f"`{name}`" in PAGES["metrics.md"], f"{tag} as `{name}`"
+
+
+def test_every_field_of_a_kept_sample_stands_on_the_page_of_files():
+    section = PAGES["files.md"].partition("\n## samples\n")[2].partition("\n## ")[0]
+    for field in fields(Sample):
+        assert f"`{field.name}`" in section, field.name
+    for entry in ("model", "engine", "sampling", "num_samples", "seed", "datasets", "grading", "created", "finished"):
+        assert f"`{entry}`" in section, entry
 
 
 @pytest.mark.parametrize("columns", [_TRAINING_COLUMNS, prediction_types([])])

@@ -7,6 +7,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.checks import sample_rollouts
+from grail_lightning.step.options import Execution
 from tests.runs import SAMPLING, TASK, batches, module, trainer
 
 PROMPTS = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3")]  # The first one is padded.
@@ -165,3 +166,32 @@ def test_a_run_stops_before_its_first_step():
     with pytest.raises(ValueError, match=r"`Mine\.generate` must return finite `sampling_logprobs` of at most 0"):
         run.fit(module(engine=Mine(), sampling=SAMPLING), batches(1))
     assert run.global_step == 0
+
+
+def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():
+    import grail_lightning.engines as engines
+
+    kinds = [getattr(engines, name) for name in engines.__all__]
+    made = {
+        kind.__name__: kind.own_weights for kind in kinds if isinstance(kind, type) and issubclass(kind, RolloutEngine)
+    }
+    assert not made.pop("HFEngine")
+    assert not made.pop("RolloutEngine"), (
+        "an engine of the user's may call the policy, whose weights must then be whole"
+    )
+    assert made
+    assert all(made.values())
+    assert Execution().for_engine(own_weights=True).correction == 2
+    assert Execution().for_engine(own_weights=False).correction is None
+    assert Execution().correction is None
+    assert Execution(sampler_cap=None).for_engine(own_weights=True).correction is None
+    assert Execution(sampler_cap=3.0).for_engine(own_weights=False).correction == 3
+
+
+def test_a_module_corrects_for_an_engine_with_a_copy_of_the_weights_unless_it_is_told_not_to():
+    class Copying(HFEngine):
+        own_weights = True
+
+    assert module(engine=Copying()).execution.correction == 2
+    assert module({"sampler_cap": None}, engine=Copying()).execution.correction is None
+    assert module().execution.correction is None

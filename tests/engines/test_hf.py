@@ -202,3 +202,30 @@ def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_thos
     # Adapters begin with a matrix of zeros, behind which the other one has no gradient yet.
     named = dict(policy.named_parameters())
     assert all(named[name].grad.any() for name in trained if "lora_A" not in name)
+
+
+def test_a_response_of_a_seed_of_its_own_depends_on_no_other_row(arithmetic):
+    """Other neighbours, other places, other calls of the loop: the same texts for the same seeds."""
+    whole, cut = HFEngine(), HFEngine(cache_tokens=120)
+    sampling = Sampling(max_response_length=40)
+    for engine in (whole, cut):
+        engine.update_weights(arithmetic)
+    seeds = [*range(300, 306)]
+    with without_ties():
+        together = whole.generate_seeded(PROMPTS, 2, sampling, seeds).texts
+        assert cut.generate_seeded(PROMPTS, 2, sampling, seeds).texts == together
+        apart = [whole.generate_seeded([PROMPTS[k]], 2, sampling, seeds[2 * k : 2 * k + 2]).texts for k in (2, 0, 1)]
+    assert together == [*apart[1], *apart[2], *apart[0]]
+    assert whole.generate_seeded(PROMPTS, 2, sampling, seeds[::-1]).texts != together
+    assert len(set(together)) > 3
+
+
+def test_an_engine_without_seeds_for_rows_draws_from_all_of_them(arithmetic):
+    engine = HFEngine(method="generate")
+    engine.update_weights(arithmetic)
+    sampling = Sampling(max_response_length=20)
+    first, again, other = (
+        engine.generate_seeded(PROMPTS, 1, sampling, s).texts for s in ([1, 2, 3], [1, 2, 3], [1, 2, 4])
+    )
+    assert first == again
+    assert first != other

@@ -1,9 +1,18 @@
+import itertools
 import math
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 
-from grail_lightning.callbacks.figures import average_interval, mean_interval
+from grail_lightning.evaluation.statistics import (
+    average_interval,
+    difference_interval,
+    holm,
+    mean_interval,
+    sign_flip_p,
+)
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 
@@ -93,3 +102,84 @@ def test_the_interval_of_an_average_adds_half_widths_in_quadrature():
     low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)])
     assert low == pytest.approx(0.25)
     assert high == pytest.approx(0.525)
+
+
+def test_weights_of_an_average_weigh_half_widths():
+    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], [0.75, 0.25])
+    assert low == pytest.approx(0.45 - math.hypot(0.75 * 0.3, 0.25 * 0.4))
+    assert high == pytest.approx(0.45 + math.hypot(0.75 * 0.03, 0.25 * 0.04))
+
+
+@pytest.mark.parametrize("better", [0, 3, 30])
+def test_for_yes_and_no_the_interval_of_a_difference_is_bonett_and_prices(better):
+    n, worse = 40, 2
+    d = np.array([1.0] * better + [-1.0] * worse + [0.0] * (n - better - worse))
+    # Bonett and Price (2012): one is added to both counts of problems that differ.
+    p12, p21 = (better + 1) / (n + 2), (worse + 1) / (n + 2)
+    half = scipy.stats.t.ppf(0.975, n - 1) * math.sqrt((p12 + p21 - (p12 - p21) ** 2) / (n + 2))
+    low, high = difference_interval(d, np.zeros(n))
+    assert (low, high) == pytest.approx((p12 - p21 - half, p12 - p21 + half))
+
+
+def test_with_many_problems_the_interval_of_a_difference_is_students():
+    d = np.random.default_rng(0).choice([-2 / 3, -1 / 3, 0, 1 / 3, 2 / 3], 50_000)
+    known = scipy.stats.ttest_1samp(d, 0).confidence_interval()
+    assert difference_interval(d, np.zeros(len(d))) == pytest.approx(tuple(known), abs=0.001 * (known[1] - known[0]))
+
+
+def test_runs_that_agree_everywhere_are_not_certainly_equal():
+    low, high = difference_interval(np.zeros(30), np.zeros(30))
+    # Of 30 problems none differs: at most 3/30 do, by the rule of three.
+    assert -high == low
+    assert 0.05 < high < 0.1
+
+
+def test_a_difference_of_all_problems_alike_has_the_noise_of_its_samples():
+    third = np.full(30, 1 / 3)
+    low, high = difference_interval(third, np.full(30, 2 / 9 / 3))
+    least = 1.96 * math.sqrt(2 / 9 / 3 / 30)
+    assert high - low > 2 * least
+    assert low < 1 / 3 < high
+
+
+def test_no_problem_has_no_difference():
+    assert all(math.isnan(limit) for limit in difference_interval([], []))
+
+
+@pytest.mark.parametrize("number", [2, 5, 9])
+def test_signs_are_enumerated_as_scipy_does(number):
+    draw = np.random.default_rng(number)
+    for _ in range(20):
+        d = draw.choice([-1.0, -2 / 3, -1 / 3, 0.1, 1 / 3, 2 / 3], number)
+        known = scipy.stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf).pvalue
+        # scipy doubles the smaller tail, which is the same: the distribution is symmetric.
+        assert sign_flip_p(np.append(d, [0.0, 0.0])) == pytest.approx(known)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (7, 3), (10, 10)])
+def test_for_yes_and_no_the_sign_flip_test_is_mcnemars(better, worse):
+    known = scipy.stats.binomtest(better, better + worse, 0.5).pvalue if better + worse else 1.0
+    assert sign_flip_p([1.0] * better + [-1.0] * worse) == pytest.approx(known)
+
+
+def test_signs_of_many_problems_are_not_enumerated():
+    assert sign_flip_p(np.ones(21)) is None
+    assert sign_flip_p(np.append(np.ones(20), np.zeros(1000))) == pytest.approx(2 / 2**20)
+
+
+def test_holm_is_the_closed_test_of_bonferronis():
+    """The corrected p-value of a hypothesis is the largest Bonferroni p-value of the sets that contain it."""
+    draw = np.random.default_rng(0)
+    for number in range(1, 7):
+        p = list(draw.random(number) ** 3)
+        sets = [s for size in range(1, number + 1) for s in itertools.combinations(range(number), size)]
+        closed = [max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(number)]
+        assert holm(p) == pytest.approx(closed)
+
+
+def test_what_was_not_tested_does_not_count_in_a_family():
+    corrected = holm([math.nan, 0.02, math.nan, 0.03])
+    assert corrected[1::2] == pytest.approx([0.04, 0.04])
+    assert math.isnan(corrected[0])
+    assert math.isnan(corrected[2])
+    assert holm([]) == []

@@ -1,0 +1,195 @@
+"""Credit from continuations: how the chance of success changes from one step of a rollout to the next (VinePPO).
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import torch
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.credit.borders import Borders, find_borders
+from grail_lightning.credit.continuations import Continuations, Place
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.collectives import all_reduce
+
+Search = Literal["bisection", "everywhere"]
+Outcome = Literal["reward", "correctness"]
+
+
+@dataclass
+class _Row:
+    """A rollout that is divided by borders, and the values that are known so far.
+
+    Attributes:
+        places: Its borders, the beginning (0) and the end of the response included.
+        values: The value at a border, by the border's index: the mean outcome of responses that continue from it.
+        lost: Whether the budget did not suffice.
+    """
+
+    row: int
+    places: list[int]
+    values: dict[int, float] = field(default_factory=dict)
+    lost: bool = False
+
+
+class Resampled(TokenCredit):
+    r"""Adds the change of value over each step, where a value is the mean outcome of continuations by the policy.
+
+    .. math:: A_{it} = A_i + c\,\bigl(V(s_{k+1}) - V(s_k)\bigr) \text{ for the tokens of step } k, \qquad
+              V(s) = \frac{1}{K} \sum_{j=1}^{K} r(\text{continuation } j \text{ from } s)
+
+    ``V`` of the beginning is the mean outcome of the group, and that of the end is the rollout's own outcome. So the
+    changes of a rollout sum to its outcome less the group's mean.
+
+    *Everywhere* draws from each border. *Bisection* looks for the first border behind which the outcome is decided: the
+    value there is nearer to the rollout's own outcome than to the group's mean. It draws from ``log2`` of the number of
+    borders; the step that ends at the border that is found has the change over that step, the others have none. It
+    assumes that the value stays on that side once it has crossed over.
+
+    Rollouts outside the gate, without an advantage, or without a border keep weight 1. So do those for which the budget
+    does not suffice, which count as fallbacks. The continuations are extra tokens: ``credit/continued_tokens`` is their
+    number over all ranks.
+
+    Args:
+        continuations: K.
+        borders: Where steps begin: behind the steps that the task labels (behind lines where it labels none), behind
+            lines, or at the tokens of highest entropy, which takes a forward pass.
+        num_borders: The number of borders of a rollout, for `borders: entropy`.
+        search: bisection or everywhere.
+        gate: Which rollouts are divided, by the sign of their advantage: negative, positive or all.
+        outcome: The outcomes ``r``: the rewards, or 1 for a right response and 0 for a wrong one.
+        scale: c, the factor of the changes.
+        advantage: Whether the group's advantage ``A_i`` is kept; without it the changes are the whole advantage, as in
+            VinePPO.
+        budget: Most tokens of all continuations for a batch on one rank. It is never exceeded: places for which it
+            might not suffice are left out, the latest places first.
+
+    Raises:
+        ValueError: For an unknown name, or a number that is too small.
+
+    Source: VinePPO, arXiv 2410.01679 (everywhere, 9 continuations); segments as in SPO, arXiv 2505.23564. Bisection is
+    ours.
+    """
+
+    needs_continuations = True
+
+    def __init__(
+        self,
+        continuations: int = 8,
+        borders: Borders = "steps",
+        num_borders: int = 8,
+        search: Search = "bisection",
+        gate: Literal["negative", "positive", "all"] = "negative",
+        outcome: Outcome = "reward",
+        scale: float = 1.0,
+        advantage: bool = True,
+        budget: int = 262_144,
+    ) -> None:
+        for name, value, allowed in (
+            ("borders", borders, ("steps", "lines", "entropy")),
+            ("search", search, ("bisection", "everywhere")),
+            ("gate", gate, ("negative", "positive", "all")),
+            ("outcome", outcome, ("reward", "correctness")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"`{name}` must be {', '.join(allowed[:-1])} or {allowed[-1]}, but got {value!r}.")
+        for name, number in (("continuations", continuations), ("num_borders", num_borders), ("budget", budget)):
+            if number < 1:
+                raise ValueError(f"`{name}` must be at least 1, but got {number}.")
+        if not 0 <= scale < float("inf"):
+            raise ValueError(f"`scale` must be finite and at least 0, but got {scale}.")
+        self.continuations, self.borders, self.num_borders = continuations, borders, num_borders
+        self.search, self.gate, self.outcome = search, gate, outcome
+        self.scale, self.advantage, self.budget = scale, advantage, budget
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
+        if context.continuations is None:
+            raise ValueError(
+                "`Resampled` needs continuations, but the context has none. Call it from a run, or pass "
+                "`CreditContext(continuations=…)`."
+            )
+        rows = self._rows(policy, batch, context)
+        spent = self._measure(rows, batch, context.continuations)
+        mask, advantages = batch.response_mask, batch.advantages
+        values, additive = mask.to(advantages.dtype), torch.zeros(mask.shape, dtype=torch.float64)
+        fallback = torch.zeros(len(batch), dtype=torch.bool)
+        for row in rows:
+            fallback[row.row] = row.lost
+            if row.lost:
+                continue
+            if not self.advantage:
+                values[row.row] = 0
+            steps = [self._around(row)] if self.search == "bisection" else pairwise(range(len(row.places)))
+            for before, after in steps:
+                change = self.scale * (row.values[after] - row.values[before])
+                additive[row.row, row.places[before] : row.places[after]] = change
+        added = additive.to(mask.device, advantages.dtype)
+        divided = sum(not row.lost for row in rows)
+        return TokenWeights(
+            values=values,
+            # In the direction of the outcome: what a step took from a wrong response, or gave to a right one.
+            scores=advantages.sign()[:, None] * added,
+            additive=added,
+            fallback=fallback.to(mask.device),
+            metrics={
+                "continued_tokens": float(all_reduce(torch.tensor(float(spent), device=mask.device), "sum")),
+                "divided": Mean(float(divided), len(batch)),
+            },
+        )
+
+    def _rows(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> list[_Row]:
+        """The rollouts inside the gate with their borders, the beginning, the end, and the values of both."""
+        sign = {"negative": batch.advantages < 0, "positive": batch.advantages > 0, "all": batch.advantages != 0}
+        inside = sign[self.gate].nonzero().flatten()
+        found = find_borders(policy, batch, context, inside, self.borders, self.num_borders)
+        outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
+        group, lengths = batch.group.cpu(), batch.response_lengths.tolist()
+        rows = []
+        for row, places in zip(inside.tolist(), found, strict=True):
+            if places:
+                ends = {0: float(outcomes[group == group[row]].mean()), len(places) + 1: float(outcomes[row])}
+                rows.append(_Row(row, [0, *places, lengths[row]], ends))
+        return rows
+
+    def _measure(self, rows: list[_Row], batch: RolloutBatch, source: Continuations) -> int:
+        """Draw until the values are known that the search needs; returns the number of sampled tokens."""
+        spent = 0
+        device = batch.response_mask.device
+        while True:
+            asked = [(row, k) for row in rows if not row.lost for k in self._unknown(row)]
+            if not all_reduce(torch.tensor(len(asked), device=device), "max"):
+                return spent
+            places = [Place(row.row, row.places[k]) for row, k in asked]
+            found, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
+            spent += tokens
+            for (row, k), drawn in zip(asked, found, strict=True):
+                if drawn is None:
+                    row.lost = True
+                    continue
+                outcomes = drawn.rewards if self.outcome == "reward" else [float(right) for right in drawn.correct]
+                row.values[k] = sum(outcomes) / len(outcomes)
+
+    def _unknown(self, row: _Row) -> list[int]:
+        """The borders whose values are needed next."""
+        last = len(row.places) - 1
+        if self.search == "everywhere":
+            return [k for k in range(1, last) if k not in row.values]
+        low, high = self._around(row)
+        return [(low + high) // 2] if high - low > 1 else []
+
+    def _around(self, row: _Row) -> tuple[int, int]:
+        """The last known border at which the outcome is open, and the next known one, where it is decided."""
+        start, end = row.values[0], row.values[len(row.places) - 1]
+        low = 0
+        for k in sorted(row.values):
+            if k and abs(row.values[k] - end) < abs(row.values[k] - start):
+                return low, k
+            low = k
+        return low, low

@@ -1,0 +1,139 @@
+"""The weights of a policy as a checkpoint of it would name them, one parameter at a time.
+
+They can be sharded by FSDP2: every rank iterates in step with the others, and a parameter is whole on each of them only
+while it is handed out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.collectives import all_reduce
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_CHUNK_ELEMENTS = 2**22
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Named = tuple[str, Tensor]
+
+
+def checkpoint_weights(policy: Policy) -> Iterator[Named]:
+    """Names and whole tensors, as `save_pretrained` would write them after LoRA adapters are merged.
+
+    Tied weights are handed out once, under the name of the first. Where the checkpoint's format splits or joins what
+    the model holds (the experts of a mixture), the parameters of one decoder block are converted together.
+
+    Every rank must exhaust the iterator: gathering a sharded parameter is a collective. Tensors may be those of the
+    policy itself and are not to be written into.
+    """
+    model = policy.model
+    merged = _merged(model)
+    yield from _converted(model, merged) if _has_conversions(model) else merged
+
+
+def _merged(model: PreTrainedModel) -> Iterator[Named]:
+    """Parameters and persistent buffers under their names without adapters, with the adapters' updates added."""
+    adapted = {f"{name}.": layer for name, layer in model.named_modules() if hasattr(layer, "base_layer")}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor) or id(value) in seen or ".lora_" in name:
+            continue
+        seen.add(id(value))
+        place, inside, rest = name.rpartition("base_layer.")
+        whole = _whole(value)
+        if inside and rest == "weight":
+            whole = _with_update(adapted[place], whole)
+        yield place + rest, whole
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The tensor without a graph, gathered from all ranks if it is sharded."""
+    from torch.distributed.tensor import DTensor
+
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _with_update(layer: Any, weight: Tensor) -> Tensor:
+    r"""A weight with the update of its active adapters, :math:`W + \sum_a s_a B_a A_a`, in the weight's dtype."""
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+            update = _whole(up) @ _whole(down)
+            turned = update.T if getattr(layer, "fan_in_fan_out", False) else update
+        elif adapter in layer.lora_embedding_A:
+            turned = (_whole(layer.lora_embedding_B[adapter]) @ _whole(layer.lora_embedding_A[adapter])).T
+        else:
+            continue
+        weight = weight + (turned * layer.scaling[adapter]).to(weight.dtype)
+    return weight
+
+
+def _has_conversions(model: PreTrainedModel) -> bool:
+    """Whether a checkpoint of this architecture names or shapes its weights in another way than the model."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return bool(getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model, add_legacy=False))
+
+
+def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Named]:
+    """The weights in the format of a checkpoint. Those of one decoder block are whole at the same time."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    block: dict[str, Tensor] = {}
+    current: str | None = None
+    for name, value in weights:
+        place = re.match(r"(.*?\.\d+\.|)", name)
+        assert place is not None
+        if block and place[0] != current:
+            yield from revert_weight_conversion(model, block).items()
+            block = {}
+        current = place[0]
+        block[name] = value
+    yield from revert_weight_conversion(model, block).items()
+
+
+def fingerprint(policy: Policy) -> Tensor:
+    """Three numbers of each parameter and buffer, ``[n, 3]`` long, of this rank's part where it is sharded.
+
+    Two are sums of its bits modulo 2^64, plain and with each row counted with its number; the third counts in-place
+    changes (`Tensor._version`). The count alone would miss optimisers that write into `parameter.data`; the sums alone
+    would miss numbers that change places within a row.
+    """
+    from torch.distributed.tensor import DTensor
+
+    tensors = {id(value): value for value in policy.model.state_dict(keep_vars=True).values()}
+    rows = []
+    for value in tensors.values():
+        if isinstance(value, Tensor):
+            part = value.detach()
+            changes = -1 if value.is_inference() else value._version
+            rows.append((*_sums(part.to_local() if isinstance(part, DTensor) else part), changes))
+    sums = torch.stack([torch.stack(row[:2]) for row in rows])
+    return torch.cat([sums, torch.tensor([[row[2]] for row in rows], device=sums.device)], 1)
+
+
+def _sums(value: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the bits, and the sum weighted by the number of the row, both long."""
+    if not value.numel():  # A rank's part of a tensor with fewer rows than there are ranks.
+        nothing = torch.zeros((), dtype=torch.long, device=value.device)
+        return nothing, nothing
+    rows = value.contiguous().reshape(len(value) if value.ndim else 1, -1)
+    bits = rows.view(_BITS[value.element_size()])
+    step = max(1, _CHUNK_ELEMENTS // bits.shape[1])
+    of_rows = torch.cat([bits[k : k + step].sum(1, dtype=torch.int64) for k in range(0, len(bits), step)])
+    return of_rows.sum(), (of_rows * torch.arange(1, len(of_rows) + 1, device=of_rows.device)).sum()
+
+
+def same_on_all_ranks(mine: Tensor, earlier: Tensor | None) -> bool:
+    """Whether the fingerprint of no rank has changed. A collective: every rank must call it."""
+    changed = earlier is None or earlier.shape != mine.shape or not torch.equal(earlier, mine)
+    return not int(all_reduce(torch.tensor(changed, dtype=torch.long, device=mine.device), "max"))

@@ -1,0 +1,202 @@
+r"""Intervals and tests of shares of solved problems. Only numpy and scipy: no torch, no files.
+
+Shapes: ``N`` problems of a dataset. A *share* is a figure of one problem in [0, 1]:
+the share of its samples that are right, or its pass@k. Its *noise* is its variance over other samples of the same
+problem (`grail_lightning.functional.pass_at_k_variance`).
+
+Problems are a random sample of a population. `grail_lightning.evaluation.comparison` adds seeds and averages.
+``docs/report.md`` tells how the methods were chosen; ``benchmarks/interval_coverage.py`` measures their coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+CONFIDENCE = 0.95
+# Up to this many problems with a difference, all their signs are enumerated (a million sums).
+MOST_ENUMERATED = 20
+Interval = tuple[float, float]
+Floats = NDArray[np.float64]
+
+
+def mean_interval(shares: ArrayLike, noise: ArrayLike) -> Interval:
+    r"""The 95 % interval of a mean over problems: Wilson's interval for the effective number of problems.
+
+    Problems are a random sample of a population, and the samples of one problem are correlated. With the mean
+    :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
+
+    .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
+
+    If all problems have the same share, the variance of the shares does not measure how much they would vary between
+    repetitions. Therefore :math:`v` is the larger of the variance of the shares and the mean of their `noise`. A share
+    in [0, 1] cannot vary more than a binary outcome, so :math:`n^*` is at least :math:`N`; for binary outcomes the
+    result is Wilson's interval. The quantiles :math:`z` and :math:`t` account for a :math:`v` that is estimated from
+    few problems.
+
+    Args:
+        shares: ``[N]`` float in [0, 1]: the solved share of each problem.
+        noise: ``[N]`` float: the variance of each share over other samples of the same problem (`pass_at_k_variance`).
+
+    Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
+    Wilson's interval it is recommended for clustered samples by Franco, Little, Louis and Slud (2019,
+    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503). The floor of :math:`v` is ours. The coverage is measured by
+    ``benchmarks/interval_coverage.py``.
+    """
+    values = np.asarray(shares, dtype=float)
+    if not len(values):
+        return math.nan, math.nan
+    number, mean = len(values), float(values.mean())
+    quantile = z_quantile((1 + CONFIDENCE) / 2)
+    effective = float(number)
+    if number > 1 and (variance := max(float(values.var(ddof=1)), float(np.mean(np.asarray(noise))))):
+        allowance = quantile / t_quantile((1 + CONFIDENCE) / 2, number - 1)
+        effective = max(effective, number * mean * (1 - mean) / variance * allowance**2)
+    squared = quantile**2
+    centre = (mean + squared / (2 * effective)) / (1 + squared / effective)
+    spread = math.sqrt(mean * (1 - mean) / effective + squared / (4 * effective**2))
+    half = quantile * spread / (1 + squared / effective)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
+    r"""The 95 % interval of a mean of paired differences: Student's, with two pseudo-problems.
+
+    Few problems may differ at all, and a variance that is estimated from them is too small. Two problems with the
+    differences +1 and −1 are therefore added, each with the weight
+    :math:`f = \max(\overline{d^2}, \text{noise}) / \overline{|d|}`, at most 1. Where every share is a yes or a no,
+    :math:`f` is 1; with several samples of each problem single differences are smaller, and so is what is added.
+
+    .. math:: \tilde d = \frac{\sum d}{N + 2f}, \quad
+        \tilde v = \max\Bigl(\frac{\sum d^2 + 2f}{N + 2f} - \tilde d^2, \text{noise}\Bigr), \quad
+        \tilde d \pm t_{N-1} \sqrt{\tilde v / (N + 2f)}
+
+    Args:
+        differences: ``[N]`` float in [−1, 1]: a problem's share in one run less that in another.
+        noise: ``[N]`` float: the sum of the variances of both shares over other samples of the same problem.
+
+    Source: for binary outcomes it is Bonett and Price's (2012, https://doi.org/10.3102/1076998611411915) with Student's
+    quantile. The weight :math:`f` is ours.
+    """
+    d, noisy = np.asarray(differences, dtype=float), np.asarray(noise, dtype=float)
+    if not len(d):
+        return math.nan, math.nan
+    centre, error, df = _padded(d, noisy)
+    half = t_quantile((1 + CONFIDENCE) / 2, df) * error
+    # The limits lie on both sides of the observed mean, however few problems there are.
+    return max(-1.0, min(centre - half, float(d.mean()))), min(1.0, max(centre + half, float(d.mean())))
+
+
+def average_interval(
+    means: Sequence[float],
+    intervals: Sequence[Interval],
+    weights: Sequence[float] | None = None,
+    least: float = 0.0,
+) -> Interval:
+    r"""The interval of an average of independent means, recovered from their own intervals.
+
+    :math:`L = \sum w_d m_d - \sqrt{\sum w_d^2 (m_d - l_d)^2}`. The upper limit is computed likewise: method of
+    variance estimates recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
+
+    Args:
+        means: One mean for each dataset.
+        intervals: The interval of each mean.
+        weights: The weight of each mean, with the sum 1; default equal weights (the simple average).
+        least: The smallest possible value: 0 for figures, −1 for differences. The largest is 1.
+    """
+    share = np.full(len(means), 1 / len(means)) if weights is None else np.asarray(weights, dtype=float)
+    centre = float(share @ np.asarray(means, dtype=float))
+    limits = zip(share, means, intervals, strict=True)
+    gaps = np.array([(part * (mean - low), part * (high - mean)) for part, mean, (low, high) in limits])
+    below, above = np.sqrt((gaps**2).sum(0))
+    return max(least, centre - float(below)), min(1.0, centre + float(above))
+
+
+def vote_noise(shares: ArrayLike, num_samples: int, k: int) -> Floats:
+    """The variance of each problem's maj@k over other samples of it: ``m (1 − m) k / n``.
+
+    Whether the k samples of a vote are right is a binary outcome; of ``n`` samples there are ``n / k`` such votes.
+
+    Args:
+        shares: ``[N]``: maj@k of each problem.
+        num_samples: The samples of each problem, ``n``.
+        k: The number of votes.
+    """
+    values: Floats = np.asarray(shares, dtype=np.float64)
+    variance: Floats = values * (1 - values) * (k / num_samples)
+    return variance
+
+
+def sign_flip_p(differences: ArrayLike) -> float | None:
+    """The exact two-sided p-value of the sign-flip test; None where too many problems differ to enumerate their signs.
+
+    If there is no difference between two runs, each problem's difference could as well have the other sign. The p-value
+    is the share of all signs with a sum at least as far from 0 as the observed one. For binary outcomes it is
+    McNemar's exact test.
+
+    Args:
+        differences: ``[N]`` float: the paired differences, which may be weighted. Zeros do not matter.
+
+    >>> sign_flip_p([0.5, 0.5, 0.0, 0.5])  # 2 of 2³ signs
+    0.25
+    """
+    values = np.asarray(differences, dtype=float)
+    values = values[values != 0]
+    if len(values) > MOST_ENUMERATED:
+        return None
+    sums = np.zeros(1)
+    for value in np.abs(values):
+        sums = np.concatenate((sums + value, sums - value))
+    # Equal sums of other orders differ by rounding.
+    tolerance = 1e-9 * float(np.abs(values).sum())
+    return float(np.mean(np.abs(sums) >= abs(float(values.sum())) - tolerance))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values of a family of tests, corrected by Holm's method. It holds for tests that depend on each other.
+
+    The i-th smallest of m p-values is multiplied by m + 1 − i; a corrected value is not below a smaller one's, and at
+    most 1. A NaN is not a test: it stays NaN and does not count.
+
+    Args:
+        p_values: The p-values of all tests, in any order.
+
+    Source: Holm, Scandinavian Journal of Statistics 6, 1979.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, dtype=float)
+    tests = np.flatnonzero(~np.isnan(p))
+    order = tests[np.argsort(p[tests], kind="stable")]
+    corrected = p.copy()
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
+    return [float(value) for value in corrected]
+
+
+def z_quantile(level: float) -> float:
+    """The quantile of the normal distribution."""
+    from scipy.special import ndtri
+
+    return float(ndtri(level))
+
+
+def t_quantile(level: float, df: float) -> float:
+    """The quantile of Student's distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, level))
+
+
+def _padded(differences: Floats, noise: Floats) -> tuple[float, float, float]:
+    """The mean with pseudo-problems, its standard error, and the degrees of freedom."""
+    number, noisy = len(differences), float(noise.mean())
+    size, squares = float(np.abs(differences).mean()), float((differences**2).sum())
+    weight = min(1.0, max(squares / number, noisy) / size) if size else 1.0
+    padded = number + 2 * weight
+    centre = float(differences.sum()) / padded
+    variance = max((squares + 2 * weight) / padded - centre**2, noisy)
+    return centre, math.sqrt(variance / padded), max(number - 1, 1)

@@ -1,0 +1,40 @@
+"""The frozen reference policy: the policy before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grail_lightning.policy.model import Policy
+
+
+class Reference:
+    """The policy before training: a frozen copy, or the trained policy without its adapters.
+
+    This is no module, because Lightning would treat it as a part of the trained module and of its checkpoints.
+
+    Args:
+        policy: The frozen copy, or the policy with adapters.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether it is the trained policy itself, with its adapters switched off."""
+        return self.policy.loading.lora is not None
+
+    @contextmanager
+    def running(self, beside: Policy) -> Iterator[Policy]:
+        """The policy that computes as the reference inside the context.
+
+        A frozen copy that is not sharded is moved to the device and the dtype of the trained policy, `beside`.
+        """
+        if self.has_adapters:
+            with self.policy.adapters_off():
+                yield self.policy
+            return
+        if not hasattr(next(self.policy.parameters()), "to_local"):
+            self.policy.to(device=beside.device, dtype=beside.model.dtype)
+        yield self.policy

@@ -1,0 +1,132 @@
+"""Runs of one method with several seeds belong together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from grail_lightning.report.runs import Run
+
+# What differs between two runs of one method: the seed, and where files are.
+_INCIDENTAL = (
+    ("seed_everything",),
+    ("ckpt_path",),
+    ("trainer", "logger"),
+    ("trainer", "default_root_dir"),
+    ("trainer", "enable_progress_bar"),
+    ("checkpoint", "dirpath"),
+    ("last_checkpoint", "folder"),
+    ("export", "folder"),
+    ("predictions", "file"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """The runs of one method.
+
+    Attributes:
+        name: Its name, which no other method of the same task has.
+        task: The sweep's name of the task; empty without one.
+        runs: One run for each seed, in the order of the seeds.
+    """
+
+    name: str
+    task: str
+    runs: tuple[Run, ...]
+
+    @property
+    def evaluated(self) -> tuple[Run, ...]:
+        """The runs that have samples."""
+        return tuple(run for run in self.runs if run.samples)
+
+    @property
+    def seeds(self) -> tuple[int | None, ...]:
+        """The seeds of all runs."""
+        return tuple(run.seed for run in self.runs)
+
+
+def find_methods(runs: Sequence[Run]) -> list[Method]:
+    """The methods of runs, in the order in which their first runs were given.
+
+    Runs belong to one method if the user gave them the same name; else if a sweep says so; else if their configs differ
+    in nothing but the seed and the places of files. A run without a config is a method of its own.
+
+    Args:
+        runs: The runs.
+
+    Raises:
+        ValueError: If two runs of one method have the same seed.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_key(run), []).append(run)
+    found: list[Method] = []
+    for members in groups.values():
+        task = members[0].task
+        name = _unused(_name(members), [method.name for method in found if method.task == task])
+        found.append(Method(name=name, task=task, runs=tuple(sorted(members, key=_by_seed))))
+    for method in found:
+        _check_seeds(method)
+    return found
+
+
+def _key(run: Run) -> str:
+    if run.name is not None:
+        return json.dumps(["name", run.task, run.name])
+    if run.sweep:
+        return json.dumps(["sweep", run.task, run.sweep["method"], run.sweep.get("point")], sort_keys=True, default=str)
+    if run.config:
+        return json.dumps(["config", _without_incidental(run.config)], sort_keys=True, default=str)
+    return json.dumps(["folder", str(run.folder.resolve())])
+
+
+def _without_incidental(config: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: dict(value) if isinstance(value, dict) else value for name, value in config.items()}
+    for *above, name in _INCIDENTAL:
+        tree = kept.get(above[0]) if above else kept
+        if isinstance(tree, dict):
+            tree.pop(name, None)
+    return kept
+
+
+def _name(members: Sequence[Run]) -> str:
+    """What the user or a sweep says; else what the names of the folders have in common."""
+    first = members[0]
+    if first.name is not None:
+        return first.name
+    if first.sweep:
+        point = first.sweep.get("point") or {}
+        return str(first.sweep["method"]) + "".join(f", {option}={value}" for option, value in point.items())
+    names = [run.folder.resolve().name for run in members]
+    if len(members) == 1:
+        return names[0]
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in same).rstrip("0123456789").rstrip("_-. ")
+    return common.removesuffix("seed").rstrip("_-. ") or names[0]
+
+
+def _unused(name: str, taken: Sequence[str]) -> str:
+    number, free = 2, name
+    while free in taken:
+        free, number = f"{name} ({number})", number + 1
+    return free
+
+
+def _by_seed(run: Run) -> tuple[bool, int]:
+    return run.seed is None, run.seed or 0
+
+
+def _check_seeds(method: Method) -> None:
+    if len(method.runs) < 2:
+        return
+    first: dict[int | None, Run] = {}
+    for run in method.runs:
+        if (other := first.setdefault(run.seed, run)) is not run:
+            raise ValueError(
+                f"Runs of one method must have different seeds, but {other.given} and {run.given} (method "
+                f"{method.name!r}) both have {run.seed}. Leave one out, or name them as methods: NAME={run.given}."
+            )

@@ -1,0 +1,269 @@
+"""The figures of methods with intervals, and their differences from a baseline.
+
+Shapes: ``N`` problems, ``n`` samples of each, ``S`` seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from grail_lightning.evaluation.comparison import Difference, Estimate, difference, estimate
+from grail_lightning.evaluation.statistics import Floats, holm, vote_noise
+from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
+from grail_lightning.report.methods import Method
+from grail_lightning.report.samples import Responses, check_comparable, common_problems, read_responses
+
+AVERAGES = ("simple average", "weighted by size")
+# The published protocol counts tokens up to this limit if the samples do not say theirs.
+_LONGEST = 1 << 20
+
+
+class Shares(NamedTuple):
+    """A figure of each problem and seed, ``[N, S]``, and its variance over other samples of the problem, ``[N, S]``."""
+
+    values: Floats
+    noise: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A figure of one method on one dataset, or averaged over datasets.
+
+    Attributes:
+        dataset: The dataset's name with the part of it that was evaluated, or one of `AVERAGES`.
+        average: Whether it is an average over datasets.
+        method: The method's name.
+        seeds: The number of its runs.
+        problems: The number of problems.
+        figure: The figure's name, such as ``acc@3``.
+        estimate: The figure.
+        difference: The difference from the baseline; None for the baseline itself, and for what is not compared.
+        corrected: The p-value, corrected by Holm's method; NaN without a difference.
+        detectable: The smallest difference that could have been shown; NaN without a difference.
+    """
+
+    dataset: str
+    average: bool
+    method: str
+    seeds: int
+    problems: int
+    figure: str
+    estimate: Estimate
+    difference: Difference | None = None
+    corrected: float = float("nan")
+    detectable: float = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """Methods on the same problems.
+
+    Attributes:
+        methods: The methods that have samples.
+        datasets: The problems' datasets.
+        labels: What a table says of each dataset: its name, and the part of it that was evaluated.
+        responses: For each method and dataset one `Responses` a seed, with the problems in the same order.
+        num_samples: The samples of each problem, ``n``.
+        longest: The largest number of tokens of a response.
+    """
+
+    methods: list[Method]
+    datasets: list[str]
+    labels: dict[str, str]
+    responses: dict[str, dict[str, list[Responses]]]
+    num_samples: int
+    longest: int
+
+
+def read_evaluated(methods: Sequence[Method], *, common: bool, votes: bool = False) -> Evaluated | None:
+    """The samples of all methods that have some; None if none has.
+
+    Args:
+        methods: The methods of one task.
+        common: Whether to keep only the problems that all runs have.
+        votes: Whether to group equal answers, for majority votes.
+
+    Raises:
+        ValueError: If the runs cannot be compared.
+    """
+    runs = [run for method in methods for run in method.evaluated]
+    if not runs:
+        return None
+    check_comparable(runs, common=common)
+    read = {id(run): read_responses(run, complete=not common, votes=votes) for run in runs}
+    problems = common_problems(list(read.values()))
+    about = runs[0].facts["datasets"]
+    responses = {
+        method.name: {
+            dataset: [read[id(run)][dataset].only(keys) for run in method.evaluated]
+            for dataset, keys in problems.items()
+        }
+        for method in methods
+        if method.evaluated
+    }
+    longest = runs[0].facts.get("sampling", {}).get("max_response_length")
+    return Evaluated(
+        methods=[method for method in methods if method.evaluated],
+        datasets=list(problems),
+        labels={name: _label(name, len(keys), about[name], common) for name, keys in problems.items()},
+        responses=responses,
+        num_samples=int(runs[0].facts["num_samples"]),
+        longest=longest if isinstance(longest, int) and longest > 0 else _LONGEST,
+    )
+
+
+def _label(name: str, number: int, about: Mapping[str, object], common: bool) -> str:
+    """The name, and which part of the dataset this is."""
+    said = []
+    if about.get("first") is not None:
+        said.append(f"first {about['first']}")
+    if common and number != about["problems"]:
+        said.append(f"{number} in common")
+    return (name or "all") + (f" ({', '.join(said)})" if said else "")
+
+
+def compared(
+    evaluated: Evaluated, baseline: str, pass_at: Sequence[int] = (), maj_at: Sequence[int] = ()
+) -> list[Line]:
+    """The lines of acc@n, of each pass@k and of each maj@k, with differences from the baseline.
+
+    The p-values of a figure are corrected within the datasets together, and within each average.
+
+    Args:
+        evaluated: The methods.
+        baseline: The name of one of them.
+        pass_at: The k of each pass@k.
+        maj_at: The k of each maj@k; for them the samples must have been read with votes.
+    """
+    figures = {f"acc@{evaluated.num_samples}": partial(_solved, k=1)}
+    figures |= {f"pass@{k}": partial(_solved, k=k) for k in pass_at}
+    figures |= {f"maj@{k}": partial(_voted, k=k) for k in maj_at}
+    found: list[Line] = []
+    for name, shares in figures.items():
+        lines = _lines(evaluated, name, shares, baseline)
+        families: dict[str, list[int]] = {}  # All datasets are one family, each average is another.
+        for place, line in enumerate(lines):
+            family = line.dataset if line.average else ""
+            families.setdefault(family, []).append(place)
+        for places in families.values():
+            lines = _corrected(lines, places)
+        found += lines
+    return found
+
+
+def described(evaluated: Evaluated) -> list[Line]:
+    """The lines of the responses themselves: mean length, and the shares that were cut and that have no answer."""
+
+    def cut(responses: Responses) -> Shares:
+        return _share_of(~responses.finished)
+
+    def without_answer(responses: Responses) -> Shares:
+        return _share_of(responses.missing)
+
+    def length(responses: Responses) -> Shares:
+        """As a share of the limit, so that it has the interval of a share."""
+        values = responses.lengths / evaluated.longest
+        return _column(values.mean(1), values.var(1) / values.shape[1])
+
+    lengths = [
+        replace(line, estimate=_scaled(line.estimate, evaluated.longest))
+        for line in _lines(evaluated, "tokens", length, None)
+    ]
+    return lengths + _lines(evaluated, "truncated", cut, None) + _lines(evaluated, "no answer", without_answer, None)
+
+
+def _lines(
+    evaluated: Evaluated, figure: str, shares: Callable[[Responses], Shares], baseline: str | None
+) -> list[Line]:
+    """One line for each dataset and method, then for each average and method."""
+    tables = {
+        (method, dataset): _joined([shares(one) for one in seeds])
+        for method, datasets in evaluated.responses.items()
+        for dataset, seeds in datasets.items()
+    }
+    sizes = {dataset: len(tables[evaluated.methods[0].name, dataset].values) for dataset in evaluated.datasets}
+    total = sum(sizes.values())
+    parts = [(label, [name], [1.0]) for name, label in evaluated.labels.items()]
+    if len(sizes) > 1:
+        weighted = [size / total for size in sizes.values()]
+        ways = ([1 / len(sizes)] * len(sizes), weighted)
+        parts += [(name, list(sizes), way) for name, way in zip(AVERAGES, ways, strict=True)]
+    by_name = {method.name: method for method in evaluated.methods}
+    found = []
+    for label, datasets, weights in parts:
+        for method in evaluated.methods:
+            ours = [tables[method.name, dataset] for dataset in datasets]
+            line = Line(
+                dataset=label,
+                average=len(datasets) > 1,
+                method=method.name,
+                seeds=len(method.evaluated),
+                problems=sum(sizes[dataset] for dataset in datasets),
+                figure=figure,
+                estimate=estimate([t.values for t in ours], [t.noise for t in ours], weights),
+            )
+            if baseline is not None and method.name != baseline:
+                theirs = [tables[baseline, dataset] for dataset in datasets]
+                line = replace(
+                    line,
+                    difference=difference(
+                        [t.values for t in ours],
+                        [t.values for t in theirs],
+                        [(a.noise, b.noise) for a, b in zip(ours, theirs, strict=True)],
+                        weights,
+                        paired_seeds=same_seeds(method, by_name[baseline]),
+                    ),
+                )
+            found.append(line)
+    return found
+
+
+def same_seeds(one: Method, two: Method) -> bool:
+    """Whether the evaluated runs of two methods have the same seeds, so that they can be paired."""
+    seeds = [[run.seed for run in method.evaluated] for method in (one, two)]
+    return seeds[0] == seeds[1] and None not in seeds[0]
+
+
+def _corrected(lines: list[Line], places: Sequence[int]) -> list[Line]:
+    tests = [(place, found) for place in places if (found := lines[place].difference) is not None]
+    corrected = holm([found.p_value for _, found in tests])
+    result = list(lines)
+    for (place, found), p_value in zip(tests, corrected, strict=True):
+        result[place] = replace(lines[place], corrected=p_value, detectable=found.detectable(len(tests)))
+    return result
+
+
+def _solved(responses: Responses, k: int) -> Shares:
+    right = torch.from_numpy(responses.correct.sum(1))
+    number = responses.correct.shape[1]
+    return _column(pass_at_k(number, right, k).numpy(), pass_at_k_variance(number, right, k).numpy())
+
+
+def _voted(responses: Responses, k: int) -> Shares:
+    assert responses.votes is not None
+    votes = [maj_at_k(v, c, k) for v, c in zip(responses.votes.tolist(), responses.correct.tolist(), strict=True)]
+    share = np.array(votes)
+    return _column(share, vote_noise(share, responses.votes.shape[1], k))
+
+
+def _share_of(samples: np.typing.NDArray[np.bool_]) -> Shares:
+    share = samples.mean(1)
+    return _column(share, share * (1 - share) / samples.shape[1])
+
+
+def _column(values: Floats, noise: Floats) -> Shares:
+    return Shares(values[:, None].astype(float), noise[:, None].astype(float))
+
+
+def _joined(seeds: Sequence[Shares]) -> Shares:
+    return Shares(np.hstack([s.values for s in seeds]), np.hstack([s.noise for s in seeds]))
+
+
+def _scaled(found: Estimate, scale: float) -> Estimate:
+    return Estimate(value=found.value * scale, low=found.low * scale, high=found.high * scale)

@@ -1,0 +1,281 @@
+"""The report as values and as tables of texts, from which every format is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grail_lightning.evaluation.comparison import Difference, Estimate
+from grail_lightning.report.curves import CURVE, Curve, End, compare_ends, other_validation, read_curves
+from grail_lightning.report.methods import Method
+from grail_lightning.report.results import Evaluated, Line, compared, described, read_evaluated
+
+MOST_STEPS = 6
+INTERVAL = "[95 %]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The report on the methods of one task.
+
+    Attributes:
+        task: The sweep's name of the task; empty without one.
+        baseline: The method with which the others are compared; None if there is only one.
+        facts: What was evaluated, in short sentences.
+        solved: The lines of accuracy and pass@k.
+        responses: The lines of the responses themselves.
+        curves: The learning curves.
+        ends: Where they end.
+        notes: What a reader has to know.
+    """
+
+    task: str
+    baseline: str | None
+    facts: list[str]
+    solved: list[Line]
+    responses: list[Line]
+    curves: list[Curve]
+    ends: list[End]
+    notes: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        title: What it shows.
+        head: The names of the columns.
+        rows: The cells.
+        words: The number of columns, from the left, that are words rather than numbers.
+        lines: What the rows show, where each shows one figure.
+    """
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    words: int
+    lines: Sequence[Line | End] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asks of a report.
+
+    Attributes:
+        baseline: The name of the method that the others are compared with; None for the first one.
+        pass_at: The k of each pass@k; None for the number of samples.
+        maj_at: The k of each maj@k.
+        common: Whether only problems that all runs have are compared.
+    """
+
+    baseline: str | None = None
+    pass_at: Sequence[int] | None = None
+    maj_at: Sequence[int] = ()
+    common: bool = False
+
+
+def make_section(methods: Sequence[Method], options: Options) -> Section:
+    """The report on the methods of one task.
+
+    Args:
+        methods: The methods.
+        options: What the user asks.
+
+    Raises:
+        ValueError: If the runs cannot be compared, or an option does not fit them.
+    """
+    evaluated = read_evaluated(methods, common=options.common, votes=bool(options.maj_at))
+    curves = read_curves(methods)
+    notes = []
+    if curves and len(methods) > 1 and (other := other_validation(methods)):
+        if evaluated is None:
+            raise ValueError(
+                f"Learning curves can be compared only on the same problems with the same sampling, but {other}. "
+                "Leave one out, or test both on the same data."
+            )
+        notes.append(f"{CURVE} is left out, since it is not comparable: {other}.")
+        curves = []
+    if shorter := [run for curve in curves for run in curve.shorter]:
+        notes.append(
+            f"Left out of the curves, since they ended before other runs of their method: {', '.join(shorter)}."
+        )
+    known = [m.name for m in (evaluated.methods if evaluated else methods)]
+    base = options.baseline if options.baseline in known else known[0]
+    several = len(methods) > 1
+    if options.baseline not in (None, base):
+        notes.append(f"The baseline is {base}: {options.baseline} has no samples here.")
+    solved = compared(evaluated, base, *_counts(options, evaluated.num_samples)) if evaluated else []
+    ends = compare_ends(curves, base)
+    return Section(
+        task=methods[0].task,
+        baseline=base if several else None,
+        facts=_facts(methods, evaluated),
+        solved=solved,
+        responses=described(evaluated) if evaluated else [],
+        curves=curves,
+        ends=ends,
+        notes=notes + _notes(methods, evaluated, [*solved, *ends]),
+    )
+
+
+def _counts(options: Options, num_samples: int) -> tuple[list[int], list[int]]:
+    """The k of each pass@k and of each maj@k."""
+    default = [num_samples] if num_samples > 1 else []
+    given = {"pass_at": default if options.pass_at is None else options.pass_at, "maj_at": options.maj_at}
+    for name, numbers in given.items():
+        for k in numbers:
+            if not 1 <= k <= num_samples:
+                raise ValueError(
+                    f"`--{name}` must lie between 1 and the {num_samples} samples of each problem, but got {k}."
+                )
+    return sorted(set(given["pass_at"])), sorted(set(given["maj_at"]))
+
+
+def _facts(methods: Sequence[Method], evaluated: Evaluated | None) -> list[str]:
+    if evaluated is None:
+        return [f"{sum(len(method.runs) for method in methods)} runs, none of which has kept samples."]
+    first = evaluated.methods[0].evaluated[0]
+    sampling = first.facts.get("sampling")
+    options = sampling if isinstance(sampling, dict) else {}
+    said = ", ".join(f"{name} {value}" for name, value in options.items() if value not in ([], None))
+    total = sum(len(keys[0].keys) for keys in next(iter(evaluated.responses.values())).values())
+    counted = f"{total} problems x {evaluated.num_samples} samples"
+    return [f"{counted}; {said}." if said else f"{counted}."]
+
+
+def _notes(methods: Sequence[Method], evaluated: Evaluated | None, lines: Sequence[Line | End]) -> list[str]:
+    notes = ["[low, high] is a 95 % interval."]
+    found: list[Difference] = [line.difference for line in lines if line.difference is not None]
+    if found:
+        problems = "over problems, and over seeds where both methods have the same" if evaluated else "over seeds"
+        families = ": the datasets of a figure together, each average by itself" if evaluated else ""
+        notes += [
+            f"Differences are paired {problems}. p is two-sided; p (Holm) is corrected for the number of comparisons"
+            f"{families}.",
+            "detectable: a true difference of this size would be found with a probability of 80 %, after the "
+            "correction. Smaller ones cannot be told from none by such runs.",
+        ]
+    if evaluated is None:
+        return notes
+    if len(evaluated.methods) > 1 and any(line.seeds is None for line in found):
+        notes.append("A method with one seed is compared as that one run: other seeds may differ by more.")
+    runs = [f"{m.name} ({len(m.evaluated)} of {len(m.runs)})" for m in methods if len(m.evaluated) < len(m.runs)]
+    if runs:
+        notes.append(f"Not all runs have samples: {', '.join(runs)}.")
+    return notes + _same_weights(evaluated)
+
+
+def _same_weights(evaluated: Evaluated) -> list[str]:
+    """A note about runs that evaluated the same policy, such as the one before training."""
+    first: dict[str, str] = {}
+    for method in evaluated.methods:
+        for run in method.evaluated:
+            model = run.facts.get("model")
+            digest = model.get("digest") if isinstance(model, dict) else None
+            if isinstance(digest, str) and first.setdefault(digest, run.given) != run.given:
+                return [
+                    f"{first[digest]} and {run.given} evaluated the same weights. If they should not have, test again "
+                    "with --ckpt_path or with the --model.policy of each run."
+                ]
+    return []
+
+
+def tables(section: Section) -> list[Table]:
+    """The tables of a section."""
+    found = []
+    for figure in dict.fromkeys(line.figure for line in section.solved):
+        lines = [line for line in section.solved if line.figure == figure]
+        found.append(_solved_table(figure, lines, section.baseline))
+    if section.responses:
+        found.append(_responses_table(section.responses))
+    if section.ends:
+        found += [_ends_table(section.ends, section.baseline), _curves_table(section.curves)]
+    return found
+
+
+def _tested(line: Line | End, baseline: str | None) -> list[str]:
+    """The cells of a comparison."""
+    if line.method == baseline:
+        return ["baseline", "", "", ""]
+    if line.difference is None:
+        return [""] * 4
+    shown = interval(line.difference, signed=True)
+    detectable = ">1" if line.detectable > 1 else f"{line.detectable:.3f}"  # No difference is that large.
+    return [shown, p_text(line.difference.p_value), p_text(line.corrected), detectable]
+
+
+def _comparison_head(baseline: str | None) -> list[str]:
+    return [] if baseline is None else [f"difference {INTERVAL}", "p", "p (Holm)", "detectable"]
+
+
+def _solved_table(figure: str, lines: Sequence[Line], baseline: str | None) -> Table:
+    rows = [
+        [line.dataset, line.method, str(line.problems), str(line.seeds), interval(line.estimate)]
+        + (_tested(line, baseline) if baseline is not None else [])
+        for line in lines
+    ]
+    head = ["", "method", "problems", "seeds", f"{figure} {INTERVAL}", *_comparison_head(baseline)]
+    title = figure if baseline is None else f"{figure}, and differences from {baseline}"
+    return Table(title=title, head=head, rows=_sparse(rows), words=2, lines=lines)
+
+
+def _responses_table(lines: Sequence[Line]) -> Table:
+    """One row for each dataset and method, one column for each figure."""
+    figures = list(dict.fromkeys(line.figure for line in lines))
+    cells: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        digits = 1 if line.figure == "tokens" else 3
+        cells.setdefault((line.dataset, line.method), []).append(interval(line.estimate, digits=digits))
+    rows = [[dataset, method, *found] for (dataset, method), found in cells.items()]
+    head = ["", "method", *(f"{figure} {INTERVAL}" for figure in figures)]
+    return Table(
+        title="responses: mean length, share cut, share without an answer", head=head, rows=_sparse(rows), words=2
+    )
+
+
+def _ends_table(ends: Sequence[End], baseline: str | None) -> Table:
+    rows = [
+        [end.method, str(end.seeds), interval(end.estimate)] + (_tested(end, baseline) if baseline is not None else [])
+        for end in ends
+    ]
+    head = ["method", "seeds", f"{CURVE} {INTERVAL}", *_comparison_head(baseline)]
+    title = f"{CURVE} at step {ends[0].step}, over seeds on the same problems"
+    return Table(title=title, head=head, rows=rows, words=1, lines=ends)
+
+
+def _curves_table(curves: Sequence[Curve]) -> Table:
+    common = sorted(set.intersection(*(set(curve.steps) for curve in curves)))
+    number = min(MOST_STEPS, len(common))
+    steps = [common[round(k * (len(common) - 1) / max(number - 1, 1))] for k in range(number)]
+    rows = []
+    for curve in curves:
+        band = dict(zip(curve.steps, curve.band, strict=True))
+        rows.append([curve.method, *(interval(band[step]) for step in steps)])
+    head = ["method", *(f"step {step}" for step in steps)]
+    return Table(title=f"{CURVE} in training, mean over seeds", head=head, rows=rows, words=1)
+
+
+def _sparse(rows: list[list[str]]) -> list[list[str]]:
+    """A dataset is named once, in its first row."""
+    return [["", *row[1:]] if number and row[0] == rows[number - 1][0] else row for number, row in enumerate(rows)]
+
+
+def interval(found: Estimate, *, signed: bool = False, digits: int = 3) -> str:
+    """A figure with its interval, as ``0.412 [0.380, 0.445]``; without an interval the figure alone."""
+    sign = "+" if signed else ""
+
+    def number(value: float) -> str:
+        return f"{value + 0.0:{sign}.{digits}f}"
+
+    if math.isnan(found.low):
+        return number(found.value)
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+
+
+def p_text(value: float) -> str:
+    """A p-value with three digits; empty for NaN."""
+    if math.isnan(value):
+        return ""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

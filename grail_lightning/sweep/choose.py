@@ -1,0 +1,84 @@
+"""The choice of the best point of a grid, on runs that are not reported."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grail_lightning.sweep.grid import Choice, Run, Study, described
+
+FILE = "choice.json"
+
+
+def choose(study: Study, group: tuple[str, str]) -> dict[str, Any]:
+    """The point with the largest mean figure over the choosing seeds, for a method on a task.
+
+    The first of several equal ones is taken. A run whose figure is not finite counts as −∞. What was chosen, and from
+    which figures, is written to ``choice.json`` in the folder of the runs that choose.
+
+    Args:
+        study: The sweep.
+        group: The method and the task.
+
+    Raises:
+        ValueError: If a run has no such curve.
+    """
+    assert study.choice is not None
+    points: dict[str, dict[str, Any]] = {}
+    figures: dict[str, list[float]] = {}
+    for run in study.runs:
+        if run.choosing and run.group == group:
+            assert run.point is not None
+            points[described(run.point)] = dict(run.point)
+            figures.setdefault(described(run.point), []).append(figure(run, study.choice))
+    best = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
+    _note(study.choosing_folder / FILE, group, best, figures)
+    return points[best]
+
+
+def told(point: dict[str, Any], group: tuple[str, str], study: Study) -> str:
+    """The choice in words. A point at the edge of its grid is said to be there: a better one may lie outside."""
+    runs = [run for run in study.runs if run.choosing and run.group == group]
+    edges = []
+    for name, value in point.items():
+        values = [run.point[name] for run in runs if run.point is not None]
+        numbers = all(isinstance(number, (int, float)) for number in values) and len(set(values)) > 2
+        if numbers and value in (min(values), max(values)):
+            edges.append(name.rpartition(".")[2])
+    at_edge = f" ({', '.join(edges)} at the edge of the grid)" if edges else ""
+    return f"{group[0]}, {group[1]}: {described(point)} is best of the grid on the choosing seeds{at_edge}"
+
+
+def figure(run: Run, choice: Choice) -> float:
+    """What a run is chosen by: the last value of its curve, or the mean over the curve.
+
+    A run that was resumed has logged some steps twice, with the same values; the newest counts.
+
+    Raises:
+        ValueError: If the run has no such curve.
+    """
+    events = EventAccumulator(str(run.folder), size_guidance={"scalars": 0}).Reload()
+    if choice.by not in events.Tags()["scalars"]:
+        raise ValueError(
+            f"`choose.by` must be the tag of a curve of each run, but {run.folder} has no {choice.by!r} in its event "
+            "files. Correct it, and give the runs a TensorBoardLogger."
+        )
+    values = list({event.step: event.value for event in events.Scalars(choice.by)}.values())
+    found = values[-1] if choice.statistic == "last" else sum(values) / len(values)
+    return found if math.isfinite(found) else -math.inf
+
+
+def _note(file: Path, group: tuple[str, str], best: str, figures: dict[str, list[float]]) -> None:
+    try:
+        known = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        known = []
+    entry = {"method": group[0], "task": group[1], "chosen": best, "figures": figures}
+    kept = [other for other in known if (other["method"], other["task"]) != group]
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(json.dumps([*kept, entry], indent=1) + "\n")
+    part.replace(file)

@@ -1,0 +1,47 @@
+"""The script with which SLURM runs a sweep, one task of a job array for each run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from grail_lightning.sweep.plan import Planned
+
+
+def script(file: Path, output: Path | None, plans: Sequence[Planned]) -> str:
+    """An sbatch script for these runs, to be adapted to the cluster.
+
+    Args:
+        file: The file of the sweep.
+        output: The folder that `--output` gives; None without it.
+        plans: All of its runs, in their order.
+    """
+    devices = max(plan.devices for plan in plans)
+    gpu = any(plan.on_gpu for plan in plans)
+    given = ["--output", str(output)] if output is not None else []
+    command = shlex.join([sys.executable, "-m", "grail_lightning.sweep", str(file), *given])
+    choosing = sum(plan.run.choosing for plan in plans)
+    last = len(plans) - 1
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={file.stem}",
+        f"#SBATCH --array=0-{last}",
+        "#SBATCH --ntasks=1",
+        f"#SBATCH --cpus-per-task={4 * devices if gpu else devices}",
+        *([f"#SBATCH --gpus={devices}"] if gpu else []),
+        "#SBATCH --time=12:00:00",
+        "#SBATCH --signal=B:TERM@600",
+        f"#SBATCH --output={file.stem}_%a.out",
+        f"# One task for each of the {len(plans)} runs. Submitted again, it goes on with those that are not finished.",
+    ]
+    if choosing:
+        lines += [
+            f"# The first {choosing} choose the points of the others, which are submitted behind them:",
+            f"#   sbatch --array=0-{choosing - 1} SCRIPT",
+            f"#   sbatch --array={choosing}-{last} --dependency=afterok:JOB SCRIPT",
+        ]
+    # `exec`, so that the signal before the end reaches the sweep, which lets its run save.
+    lines += [f"cd {shlex.quote(str(Path.cwd()))}", f'exec {command} --index "$SLURM_ARRAY_TASK_ID"']
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""DGPO against loops over the logits of the policy and of its reference."""
+
+import math
+
+import pytest
+import torch
+
+from grail_lightning.credit import DGPO, Product, Uniform, WarmUp
+from tests.credit.rollouts import context, elsewhere, in_groups, row_logits
+from tests.runs import Watch, batches, module, trainer
+from tests.tolerance import near
+
+TEMPERATURE = 0.7
+
+
+@pytest.fixture(scope="module")
+def batch(golden_batch):
+    return in_groups(golden_batch)
+
+
+@pytest.fixture(scope="module")
+def reference(golden_policy):
+    return elsewhere(golden_policy)
+
+
+def _scores(policy, reference, batch, row, power):
+    """The scores of a row's tokens, as a list."""
+    found = []
+    for own, other in zip(row_logits(policy, batch, row), row_logits(reference, batch, row), strict=True):
+        p, q = (torch.softmax(z / TEMPERATURE, -1).tolist() for z in (own, other))
+        overlap = sum(math.sqrt(a * b) for a, b in zip(p, q, strict=True))
+        entropy = -sum(a * math.log(a) for a in p) / math.log(len(p))
+        found.append((1 - overlap) * entropy**power)
+    return found
+
+
+@pytest.mark.parametrize("power", [1.0, 0.0, 2.0])
+def test_weights_are_those_of_the_formula(power, golden_policy, reference, batch):
+    given = context(temperature=TEMPERATURE, reference=reference)
+    weights = DGPO(entropy_power=power, temperature=0.1)(golden_policy, batch, given)
+    for row in range(5):
+        scores = _scores(golden_policy, reference, batch, row, power)
+        total = sum(math.exp(s / 0.1) for s in scores)
+        expected = [len(scores) * math.exp(s / 0.1) / total for s in scores]
+        assert weights.values[row, : len(scores)].tolist() == near(expected, 300, torch.float32, scale=2.0)
+        assert max(expected) > 1.05
+    assert torch.equal(weights.values[5], batch.response_mask[5].to(weights.values.dtype)), "no advantage"
+
+
+def test_the_policy_itself_as_the_reference_gives_uniform_weights(golden_policy, batch):
+    given = context(reference=golden_policy)
+    found = DGPO()(golden_policy, batch, given).values
+    assert found[batch.response_mask].tolist() == near([1.0] * int(batch.response_mask.sum()), 1000, torch.float32)
+
+
+def test_composed_methods_need_what_their_parts_need():
+    assert WarmUp(DGPO()).needs_reference
+    assert Product(Uniform(), DGPO()).needs_reference
+    assert not Product(Uniform(), Uniform()).needs_reference
+
+
+def test_without_a_reference_it_says_so(golden_policy, batch):
+    with pytest.raises(ValueError, match="`DGPO` needs the frozen reference, but the context has none"):
+        DGPO()(golden_policy, batch, context())
+
+
+def test_a_run_keeps_the_policy_before_training_as_the_reference():
+    watch, ours = Watch(), module(credit=DGPO())
+    trainer(3, watch).fit(ours, batches(3, size=8))
+    assert ours.reference is not None
+    first, *_, last = (output.weights.scores.abs().max().item() for output in watch.outputs)
+    assert first < 1e-5, "at the first step the policy is the reference"
+    assert last > 10 * first
+    assert last > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"entropy_power": -1.0}, "`entropy_power` must be finite and ≥ 0, but got -1"),
+        ({"temperature": 0.0}, "`temperature` must be finite and positive, but got 0.0"),
+    ],
+)
+def test_a_wrong_option_is_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        DGPO(**options)

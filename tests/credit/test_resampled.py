@@ -1,0 +1,263 @@
+"""Resampled credit: its searches against tables of values, its borders, and continuations of the packaged policy."""
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+
+from grail_lightning.answers import Verifier
+from grail_lightning.credit import Resampled
+from grail_lightning.credit.borders import find_borders
+from grail_lightning.credit.continuations import Continuations, Continued, Place
+from grail_lightning.engines import HFEngine
+from grail_lightning.policy import load_policy
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.sampler import Sampler
+from tests.batches import rollouts
+from tests.credit.rollouts import context, row_logits
+from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights
+
+
+class Table(Continuations):
+    """Continuations whose mean outcome at each place is given; it counts what is asked."""
+
+    def __init__(self, values, tokens=1):
+        self.values, self.tokens, self.asked = values, tokens, []
+
+    def draw(self, batch, places, number, budget):
+        self.asked.append(list(places))
+        found, spent = [], 0
+        for place in places:
+            if spent + self.tokens * number > budget:
+                found.append(None)
+                continue
+            spent += self.tokens * number
+            right = round(self.values(place) * number)
+            outcomes = [1.0] * right + [0.0] * (number - right)
+            found.append(Continued(outcomes, [o > 0 for o in outcomes]))
+        return found, spent
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("arithmetic").eval()
+
+
+@pytest.fixture(scope="module")
+def batch(policy):
+    """Two groups of four rollouts of the packaged policy; the first of each is counted as right."""
+    made = sampled(policy, problems(2), 4, SAMPLING, seed=3)
+    return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * 2), tokenizer=policy.tokenizer)
+
+
+def given(source):
+    return replace(context(), continuations=source)
+
+
+def _lines(batch, policy, row):
+    """The number of tokens up to and with each line end, by decoding ever longer beginnings."""
+    ids = batch.response_ids[row, : batch.response_lengths[row]].tolist()
+    ends, lines = [], 0
+    for length in range(1, len(ids)):
+        found = policy.tokenizer.decode(ids[:length]).count("\n")
+        if found > lines:
+            ends.append(length)
+        lines = found
+    return ends
+
+
+def test_lines_end_where_the_decoded_text_has_one_more(policy, batch):
+    rows = torch.arange(len(batch))
+    found = find_borders(policy, batch, context(), rows, "lines", 0)
+    assert found == [_lines(batch, policy, row) for row in range(len(batch))]
+    assert all(found)
+
+
+def test_steps_are_those_that_the_task_labels(policy, batch):
+    found = find_borders(policy, batch, context(), torch.arange(len(batch)), "steps", 0)
+    for row, places in enumerate(found):
+        prompt = batch.prompts[row]
+        ids = batch.response_ids[row].tolist()
+        steps = prompt.task.label_steps(batch.texts[row], prompt)
+        texts = [policy.tokenizer.decode(ids[:place]) for place in places]
+        assert texts == [batch.texts[row][: step.stop] for step in steps][: len(texts)]
+        assert len(texts) >= len(steps) - 1
+
+
+def test_choices_are_the_tokens_of_highest_entropy(policy, batch):
+    (found,) = find_borders(policy, batch, context(), torch.tensor([5]), "entropy", 3)
+    entropies = [torch.distributions.Categorical(logits=z).entropy().item() for z in row_logits(policy, batch, 5)]
+    ranked = sorted(range(1, len(entropies)), key=lambda t: -entropies[t])
+    assert found == sorted(ranked[:3])
+
+
+def test_everywhere_adds_the_change_of_each_step(policy, batch):
+    """Row 1 is wrong; its group has 1 of 4 right. The value at a border is 1 over the number of kept tokens."""
+    source = Table(lambda place: 1 / place.length)
+    made = Resampled(512, borders="lines", search="everywhere")(policy, batch, given(source))
+    for row in (1, 2, 3, 5, 6, 7):
+        places = _lines(batch, policy, row)
+        values = [0.25, *(round(512 / p) / 512 for p in places), 0.0]
+        borders = [0, *places, int(batch.response_lengths[row])]
+        expected = []
+        for k in range(len(borders) - 1):
+            expected += [values[k + 1] - values[k]] * (borders[k + 1] - borders[k])
+        assert made.additive[row, : len(expected)].tolist() == pytest.approx(expected)
+    assert (made.additive[[0, 4]] == 0).all(), "right rollouts are outside the gate"
+    assert torch.equal(made.values, batch.response_mask.to(made.values.dtype))
+    assert len(source.asked) == 1
+
+
+@pytest.mark.parametrize("fatal", [1, 2, 3])
+def test_bisection_finds_the_first_border_behind_which_success_is_lost(fatal, policy, batch):
+    places = {row: _lines(batch, policy, row) for row in range(len(batch))}
+    source = Table(lambda place: 0.25 if place.length < places[place.row][fatal - 1] else 0.0)
+    made = Resampled(8, borders="lines", advantage=False)(policy, batch, given(source))
+    for row in (1, 2, 3, 5, 6, 7):
+        borders = [0, *places[row], int(batch.response_lengths[row])]
+        expected = [0.0] * borders[fatal - 1] + [-0.25] * (borders[fatal] - borders[fatal - 1])
+        expected += [0.0] * (borders[-1] - borders[fatal])
+        assert made.additive[row, : len(expected)].tolist() == expected
+        assert (made.values[row] == 0).all(), "without the group's advantage the change is the whole one"
+        asked = [p for call in source.asked for p in call if p.row == row]
+        assert len(asked) <= math.ceil(math.log2(len(borders) - 1))
+
+
+def test_in_right_rollouts_it_is_the_border_behind_which_success_is_sure(policy, batch):
+    places = {row: _lines(batch, policy, row) for row in range(len(batch))}
+    source = Table(lambda place: 1.0 if place.length >= places[place.row][1] else 0.25)
+    made = Resampled(8, borders="lines", gate="positive")(policy, batch, given(source))
+    for row in (0, 4):
+        first, second = places[row][:2]
+        assert made.additive[row, first:second].tolist() == [0.75] * (second - first)
+        assert made.additive[row].count_nonzero() == second - first
+    assert {p.row for call in source.asked for p in call} == {0, 4}
+
+
+def test_rollouts_that_the_budget_does_not_reach_fall_back(policy, batch):
+    source = Table(lambda place: 0.0, tokens=10)
+    made = Resampled(8, borders="lines", search="everywhere", budget=1000)(policy, batch, given(source))
+    assert made.fallback.any()
+    assert not made.fallback.all()
+    assert (made.additive[made.fallback] == 0).all()
+    assert (made.values[made.fallback] == batch.response_mask[made.fallback]).all()
+    assert made.metrics["continued_tokens"] <= 1000
+
+
+# --- continuations of the real policy ---------------------------------------------------------------------------------
+
+
+def continuations(policy, engine, verifier):
+    """Continuations as training samples them."""
+    how = {"group_size": 4, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
+    return SampledContinuations(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=3)
+
+
+@pytest.fixture(scope="module")
+def source(policy):
+    with Verifier(num_workers=1) as verifier:
+        yield lambda engine=None: continuations(policy, engine or HFEngine(), verifier)
+
+
+PLACES = [Place(1, 6), Place(2, 12), Place(5, 6), Place(7, 20)]
+
+
+def test_a_continuation_depends_on_no_other_place_and_on_no_order(source, batch):
+    whole, _ = source().draw(batch, PLACES, 4, 10_000)
+    back, _ = source().draw(batch, PLACES[::-1], 4, 10_000)
+    assert back == whole[::-1]
+    assert [source().draw(batch, [place], 4, 10_000)[0][0] for place in PLACES] == whole
+    assert source(HFEngine(cache_tokens=200)).draw(batch, PLACES, 4, 10_000)[0] == whole
+    order = torch.tensor([7, 5, 2, 1, 0])
+    moved = [Place(order.tolist().index(row), length) for row, length in PLACES]
+    assert source().draw(batch.select(order), moved, 4, 10_000)[0] == whole
+    assert {len(one.rewards) for one in whole} == {4}
+
+
+def test_continuations_begin_with_the_kept_tokens_and_end_at_the_limit(policy, batch, source, monkeypatch):
+    seen = []
+
+    class Recorded(HFEngine):
+        def generate_seeded(self, prompts, group_size, sampling, seeds):
+            made = super().generate_seeded(prompts, group_size, sampling, seeds)
+            seen.append((prompts, made))
+            return made
+
+    found, tokens = source(Recorded()).draw(batch, PLACES, 4, 10_000)
+    assert sum(int(made.response_mask.sum()) for _, made in seen) == tokens
+    prompts, made = seen[0]
+    for prompt, (row, length) in zip(prompts, sorted(PLACES, key=lambda p: (p.length, p.row)), strict=True):
+        own = batch.input_ids[row][batch.attention_mask[row]].tolist()
+        assert list(prompt.messages.ids) == own[: len(own) - int(batch.response_lengths[row]) + length]
+    assert int(made.response_lengths.max()) <= SAMPLING.max_response_length - 6
+    # Graded as whole responses: the boxed answer of the text, compared with the row's reference.
+    texts = [policy.tokenizer.decode(made.response_ids[k, : made.response_lengths[k]]) for k in range(4)]
+    right = [f"boxed{{{batch.prompts[1].reference}}}" in text for text in texts]
+    assert found[0].correct == right
+    assert found[0].rewards == [float(r) for r in right]
+
+
+def test_the_budget_is_never_exceeded_and_the_latest_places_are_left_out(source, batch):
+    whole, tokens = source().draw(batch, PLACES, 4, 10_000)
+    most = 4 * (SAMPLING.max_response_length - 6)
+    for budget in (0, most - 1, most, 2 * most, 3 * most):
+        found, spent = source().draw(batch, PLACES, 4, budget)
+        assert spent <= budget
+        drawn = [k for k, one in enumerate(found) if one is not None]
+        assert all(found[k] == whole[k] for k in drawn)
+        assert (not drawn) == (budget < most)
+    assert tokens > most / 4
+
+
+def _one_rank(rank, folder, policy, batch):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    with Verifier(num_workers=1) as verifier:
+        source = continuations(policy, HFEngine(), verifier)
+        torch.save(source.draw(batch, [] if rank else PLACES, 4, 10_000), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_a_rank_without_places_takes_part(policy, source, batch, tmp_path):
+    torch.multiprocessing.start_processes(_one_rank, args=(tmp_path, policy, batch), nprocs=2, start_method="fork")
+    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    assert results == [source().draw(batch, PLACES, 4, 10_000), ([], 0)]
+
+
+def test_a_run_logs_what_it_cost_and_can_be_repeated():
+    ends = []
+    for cache in (131_072, 500):
+        watch = Watch()
+        ours = module(credit=Resampled(4, budget=20_000), engine=HFEngine(cache_tokens=cache))
+        trainer(2, watch).fit(ours, batches(2, size=4))
+        ends.append((weights(ours), [output.metrics for output in watch.outputs]))
+    (one, figures), (other, _) = ends
+    assert all(0 < f["credit/continued_tokens"] <= 20_000 for f in figures)
+    assert all(0 < f["credit/divided"] <= 1 for f in figures)
+    assert all(torch.allclose(p, other[name], atol=1e-6) for name, p in one.items())
+
+
+def test_without_a_source_it_says_so(policy, batch):
+    with pytest.raises(ValueError, match="`Resampled` needs continuations, but the context has none"):
+        Resampled()(policy, batch, context())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"borders": "words"}, "`borders` must be steps, lines or entropy, but got 'words'"),
+        ({"search": "random"}, "`search` must be bisection or everywhere, but got 'random'"),
+        ({"gate": "wrong"}, "`gate` must be negative, positive or all, but got 'wrong'"),
+        ({"continuations": 0}, "`continuations` must be at least 1, but got 0"),
+        ({"budget": 0}, "`budget` must be at least 1, but got 0"),
+        ({"scale": -1.0}, "`scale` must be finite and at least 0, but got -1"),
+    ],
+)
+def test_a_wrong_option_is_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        Resampled(**options)

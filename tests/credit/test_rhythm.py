@@ -1,0 +1,137 @@
+"""AttentionRhythm against loops over the attention maps of single rows, unpadded."""
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from grail_lightning.credit import AttentionOptions, AttentionRhythm
+from grail_lightning.credit.rhythm import middle_blocks
+from tests.credit.rollouts import context, in_groups
+from tests.tolerance import near
+
+OPTIONS = AttentionOptions(blocks=2, head_share=0.4, window=4, nearest=2, farthest=6)
+
+
+@pytest.fixture(scope="module")
+def batch(golden_batch):
+    return in_groups(golden_batch)
+
+
+@torch.no_grad()
+def _by_hand(policy, batch, row):
+    """Lookback and influence of each response token of a row, as lists, from the model's own maps."""
+    ids = batch.input_ids[row][batch.attention_mask[row]][:-1]  # the last token is not run
+    length = int(batch.response_mask[row].sum())
+    with policy.eager_attention():
+        maps = policy.model(ids[None], output_attentions=True, use_cache=False).attentions
+    heads = [
+        head.tolist() for block in middle_blocks(len(policy.blocks), OPTIONS.blocks) for head in maps[block][0].float()
+    ]
+    first = len(ids) - (length - 1)
+    queries = range(first, len(ids))
+    spans = [statistics.fmean(sum(a * (t - s) for s, a in enumerate(head[t])) for t in queries) for head in heads]
+    number = max(1, int(OPTIONS.head_share * len(heads)))
+    order = sorted(range(len(heads)), key=spans.__getitem__)
+
+    def influence(head, s):
+        seen = [head[t][s] for t in queries if OPTIONS.nearest <= t - s <= OPTIONS.farthest]
+        return statistics.fmean(seen) if seen else 0.0
+
+    def lookback(head, t):
+        return sum(a * min(t - s, OPTIONS.window) for s, a in enumerate(head[t][: t + 1]))
+
+    near_heads, far_heads = [heads[j] for j in order[:number]], [heads[j] for j in order[-number:]]
+    looks = [statistics.fmean(lookback(h, t) for h in near_heads) for t in queries] + [0.0]
+    felt = [statistics.fmean(influence(h, s) for h in far_heads) for s in queries] + [0.0]
+    change = [abs(looks[t] - looks[t + 1]) if t < length - 2 else 0.0 for t in range(length)]
+    return looks, felt, change
+
+
+def _top(scores):
+    number = math.ceil(0.4 * len(scores))
+    return set(sorted(range(len(scores)), key=lambda t: (-scores[t], t))[:number])
+
+
+@pytest.mark.parametrize("rhythm", ["pre_plan", "anchor"])
+def test_scores_and_weights_are_those_of_the_maps(rhythm, golden_policy, batch):
+    weights = AttentionRhythm(rhythm, attention=OPTIONS)(golden_policy, batch, context())
+    for row in (0, 4):
+        _, felt, change = _by_hand(golden_policy, batch, row)
+        expected = change if rhythm == "pre_plan" else felt
+        assert weights.scores[row, : len(expected)].tolist() == near(expected, 1000, torch.float32, scale=4.0)
+        marked = _top(expected)
+        assert weights.values[row, : len(expected)].tolist() == [
+            1.5 if t in marked else 1.0 for t in range(len(expected))
+        ]
+
+
+def test_a_local_anchor_passes_half_of_its_bonus_to_the_token_that_introduced_it(golden_policy, batch):
+    weights = AttentionRhythm("coupled", attention=OPTIONS)(golden_policy, batch, context())
+    moved = 0
+    for row in (0, 4):
+        looks, felt, change = _by_hand(golden_policy, batch, row)
+        anchors = _top(felt)
+        # torch takes the lower of the two middle values.
+        middle = sorted(looks)[(len(looks) - 1) // 2]
+        expected = [1.5 if t in anchors else 1.0 for t in range(len(felt))]
+        for t in sorted(anchors):
+            before = range(max(0, t - 3), t)
+            if looks[t] < middle and before:
+                giver = max(before, key=lambda k: (change[k], -k))
+                expected[t] -= 0.25
+                expected[giver] += 0.25
+                moved += 1
+        assert weights.values[row, : len(felt)].tolist() == near(expected, 10, torch.float32, scale=2.0)
+        assert weights.values[row].sum().item() == pytest.approx(len(felt) + 0.5 * len(anchors))
+    assert moved > 3
+
+
+def test_rollouts_without_a_positive_advantage_keep_weight_one(golden_policy, batch):
+    weights = AttentionRhythm(attention=OPTIONS)(golden_policy, batch, context())
+    others = batch.advantages <= 0
+    assert torch.equal(weights.values[others], batch.response_mask[others].to(weights.values.dtype))
+    every = AttentionRhythm(attention=OPTIONS, gate="all")(golden_policy, batch, context()).values
+    changed = (every != batch.response_mask).any(1)
+    assert changed.tolist() == [True] * 5 + [False], "the last row has no advantage"
+    none = batch.replace(advantages=-torch.ones(len(batch)))
+    assert AttentionRhythm(attention=OPTIONS)(golden_policy, none, context()).values.sum() == batch.response_mask.sum()
+
+
+@pytest.mark.parametrize(
+    ("depth", "number", "expected"), [(36, 5, [12, 15, 18, 21, 24]), (4, 5, [1, 2, 3]), (1, 5, [0]), (6, 1, [2])]
+)
+def test_blocks_lie_in_the_middle_third(depth, number, expected):
+    assert middle_blocks(depth, number) == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: AttentionRhythm("slow"), "`rhythm` must be pre_plan, anchor or coupled, but got 'slow'"),
+        (lambda: AttentionRhythm(bonus=-1), "`bonus` must not be negative, but got -1"),
+        (lambda: AttentionRhythm(share=1.5), r"`share` must lie in \[0, 1\], but got 1.5"),
+        (lambda: AttentionRhythm(gate="none"), "`gate` must be positive or all, but got 'none'"),
+        (lambda: AttentionRhythm(reach=0), "`reach` must be at least 1, but got 0"),
+        (lambda: AttentionOptions(blocks=0), "`blocks` and `window` must be at least 1, but got 0"),
+        (lambda: AttentionOptions(head_share=0.7), r"`head_share` must lie in \(0, 0.5\], but got 0.7"),
+        (
+            lambda: AttentionOptions(nearest=9, farthest=3),
+            "`nearest` must lie between 1 and `farthest`, but got 9 and 3",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        wrong()
+
+
+def test_a_model_without_attention_maps_is_named(golden_policy, batch, monkeypatch):
+    for block in golden_policy.blocks:
+        plain = block.self_attn.forward
+        monkeypatch.setattr(block.self_attn, "forward", lambda *a, plain=plain, **k: (plain(*a, **k)[0], None))
+    with pytest.raises(
+        ValueError, match="needs attention maps, but Qwen3ForCausalLM reports none with eager attention"
+    ):
+        AttentionRhythm()(golden_policy, batch, context())

@@ -1,0 +1,31 @@
+"""An engine with weights of its own: what a server does, in a thread of this process."""
+
+import torch
+
+from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.policy import load_policy
+
+
+class Elsewhere(RolloutEngine):
+    """Copies the weights at each push, and samples with the copy.
+
+    Args:
+        policy: The policy whose architecture the copy has.
+    """
+
+    own_weights = samples_elsewhere = True
+
+    def __init__(self, policy: str = "arithmetic") -> None:
+        self._copy = load_policy(policy, trainable=False)
+        self._engine = HFEngine(synchronised=False)  # The other ranks have copies of their own.
+        self._engine.update_weights(self._copy)
+
+    @torch.no_grad()
+    def update_weights(self, policy):
+        """Copy every weight; sharded ones are gathered one at a time."""
+        for mine, theirs in zip(self._copy.parameters(), policy.parameters(), strict=True):
+            mine.copy_(theirs.full_tensor() if hasattr(theirs, "full_tensor") else theirs)
+
+    def generate(self, prompts, group_size, sampling, seed):
+        """As `HFEngine`."""
+        return self._engine.generate(prompts, group_size, sampling, seed)

@@ -1,0 +1,146 @@
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen3MoeConfig
+
+from grail_lightning.distributed.sharding import shard
+from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
+from grail_lightning.policy import Loading, LoRA, load_policy
+from tests.architectures import ARCHITECTURES, SIZES, tiny
+
+
+def _equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_names_and_tensors_are_those_of_a_saved_checkpoint(name, tied, tmp_path):
+    policy = tiny(name, tmp_path / "made", tie_word_embeddings=tied)
+    policy.save(tmp_path / "saved")
+    _equal(dict(checkpoint_weights(policy)), load_file(tmp_path / "saved" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], ["embed_tokens", "up_proj"]])
+def test_adapters_are_merged_as_an_export_merges_them(targets, tmp_path):
+    lora = LoRA(rank=3, alpha=5.0, target_modules=targets)
+    policy = tiny("qwen3", tmp_path / "made", lora, tie_word_embeddings=False)
+    if "embed_tokens" in targets:
+        torch.nn.init.normal_(policy.model.get_input_embeddings().lora_embedding_B["default"])
+    before = copy.deepcopy(policy.state_dict())
+    found = dict(checkpoint_weights(policy))
+    policy.save(tmp_path / "saved")
+    expected = load_file(tmp_path / "saved" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-13)
+    plain = {name.replace(".base_layer", "").removeprefix("model."): value for name, value in before.items()}
+    changed = {name for name, value in found.items() if not torch.equal(value, plain[name])}
+    assert changed, "the adapters must have an effect for this test to tell anything"
+    _equal(policy.state_dict(), before)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=3)])
+def test_sharded_weights_are_gathered_one_by_one_and_the_policy_stays_sharded(lora, tmp_path):
+    policy = tiny("qwen3", tmp_path / "made", lora).float()
+    expected = {name: value.clone() for name, value in checkpoint_weights(policy)}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        shard(policy, init_device_mesh("cpu", (1,)))
+        policy.reshard()  # The trial run of `shard` leaves its root gathered.
+        found = {}
+        for name, value in checkpoint_weights(policy):
+            assert type(value) is not DTensor
+            assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
+            found[name] = value
+        _equal(found, expected)
+        first = fingerprint(policy)
+        assert same_on_all_ranks(fingerprint(policy), first)
+        next(policy.blocks[0].mlp.up_proj.parameters()).to_local().data.mul_(1 + 1e-6)
+        assert not same_on_all_ranks(fingerprint(policy), first)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_experts_of_a_mixture_are_handed_out_as_their_checkpoint_names_them(tmp_path):
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    config.save_pretrained(tmp_path / "made")
+    load_policy("arithmetic").tokenizer.save_pretrained(tmp_path / "made")
+    policy = load_policy(str(tmp_path / "made"), Loading(from_scratch=True))
+    policy.save(tmp_path / "saved")
+    expected = load_file(tmp_path / "saved" / "model.safetensors")
+    assert any(".experts.3." in name for name in expected)
+    _equal(dict(checkpoint_weights(policy)), expected)
+
+
+def test_layers_that_keep_their_weights_transposed_are_merged_too(tmp_path):
+    from peft import LoraConfig
+
+    from grail_lightning.engines.vllm.weights import _merged
+    from grail_lightning.policy.adapters import merge_adapters
+
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=30, n_positions=8))
+    model.add_adapter(LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    found = dict(_merged(model))
+    expected = merge_adapters(copy.deepcopy(model)).state_dict()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def policy():
+    return load_policy("arithmetic")
+
+
+def test_a_fingerprint_notices_every_kind_of_write(policy):
+    """`_version` misses all but the last two, the sums the last two: a swap in a row, and a write of what was there."""
+    weight = policy.blocks[1].mlp.up_proj.weight
+    first = fingerprint(policy)
+    assert same_on_all_ranks(fingerprint(policy), first)
+    for write in (
+        lambda: weight.data.view(-1)[7:8].mul_(1 + 1e-6),
+        lambda: weight.data.copy_(weight.data.flip(0)),
+        lambda: weight.data[0].copy_(weight.data[1].clone()),
+        lambda: weight.copy_(weight.flip(1)),
+        lambda: weight.add_(0),
+    ):
+        with torch.no_grad():
+            write()
+        last = fingerprint(policy)
+        assert not same_on_all_ranks(last, first)
+        assert same_on_all_ranks(fingerprint(policy), last)
+        first = last
+
+
+def test_fingerprints_of_parts_without_rows_and_of_inference_tensors_are_defined(policy):
+    policy.model.register_buffer("empty", torch.zeros(0, 4))
+    policy.model.register_buffer("scalar", torch.tensor(2.0))
+    with torch.inference_mode():
+        policy.model.register_buffer("made_there", torch.ones(3))
+    first = fingerprint(policy)
+    assert same_on_all_ranks(fingerprint(policy), first)
+    policy.model.scalar.data.mul_(2)
+    assert (fingerprint(policy) != first).any(1).sum() == 1
+
+
+def test_the_first_weights_are_always_new(policy):
+    assert not same_on_all_ranks(fingerprint(policy), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_fingerprints_of_other_dtypes_notice_one_rounding(policy, dtype):
+    policy.to(dtype)
+    first = fingerprint(policy)
+    weight = policy.model.get_input_embeddings().weight
+    with torch.no_grad():
+        weight[3, 5] = torch.nextafter(weight[3, 5], weight.new_tensor(torch.inf))
+    assert (fingerprint(policy) != first).any(1).sum() == 1

@@ -1,0 +1,57 @@
+"""How tests run the real `test`: the packaged policy on a few sums, with its samples kept.
+
+As a program: python tests/evaluation/tested.py FOLDER RANKS [ddp|fsdp2], which prints the table and the logged figures.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+from lightning.pytorch import seed_everything
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Evaluation
+from grail_lightning.data import ArithmeticData
+from grail_lightning.evaluation import read_samples
+from tests.draws import without_ties
+from tests.runs import module, trainer
+
+SEED = 2
+SAMPLING = Sampling(max_response_length=40)
+
+
+def run_test(folder, *callbacks, ours=None, data=None, sampling=SAMPLING, num_problems=7, **changes):
+    """Test, and return the logged figures."""
+    options = {"num_samples": 3, "sampling": sampling, "pass_at": (1, 2, 3), "maj_at": (2, 3)}
+    kept = {name: changes.pop(name) for name in list(changes) if name in ("keep_samples", "by", *options)}
+    evaluation = Evaluation(**(options | kept))
+    data = data or ArithmeticData(num_test=num_problems, eval_prompts_per_batch=3)
+    run = trainer(-1, evaluation, *callbacks, default_root_dir=str(folder), **changes)
+    (found,) = run.test(ours or module(), data, verbose=False)
+    return found
+
+
+def rows_of(folder):
+    """The kept samples without texts, in the order of the data."""
+    found = [(s.dataset, s.index, s.sample, s.correct, s.num_tokens, s.response) for s in read_samples(folder)]
+    return sorted(found)
+
+
+def main(folder, ranks, strategy="ddp"):
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    seed_everything(SEED, verbose=False)
+    with without_ties():  # Other neighbours in a batch may round differently.
+        sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        chosen = sharded if strategy == "fsdp2" else strategy
+        found = run_test(Path(folder), devices=int(ranks), strategy=chosen if int(ranks) > 1 else "auto")
+    print("\n" + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

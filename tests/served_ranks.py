@@ -1,0 +1,74 @@
+"""A short run on two CPU processes with a vLLM server, printed as JSON by each; `check_ranks` starts it.
+
+python tests/served_ranks.py ddp|fsdp2 URL
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+warnings.filterwarnings("ignore")
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from grail_lightning.batch import Sampling
+from grail_lightning.data import ArithmeticData
+from grail_lightning.distributed.sharding import gathered
+from grail_lightning.engines import HFEngine, VLLMServer
+from tests.processes import run_script
+from tests.runs import Watch, module, problems, trainer
+
+GREEDY = Sampling(max_response_length=32, temperature=0)
+
+
+def check_ranks(strategy, url):
+    """Run it, and check that the ranks stay in step and sample with the weights of the policy."""
+    printed = run_script(__file__, strategy, url, ranks=2, timeout=600)
+    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    assert [report["rank"] for report in reports] == [0, 1]
+    assert reports[0]["texts"] != reports[1]["texts"], "each rank has its own prompts"
+    assert reports[0]["weights"] == reports[1]["weights"]
+    for report in reports:
+        # Four batches and a validation, each after an update: no rank pushes by itself.
+        assert report["pushes"] == 5
+        assert report["versions"] == [reports[0]["versions"][0]]
+        assert report["greedy"] == report["expected"]
+
+
+def main(strategy, *urls):
+    torch.set_num_threads(1)
+    engine = VLLMServer(list(urls), patience_seconds=60)
+    ours = module({"token_budget": 400}, engine=engine)
+    data = ArithmeticData(num_train=64, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=4)
+    watch = Watch()
+    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    run = trainer(4, watch, devices=2, strategy=sharded if strategy == "fsdp2" else strategy, num_sanity_val_steps=0)
+    run.fit(ours, data)
+    run.validate(ours, data, verbose=False)
+    policy, expected = ours.policy, HFEngine()
+    prompts = problems(4, seed=run.global_rank)
+    engine.update_weights(policy)
+    greedy = engine.generate(prompts, 1, GREEDY, seed=0).texts
+    with gathered(policy), torch.no_grad():
+        expected.update_weights(policy)
+        texts = expected.generate(prompts, 1, GREEDY, seed=0).texts
+        weights = [p.detach().double().square().sum().item() for p in policy.parameters()]
+    statuses = [server.status() for server in engine._servers]
+    report = {
+        "rank": run.global_rank,
+        "texts": watch.outputs[-1].batch.texts,
+        "weights": weights,
+        "pushes": engine._pushes,
+        "versions": sorted({status.version for status in statuses}),
+        "greedy": greedy,
+        "expected": texts,
+    }
+    print("\n" + json.dumps(report), flush=True)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

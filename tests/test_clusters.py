@@ -1,0 +1,153 @@
+"""Recipes for several machines: Lightning's launchers, the configs, and the scripts of the page on clusters."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from grail_lightning.cli.fit_options import fit_options
+from tests.shell import built, fails
+from tests.test_published import MODELS, SMALL
+
+ROOT = Path(__file__).parents[1]
+CONFIGS, EXAMPLES = ROOT / "configs" / "clusters", ROOT / "docs" / "examples"
+# The fourth process of the second machine, as each launcher describes it.
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "WORLD_SIZE": "16",
+    "RANK": "11",
+    "LOCAL_RANK": "3",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_JOB_NAME": "grail-trainers",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "16",
+    "SLURM_NTASKS_PER_NODE": "8",
+    "SLURM_NNODES": "2",
+    "SLURM_NODELIST": "node[1-2]",
+    "SLURM_PROCID": "11",
+    "SLURM_LOCALID": "3",
+    "SLURM_NODEID": "1",
+}
+ONE_CPU_EACH = [option for option in SMALL if "devices" not in option and "strategy" not in option]
+
+
+def _files(model, method="grail", *more):
+    names = [f"published/{model}", f"published/{method}", *more]
+    return [f"--config=configs/{name}.yaml" for name in names]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # A Trainer sets it to the rank that a launcher names.
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("launcher", ["torchrun", "SLURM"])
+def test_two_machines_of_eight_devices_are_one_run_for_each_launcher(launcher, strategy, monkeypatch):
+    for name, value in {"torchrun": TORCHRUN, "SLURM": SLURM}[launcher].items():
+        monkeypatch.setenv(name, value)
+    given = ["--trainer.strategy=ddp"] if strategy == "ddp" else []
+    made = built(*_files("qwen3_8b", "grail", "clusters/nodes"), *ONE_CPU_EACH, *given)
+    trainer, environment = made.trainer, made.trainer.strategy.cluster_environment
+    assert type(environment) is {"torchrun": TorchElasticEnvironment, "SLURM": SLURMEnvironment}[launcher]
+    assert (trainer.world_size, trainer.num_nodes, trainer.num_devices) == (16, 2, 8)
+    assert (trainer.global_rank, trainer.local_rank, trainer.node_rank) == (11, 3, 1)
+    assert (environment.main_address, environment.main_port) == ("node1", 29500 if launcher == "torchrun" else 19711)
+    if strategy == "ddp":
+        assert type(trainer.strategy) is DDPStrategy
+    else:
+        assert isinstance(trainer.strategy, ModelParallelStrategy)
+        assert (trainer.strategy._data_parallel_size, trainer.strategy._tensor_parallel_size) == (16, 1)
+    assert made.datamodule.prompts_per_batch % trainer.world_size == 0
+
+
+def test_a_launcher_with_another_number_of_processes_is_one_line(monkeypatch, capsys):
+    for name, value in (TORCHRUN | {"WORLD_SIZE": "8"}).items():
+        monkeypatch.setenv(name, value)
+    said = fails(capsys, "fit", *_files("qwen3_8b", "grail", "clusters/nodes"), *ONE_CPU_EACH)
+    assert "You set `devices=8` and `num_nodes=2`" in said
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_published_run_takes_the_files_of_several_machines(model):
+    options = fit_options(_files(model, "grail", "clusters/nodes"))
+    assert (options.trainer.num_nodes, options.trainer.devices, options.last_checkpoint.every_n_batches) == (2, 8, 1)
+    assert options.data.init_args.train is not None, "the data are still those of the run"
+
+
+def test_servers_sample_one_step_ahead_of_the_trainers():
+    pytest.importorskip("grail_lightning.engines.vllm")
+    options = fit_options(_files("qwen3_8b", "grail", "clusters/nodes", "clusters/servers"))
+    assert options.model.engine.class_path.endswith("VLLMServer")
+    assert options.model.engine.init_args.urls == ["http://node3:8000", "http://node4:8000"]
+    assert options.model.execution.sample_ahead
+    assert options.model.execution.updates_per_batch == 4, "the other options are still those of the run"
+
+
+def test_all_files_are_tested_here():
+    assert {file.stem for file in CONFIGS.glob("*.yaml")} == {"nodes", "servers"}
+
+
+# What the scripts call, and cannot be had here, prints as its name says.
+PROGRAMS = {
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    "torchrun": 'while [[ "$1" == --* ]]; do shift; done; shift 2; exec grail-lightning "$@"',
+    "squeue": "echo node[3-4]",
+    "scontrol": "echo node3; echo node4",
+    "scancel": 'echo "cancelled $1" >&2',
+    "grail-lightning": "printf '%s\\n' \"$@\"",
+    "vllm": "printf '%s\\n' \"$@\"",
+}
+
+
+def _run(script, *arguments):
+    folder = Path("programs")
+    folder.mkdir(exist_ok=True)
+    for name, text in PROGRAMS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = {"PATH": f"{folder.resolve()}:{os.environ['PATH']}"}
+    run = subprocess.run(
+        ["bash", str(EXAMPLES / script), *arguments], capture_output=True, text=True, env=os.environ | path, check=True
+    )
+    return run.stdout.splitlines(), run.stderr
+
+
+@pytest.mark.parametrize(("script", "arguments"), [("two_nodes.sh", ("0", "node1")), ("trainers.sbatch", ("17",))])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_script_runs_a_command_that_is_accepted_and_goes_on_from_the_last_checkpoint(script, arguments, resumes):
+    if resumes:
+        last = Path("runs/qwen3_8b/grail/checkpoints/last.ckpt")
+        last.parent.mkdir(parents=True)
+        last.touch()
+    (subcommand, *given), said = _run(script, *arguments)
+    assert subcommand == "fit"
+    assert ("--ckpt_path=last" in given) == resumes
+    if "configs/clusters/servers.yaml" in given:
+        assert "--model.engine.urls=[http://node3:8000,http://node4:8000]" in given
+        assert said == "cancelled 17\n", "the servers end with the run"
+        pytest.importorskip("grail_lightning.engines.vllm")
+    assert fit_options(given).trainer.num_nodes == 2
+
+
+def test_servers_are_started_as_the_engine_asks_for_it():
+    (text, *_), _ = _run("servers.sbatch")
+    assert text == "serve"
+    engine = pytest.importorskip("grail_lightning.engines.vllm.remote")
+    printed = (EXAMPLES / "servers.sbatch").read_text().replace("\\\n", " ")
+    (command,) = [shlex.split(line) for line in printed.splitlines() if "vllm serve" in line]
+    server = engine.RemoteServer(engine.ServerClient("http://node3:8000", 1.0, None), 0, 1.0, 1)
+    wanted = shlex.split(server.command)
+    for option in ("--port", "--logprobs-mode", "--worker-extension-cls"):
+        assert command[command.index(option) + 1] == wanted[wanted.index(option) + 1]
+    assert set(wanted[:1]) <= set(command), "the environment"

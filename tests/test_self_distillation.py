@@ -1,0 +1,112 @@
+"""SDPG's loss: the KL to the policy with the answer in its prompt, in gradients, in a run and in its options."""
+
+import pytest
+import torch
+
+from grail_lightning.batch import Sampling
+from grail_lightning.credit import GRAIL, Uniform
+from grail_lightning.credit.shown_answer import SENTENCE, with_shown_answers
+from grail_lightning.policy import load_policy
+from grail_lightning.step.forward import Forward
+from grail_lightning.step.options import Distillation
+from tests.batches import rollouts
+from tests.runs import Watch, batches, module, problems, sampled, trainer, weights
+from tests.steps import backward, update_of
+from tests.tolerance import roundings
+
+LIMIT = 36
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("arithmetic").double().train()
+
+
+@pytest.fixture(scope="module")
+def batch(policy):
+    """Twelve rollouts in float64, some truncated, one group dead."""
+    made = sampled(policy, problems(3), 4, Sampling(max_response_length=LIMIT), seed=1)
+    rewards = torch.randint(2, (12,), generator=torch.Generator().manual_seed(0)).double()
+    rewards[4:8] = 1.0
+    return rollouts(made, rewards)
+
+
+def _gradients(policy, batch, options, **more):
+    policy.zero_grad(set_to_none=True)
+    update = update_of(policy, batch, credit=Uniform(), limit=LIMIT, distillation=options, **more)
+    metrics = update.accumulate(0, backward)
+    return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
+
+
+def _gap(ours, theirs):
+    return max((ours[n] - theirs[n]).abs().max().item() / theirs[n].abs().max().item() for n in theirs)
+
+
+def _logs(policy, batch):
+    out = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    return out[:, -batch.response_mask.shape[1] - 1 : -1].log_softmax(-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"only_positive": True}, {"clamp": 0.02}], ids=str)
+def test_gradients_equal_a_loss_written_by_hand_however_the_batch_is_cut(options, policy, batch):
+    chosen = Distillation(coefficient=0.3, **options)
+    policy.zero_grad(set_to_none=True)
+    student = _logs(policy, batch)
+    with torch.no_grad():
+        teacher = _logs(policy, with_shown_answers(policy, batch, SENTENCE))
+    kl = (student.exp() * (student - teacher)).sum(-1)
+    assert 0 < (kl > 0.02)[batch.response_mask].sum() < batch.response_mask.sum()
+    taught = (batch.advantages > 0) if options.get("only_positive") else torch.ones(len(batch), dtype=torch.bool)
+    mask = batch.response_mask & batch.finished[:, None]
+    lp = student.gather(-1, batch.response_ids[..., None].long()).squeeze(-1)
+    token = -(lp - lp.detach()).exp() * batch.advantages[:, None]
+    token = token + 0.3 * taught[:, None] * kl.clamp(max=options.get("clamp", 20.0))
+    (token.masked_fill(~mask, 0).sum() / (mask.any(1).sum() * LIMIT)).backward()
+    expected = {n: p.grad.clone() for n, p in policy.named_parameters()}
+    for more in ({"token_budget": 10**6}, {"token_budget": 150}, {"token_budget": 10**6, "share_prefixes": False}):
+        found, metrics = _gradients(policy, batch, chosen, **more)
+        assert _gap(found, expected) <= roundings(64, torch.float32)
+        if "only_positive" not in options:  # Else the dead group is not run.
+            assert metrics["distillation_kl"] == pytest.approx(kl[mask].mean().item(), rel=1e-5)
+
+
+def test_saliency_has_a_pass_of_its_own_beside_a_teacher(policy, batch):
+    update = update_of(policy, batch, credit=GRAIL(), limit=LIMIT, distillation=Distillation())
+    assert type(update.forward) is Forward
+    assert update.forward.teacher is not None
+
+
+def test_beta_warms_up_and_decays():
+    options = Distillation(coefficient=1.0, warm_up_steps=3, decay_steps=4)
+    assert [options.strength(step) for step in range(9)] == [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert [Distillation(coefficient=0.5).strength(step) for step in (0, 10**6)] == [0.5, 0.5]
+
+
+def test_after_its_decay_a_run_is_that_of_no_teacher_bit_for_bit():
+    """β is 0 from the second step on; the first one differs."""
+    watches, ends = [], []
+    for options in (None, Distillation(coefficient=0.1, decay_steps=1), Distillation(coefficient=0.1)):
+        watch, ours = Watch(), module({"distillation": options})
+        trainer(2, watch).fit(ours, batches(2, size=8))
+        watches.append([output.metrics.get("distillation_kl") for output in watch.outputs])
+        ends.append(weights(ours))
+    assert watches[0] == [None, None]
+    assert watches[1][0] > 0
+    assert watches[1][1] is None
+    assert watches[2][0] == watches[1][0]
+    assert watches[2][1] > 0
+    assert any(not torch.equal(p, ends[2][name]) for name, p in ends[1].items())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"coefficient": 0.0}, "`objective.distillation.coefficient` must be finite and positive, but got 0.0"),
+        ({"clamp": -1.0}, "`objective.distillation.clamp` must be finite and positive, but got -1.0"),
+        ({"decay_steps": 0}, "`decay_steps` at least 1 or null, but got 0 and 0"),
+        ({"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* but got 'Look.'"),
+    ],
+)
+def test_a_wrong_option_is_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        Distillation(**options)
