@@ -26,7 +26,10 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     [
         (["--model.sampling.max_response_length=100000"], "must leave room for a prompt in the 4096 positions"),
         (["--model.credit=GRIAL"], "`model.credit` must be one of .*GRAIL, .* but got 'GRIAL'"),
-        (["--model.control=Shufled"], "`model.control` must be one of AnswerOnly, Random, Shuffled, .*'Shufled'"),
+        (
+            ["--model.control=Shufled"],
+            "`model.control` must be one of AnswerOnly, Random, SameMagnitude, Shuffled, .*'Shufled'",
+        ),
         (["--data=MthData"], "`data` must be one of ArithmeticData, MathData, .* but got 'MthData'"),
         (["--model.credit.wmin=1"], "no option `model.credit.wmin`. Did you mean `model.credit.w_min`?"),
         (["--model.credit.w_min=9"], r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),

@@ -3,7 +3,7 @@
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.baseline import OptimalBaseline
 from grail_lightning.credit.compose import Product, WarmUp
-from grail_lightning.credit.controls import AnswerOnly, Random, Shuffled
+from grail_lightning.credit.controls import AnswerOnly, Random, SameMagnitude, Shuffled
 from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.divergence import DGPO
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
@@ -42,6 +42,7 @@ __all__ = [
     "Random",
     "Resampled",
     "SaliencyOptions",
+    "SameMagnitude",
     "Shuffled",
     "TokenCredit",
     "TokenWeights",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeights
+from grail_lightning.runtime.collectives import all_reduce
 
 
 class Shuffled(CreditControl):
@@ -81,6 +82,30 @@ class AnswerOnly(CreditControl):
         """The overwritten weights."""
         free = _reasoning(weights, batch)
         return replace(weights, values=weights.values.masked_fill(free, 1), additive=_outside(weights.additive, free))
+
+
+class SameMagnitude(CreditControl):
+    r"""Scales all credit of a batch, so that its mean absolute advantage of a token is that of uniform credit.
+
+    .. math:: A'_{it} = s\,A_{it}, \qquad s = \frac{\sum_{it} |A_i|}{\sum_{it} |A_{it}|}
+
+    The sums run over the response tokens of all ranks. A method that adds to advantages, or whose weights have a mean
+    above 1, takes larger steps than GRPO at the same learning rate, which alone can look like a gain; here it does not.
+    A batch without any advantage stays as it is.
+    """
+
+    def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The scaled weights, and the additive stage scaled alike."""
+        advantages = batch.advantages.double()[:, None]
+        given = advantages * weights.values
+        if weights.additive is not None:
+            given = given + weights.additive
+        sums = torch.stack([(advantages * batch.response_mask).abs().sum(), given.abs().sum()])
+        uniform, total = all_reduce(sums, "sum").tolist()
+        if uniform == 0 or total == 0:
+            return weights
+        additive = None if weights.additive is None else weights.additive * (uniform / total)
+        return replace(weights, values=weights.values * (uniform / total), additive=additive)
 
 
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, Shuffled, Uniform
+from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, SameMagnitude, Shuffled, Uniform
 
 
 def _context(seed=3):
@@ -108,3 +108,27 @@ def test_controls_touch_no_global_random_state(treated, golden_batch):
     Shuffled()(treated, golden_batch, _context())
     Random()(treated, golden_batch, _context())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_same_magnitude_has_the_mean_absolute_advantage_of_uniform_credit(treated, golden_batch):
+    """Counted token by token in Python; one factor scales weights and additive stage alike."""
+    added = replace(treated, additive=(0.5 - torch.rand(treated.values.shape)) * golden_batch.response_mask)
+    for weights in (treated, added):
+        scaled = SameMagnitude()(weights, golden_batch, _context())
+        total = uniform = 0.0
+        for row, advantage in enumerate(golden_batch.advantages.tolist()):
+            for place in golden_batch.response_mask[row].nonzero().flatten().tolist():
+                more = 0.0 if scaled.additive is None else scaled.additive[row, place].item()
+                total += abs(advantage * scaled.values[row, place].item() + more)
+                uniform += abs(advantage)
+        assert total == pytest.approx(uniform, rel=1e-5)
+        factors = (scaled.values / weights.values)[golden_batch.response_mask & (weights.values > 0)]
+        assert factors.min().item() == pytest.approx(factors.max().item(), rel=1e-5)
+        assert abs(factors.mean().item() - 1) > 0.01, "without the control the magnitude is another one"
+        if weights.additive is not None:
+            assert torch.allclose(scaled.additive, weights.additive * factors.mean())
+
+
+def test_the_same_magnitude_of_nothing_is_nothing(treated, golden_batch):
+    still = golden_batch.replace(advantages=torch.zeros_like(golden_batch.advantages))
+    assert torch.equal(SameMagnitude()(treated, still, _context()).values, treated.values)
