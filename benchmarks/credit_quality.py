@@ -32,7 +32,7 @@ from credit_truth import (  # fmt: skip
     resamplings,
 )
 from torch import Tensor
-from tree_controls import PermutedRewards, leaves_tree
+from tree_controls import leaves_tree
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch, Sampling
@@ -52,6 +52,7 @@ from grail_lightning.credit import (
     OARPerturbation,
     OptimalBaseline,
     Oracle,
+    PermutedRewards,
     PrefixWeights,
     Random,
     Resampled,

@@ -179,7 +179,8 @@ def test_an_engine_that_samples_with_the_trained_weights_is_refused(capsys, tmp_
     said = fails(capsys, "fit", *SHORT, *ahead_options)
     assert "`execution.sample_ahead` needs an engine that samples elsewhere" in said
     assert "but got HFEngine" in said
-    said = fails(capsys, "fit", *SHORT, ahead_options[0], "--model.engine=tests.elsewhere.Elsewhere")
+    uncapped = "--model.execution.sampler_cap=null"
+    said = fails(capsys, "fit", *SHORT, ahead_options[0], uncapped, "--model.engine=tests.elsewhere.Elsewhere")
     assert "`execution.sampler_cap` must be set with `execution.sample_ahead`" in said
     said = fails(capsys, "fit", *SHORT, *ahead_options, "--model.execution.refill_rounds=1")
     assert "`execution.refill_rounds` must be 0 with `execution.sample_ahead`" in said

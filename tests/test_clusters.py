@@ -49,6 +49,12 @@ def _files(model, method="grail", *more):
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # A Trainer sets it to the rank that a launcher names.
+    for name in (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):  # Lightning's SLURM environment sets them for good.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])

@@ -186,6 +186,7 @@ def test_a_missing_module_is_named_with_the_extra_that_installs_it(capsys, monke
         (b"model: {policy: a}\ntrainer: {}\nmodel: {policy: b}\n", "wrong.yaml, line 3, column 1: .*a second 'model'"),
         (b"model: {credit: [GRAIL]}\n", "`model.credit` must be one of .*'GRAIL'.*It is set in"),
         (b"\xff\xfe", "must be UTF-8 text, but byte 0 is not"),
+        (b"methods: {}\n", "wrong.yaml is a sweep of many. Run: python -m grail_lightning.sweep wrong.yaml"),
         (b"config: wrong.yaml\n", "`config` must name another file .*: wrong.yaml -> wrong.yaml"),
         (b"config: other.yaml\n", "`config` must name another file .*: wrong.yaml -> other.yaml -> wrong.yaml"),
         (b"config: [other.yaml]\n", "`config` must name another file .*: wrong.yaml -> other.yaml -> wrong.yaml"),

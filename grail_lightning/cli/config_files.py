@@ -125,7 +125,13 @@ def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if file.resolve() in above:
         chain = " -> ".join(other.name for other in (*above[above.index(file.resolve()) :], file))
         raise ValueError(f"`config` must name another file to build on, but {file} builds on itself: {chain}.")
-    base = read_options(file).get("config")
+    options = read_options(file)
+    if "methods" in options:
+        raise ValueError(
+            f"`--config` must hold options of a run, but {file} is a sweep of many. Run: "
+            f"python -m grail_lightning.sweep {file}"
+        )
+    base = options.get("config")
     bases = [] if base is None else base if isinstance(base, list) else [base]
     if not all(isinstance(name, str) for name in bases):
         raise ValueError(

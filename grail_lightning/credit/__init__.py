@@ -2,7 +2,7 @@
 
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.baseline import OptimalBaseline
-from grail_lightning.credit.compose import Product, WarmUp
+from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Random, SameMagnitude, Shuffled
 from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.divergence import DGPO
@@ -37,6 +37,7 @@ __all__ = [
     "OARPerturbation",
     "OptimalBaseline",
     "Oracle",
+    "PermutedRewards",
     "PrefixWeights",
     "Product",
     "Random",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
@@ -120,6 +121,49 @@ class Product(TokenCredit):
         """Restore the state of each method."""
         self.first.load_state_dict(state.get("first", {}))
         self.second.load_state_dict(state.get("second", {}))
+
+
+class PermutedRewards(TokenCredit):
+    """A control of methods that read rewards: they see those of each group in a random order.
+
+    The responses, their tree, the advantages and each group's histogram of rewards stay the same, without information
+    about which response earned which. Where few responses are right, most rare branches then hold wrong ones alone, so
+    rarity still shows. With `mirrored` each group's rewards also change sides at random (right for wrong), and the
+    expected AUROC of any change of value is 0.5.
+
+    Args:
+        inner: The method, such as `TreeAdvantage`. `Resampled` grades its continuations, which no order changes.
+        mirrored: Whether rewards also change sides in a random half of the groups.
+    """
+
+    def __init__(self, inner: TokenCredit, mirrored: bool = False) -> None:
+        self.inner, self.mirrored = inner, mirrored
+        self.refresh = inner.refresh
+        self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The inner method's weights of the batch with permuted rewards and verdicts."""
+        order, rewards = torch.arange(len(batch)), batch.rewards.cpu().clone()
+        correct = batch.correct.cpu().clone()
+        for group in sorted({*batch.group.tolist()}):
+            rows = (batch.group == group).nonzero().flatten().cpu()
+            rows = rows[batch.row.cpu()[rows].argsort()]  # Their order in the batch must not matter.
+            generator = context.row_generator(int(batch.row[rows[0]]))
+            order[rows] = rows[torch.randperm(len(rows), generator=generator)]
+            if self.mirrored and torch.rand(1, generator=generator) < 0.5:
+                rewards[rows] = rewards[rows].max() + rewards[rows].min() - rewards[rows]
+                correct[rows] = ~correct[rows]
+        permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
+        weights = weigh_part(self.inner, policy, batch.replace(**permuted), context)
+        return replace(weights, parts=(weights,))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner method's state."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the inner method's state."""
+        self.inner.load_state_dict(state)
 
 
 def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:

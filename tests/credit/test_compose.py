@@ -16,10 +16,12 @@ from grail_lightning.credit import (
     AdvantageReweighting,
     HighEntropy,
     OARGradient,
+    PermutedRewards,
     Product,
     SaliencyOptions,
     Shuffled,
     TokenCredit,
+    TreeAdvantage,
     Uniform,
     WarmUp,
 )
@@ -40,6 +42,58 @@ def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_bat
                 assert found.additive[row, t].item() == near(strength * a, 1000)
         assert (found.values[~batch.response_mask] == 0).all()
         assert found.metrics["strength"] == strength
+
+
+class _Seen(TokenCredit):
+    """Uniform, and what it was given."""
+
+    def __call__(self, policy, batch, context):
+        self.rewards, self.correct = batch.rewards, batch.correct
+        return Uniform()(policy, batch, context)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_permuted_rewards_are_those_of_the_group_in_another_order(mirrored, golden_policy, golden_batch):
+    batch = in_groups(golden_batch)
+    batch = batch.replace(rewards=torch.arange(len(batch)).float(), correct=torch.arange(len(batch)) % 3 == 0)
+    orders, sides = set(), set()
+    for seed in range(20):
+        inner = _Seen()
+        PermutedRewards(inner, mirrored)(golden_policy, batch, context(seed=seed))
+        orders.add(tuple(inner.rewards.tolist()))
+        for group in batch.group.unique().tolist():
+            rows = batch.group == group
+            ends = batch.rewards[rows].min() + batch.rewards[rows].max()
+            as_given = _pairs(batch.rewards[rows], batch.correct[rows])
+            exchanged = _pairs(ends - batch.rewards[rows], ~batch.correct[rows])
+            found = _pairs(inner.rewards[rows], inner.correct[rows])
+            assert found in (as_given, exchanged), "a reward and its verdict stay together, in their group"
+            sides.add(found == as_given)
+    assert len(orders) > 5
+    assert sides == ({True, False} if mirrored else {True})
+    assert torch.equal(batch.rewards, torch.arange(len(batch)).float()), "the batch itself stays as it is"
+
+
+def _pairs(rewards, correct):
+    return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
+
+
+def test_permuted_rewards_save_and_restore_the_memory_of_the_method_inside(golden_policy, golden_batch):
+    batch = in_groups(golden_batch)
+
+    def fresh():
+        return PermutedRewards(TreeAdvantage(outcome="correctness", memory=10_000))
+
+    whole, half, resumed = fresh(), fresh(), fresh()
+    for step in range(6):
+        expected = whole(golden_policy, batch, context(step=step, seed=step))
+    for step in range(5):
+        half(golden_policy, batch, context(step=step, seed=step))
+    resumed.load_state_dict(half.state_dict())
+    found = resumed(golden_policy, batch, context(step=5, seed=5))
+    forgetful = fresh()(golden_policy, batch, context(step=5, seed=5))
+    assert torch.equal(found.additive, expected.additive)
+    assert not torch.equal(forgetful.additive, expected.additive)
 
 
 def test_a_warm_up_refreshes_as_its_inner_method_does():

@@ -20,6 +20,7 @@ from grail_lightning.credit import (
     OARPerturbation,
     OptimalBaseline,
     Oracle,
+    PermutedRewards,
     PrefixWeights,
     Product,
     Resampled,
@@ -53,6 +54,7 @@ METHODS = {
     "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
     "Resampled": lambda: Resampled(borders="lines", search="everywhere", gate="all"),
     "DGPO": lambda: DGPO(temperature=0.05),
+    "PermutedRewards": lambda: PermutedRewards(TreeAdvantage(outcome="correctness"), mirrored=True),
     "WarmUp": lambda: WarmUp(UCAS(), steps=20),
     "Product": lambda: Product(GRAIL(gate="all"), OARGradient()),
 }

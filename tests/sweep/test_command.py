@@ -152,7 +152,7 @@ def test_the_commands_on_the_pages_are_taken(monkeypatch):
 
 @pytest.mark.parametrize(
     "file",
-    [*(ROOT / "docs" / "examples" / "sweeps").glob("*.yaml"), ROOT / "configs" / "study.yaml"],
+    [*(ROOT / "docs" / "examples" / "sweeps").glob("*.yaml"), *(ROOT / "configs").glob("study*.yaml")],
     ids=lambda f: f.name,
 )
 def test_the_sweeps_that_come_with_the_package_are_planned(file, monkeypatch):
