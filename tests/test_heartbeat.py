@@ -122,5 +122,8 @@ def test_one_process_has_no_watchdog_and_a_wrong_patience_is_told():
     watchdog = Watchdog()
     trainer(1, watchdog).fit(module({"group_size": 2}), batches(1, size=1))
     assert watchdog._heartbeat is None
-    with pytest.raises(ValueError, match=r"`patience_seconds` must be 0 \(off\) or positive, but got -1"):
-        Watchdog(patience_seconds=-1)
+    watchdog.before_meeting(trainer(1))
+    assert watchdog._meeting is None
+    for name in ("patience_seconds", "meeting_seconds"):
+        with pytest.raises(ValueError, match=rf"`{name}` must be 0 \(off\) or positive, but got -1"):
+            Watchdog(**{name: -1})

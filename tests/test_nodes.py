@@ -1,109 +1,14 @@
 """Two nodes of one process each, started by `torchrun` on this machine: they train together, and one may die."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
-from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.shell import RUN, SHORT
+from tests.nodes import go_on, nodes, strike, weights
 
 pytestmark = pytest.mark.slow
-
-STEPS = 40
-# A server's: ["--model.engine=VLLMServer", "--model.engine.urls=[http://127.0.0.1:8000]"].
-ENGINE = ["--model.engine=HFEngine"]
-OPTIONS = [
-    *SHORT,
-    "--trainer.num_nodes=2",
-    "--trainer.devices=1",
-    f"--trainer.max_steps={STEPS}",
-    "--trainer.val_check_interval=1000",
-    "--evaluation.at_start=false",
-    "--evaluation.at_end=false",
-    "--last_checkpoint.every_n_batches=1",
-    "--model.sampling.max_response_length=16",
-]
-
-
-class Nodes:
-    """What `torchrun` has started on each node, and what it prints."""
-
-    def __init__(self, folder, *options):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.folder = folder
-        self.running = [self._start(node, port, options) for node in range(2)]
-
-    def _start(self, node, port, options):
-        program = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
-        program += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        program += ["-m", "grail_lightning", "fit", *OPTIONS, *ENGINE, *options]
-        with (self.folder / f"{node}.txt").open("w") as file:
-            return subprocess.Popen(program, stdout=file, stderr=file, cwd=self.folder, start_new_session=True)
-
-    def trainer(self, node):
-        """The id of the one training process of a node."""
-        (child,) = self._children(node)
-        return child
-
-    def left(self):
-        """The ids of all processes that still run; those of the training processes first."""
-        agents = [(node, agent) for node, agent in enumerate(self.running) if agent.poll() is None]
-        return [child for node, _ in agents for child in self._children(node)] + [agent.pid for _, agent in agents]
-
-    def _children(self, node):
-        agent = self.running[node].pid
-        with suppress(FileNotFoundError):
-            return [int(child) for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
-        return []
-
-    def said(self, node):
-        """All that a node has printed."""
-        return (self.folder / f"{node}.txt").read_text()
-
-    def wait(self, seconds):
-        """The exit codes."""
-        end = time.monotonic() + seconds
-        return [agent.wait(max(end - time.monotonic(), 0.1)) for agent in self.running]
-
-
-@contextmanager
-def nodes(folder, *options):
-    """Both nodes; what is left of them in the end is killed."""
-    made = Nodes(folder, *options)
-    try:
-        yield made
-    finally:
-        for left in made.left():  # Each has a process group of its own.
-            with suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
-        made.wait(10)
-
-
-def _saved(folder):
-    """The step of the last checkpoint; 0 before the first."""
-    file = folder / RUN / "checkpoints" / "last.ckpt"
-    with suppress(FileNotFoundError):  # A folder of shards is away for a moment when a newer one takes its place.
-        content = file / "meta.pt" if file.is_dir() else file
-        return torch.load(content, weights_only=False, map_location="cpu")["global_step"]
-    return 0
-
-
-def _until(condition, seconds=180):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "too slow"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +16,13 @@ def undisturbed(tmp_path_factory):
     """A function that returns the weights of an undisturbed run with a strategy."""
 
     @cache
-    def weights(strategy):
+    def of(strategy):
         folder = tmp_path_factory.mktemp("undisturbed")
         with nodes(folder, strategy) as both:
             assert both.wait(300) == [0, 0], both.said(0)[-3000:] + both.said(1)[-3000:]
-        return load_file(folder / RUN / "export" / "model.safetensors")
+        return weights(folder)
 
-    return weights
+    return of
 
 
 # As a kernel that is short of memory ends a process; and as a machine that hangs does.
@@ -135,24 +40,13 @@ def test_the_others_end_within_a_minute_and_a_restart_ends_with_the_weights_of_a
 ):
     strategy = f"--trainer.strategy={strategy}"
     expected = undisturbed(strategy)
-    with nodes(tmp_path, strategy) as both:
-        _until(lambda: _saved(tmp_path) >= 8)
-        os.kill(both.trainer(victim), how)
-        struck = time.monotonic()
-        assert both.running[1 - victim].wait(60) != 0
-        ended = time.monotonic() - struck
-        lines = [line for line in both.said(1 - victim).splitlines() if "grail-lightning: error:" in line]
-    assert len(lines) == 1, both.said(1 - victim)[-3000:]
+    ended, said = strike(tmp_path, victim, how, strategy)
+    lines = [line for line in said.splitlines() if "grail-lightning: error:" in line]
+    assert len(lines) == 1, said[-3000:]
     assert f"ank {victim} " in lines[0]
     assert lines[0].count("the same command with `--ckpt_path=last`") == 1
-    begun = _saved(tmp_path)
-    assert 8 <= begun < STEPS
-    restarted = time.monotonic()
-    with nodes(tmp_path, strategy, "--ckpt_path=last") as both:
-        _until(lambda: _saved(tmp_path) > begun)
-        resumed = time.monotonic() - restarted
-        assert both.wait(300) == [0, 0], both.said(0)[-3000:]
-    found = load_file(tmp_path / RUN / "export" / "model.safetensors")
+    resumed = go_on(tmp_path, strategy)
+    found = weights(tmp_path)
     assert found.keys() == expected.keys()
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
     print(f"\n{strategy} {how.name} to rank {victim}: {ended:.1f} s to the end, {resumed:.1f} s to go on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from typing import NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,21 +23,39 @@ class Watchdog(Callback):
     """Ends all ranks, with the reason in one line and exit code 1, when one of them has ended or does not answer.
 
     Without it the others wait in their next collective, for up to half an hour. Each rank counts heartbeats in the
-    store of the process group, in a thread, and reads those of the next rank. A run of one process has no watchdog.
+    store of the process group, in a thread, and reads those of the next rank. Before the ranks have met there is no
+    store; a rank that waits too long for the others ends. A run of one process has no watchdog.
 
     Args:
         patience_seconds: The time without a heartbeat after which a rank counts as ended; 0 switches the watchdog off.
+        meeting_seconds: The time in which all ranks must have started, from the moment in which this one is ready to
+            meet them; 0 leaves the time-out of torch, half an hour.
 
     Raises:
-        ValueError: If `patience_seconds` is negative.
+        ValueError: If a time is negative.
     """
 
-    def __init__(self, patience_seconds: float = 40.0) -> None:
-        if not patience_seconds >= 0:
-            raise ValueError(f"`patience_seconds` must be 0 (off) or positive, but got {patience_seconds}.")
-        self.patience_seconds = patience_seconds
+    def __init__(self, patience_seconds: float = 40.0, meeting_seconds: float = 300.0) -> None:
+        for name, seconds in (("patience_seconds", patience_seconds), ("meeting_seconds", meeting_seconds)):
+            if not seconds >= 0:
+                raise ValueError(f"`{name}` must be 0 (off) or positive, but got {seconds}.")
+        self.patience_seconds, self.meeting_seconds = patience_seconds, meeting_seconds
         self._heartbeat: Heartbeat | None = None
+        self._meeting: threading.Timer | None = None
         self._rank = 0
+
+    def before_meeting(self, trainer: Trainer) -> None:
+        """Begin to wait for the other ranks, of which there are `world_size` less one. `setup` follows the meeting."""
+        if not self.meeting_seconds or trainer.world_size < 2:
+            return
+        reason = (
+            f"Rank {trainer.global_rank} has waited {self.meeting_seconds:g} s for all {trainer.world_size} ranks to "
+            "start, and some have not. Look at what they have printed, and start all of them again. "
+            "`--watchdog.meeting_seconds` sets the time."
+        )
+        self._meeting = threading.Timer(self.meeting_seconds, _exit, [reason])
+        self._meeting.daemon = True
+        self._meeting.start()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin, before the model is loaded."""
@@ -56,6 +75,7 @@ class Watchdog(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Tell the other ranks of an error of this one, or add to the error of a collective what has ended."""
         if self._heartbeat is None:
+            self._stop()
             return
         if connection_lost(exception):
             exception.add_note(f"{_sentence(self._heartbeat.cause())} {_GO_ON}")
@@ -67,15 +87,22 @@ class Watchdog(Callback):
             self._stop(f"rank {self._rank} has ended with {type(exception).__name__}: {said}")
 
     def _stop(self, reason: str | None = None) -> None:
+        if self._meeting is not None:
+            self._meeting.cancel()
+            self._meeting = None
         if self._heartbeat is not None:
             self._heartbeat.stop(reason)
         self._heartbeat = None
 
     def _end(self, reason: str) -> NoReturn:
         """End the process from the thread: the main thread may be in a collective that nothing else can end."""
-        print(f"grail-lightning: error: {_sentence(reason)} {_GO_ON}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(1)
+        _exit(f"{_sentence(reason)} {_GO_ON}")
+
+
+def _exit(line: str) -> NoReturn:
+    print(f"grail-lightning: error: {line}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def lost_rank(error: BaseException) -> str | None:
