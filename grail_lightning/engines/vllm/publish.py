@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO
@@ -23,7 +23,9 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from grail_lightning.engines.vllm.client import ServerClient
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.collectives import all_gather_objects
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _ROOM_FOR_A_TENSOR = 256  # Bytes of the header: name, shape and offsets.
@@ -199,3 +201,18 @@ def _serve(port: int, path_for: Callable[[str], str | None]) -> _Files:
     server = _Files(("", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
+
+
+def check_places(clients: Sequence[ServerClient]) -> None:
+    """Check that every rank means the same servers. A collective.
+
+    Raises:
+        ValueError: If ranks are on several machines and a server is named by the loopback address.
+    """
+    hosts = set(all_gather_objects(socket.gethostname()))
+    local = [client.url for client in clients if is_loopback(client.host)]
+    if len(hosts) > 1 and local:
+        raise ValueError(
+            f"`urls` must name servers as every machine of the trainer reaches them, but got {local[0]}, with ranks on "
+            f"{', '.join(sorted(hosts))}. Write the name of the server's machine."
+        )

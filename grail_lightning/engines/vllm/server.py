@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.engines.vllm import probe
 from grail_lightning.engines.vllm.client import ServerClient, ServerGone
 from grail_lightning.engines.vllm.protocol import Pushed, Status, deal
-from grail_lightning.engines.vllm.publish import WeightFile, is_loopback, most_tensors
+from grail_lightning.engines.vllm.publish import WeightFile, check_places, most_tensors
 from grail_lightning.engines.vllm.remote import RemoteServer
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
@@ -156,7 +155,7 @@ class VLLMServer(RolloutEngine):
         if same_on_all_ranks(prints, self._prints):
             return
         self._pushed = self._prints = None
-        self._check_places()
+        check_places([server.client for server in self._servers])
         pushed = self._publish(policy)
         on_first_rank(lambda: self._everywhere([partial(server.load, pushed) for server in self._servers]))
         self._pushed = self.verify(policy, pushed)
@@ -228,20 +227,6 @@ class VLLMServer(RolloutEngine):
                 f"The servers must compute in one dtype, but got {', '.join(dtypes)}. Set their `--dtype`."
             )
         return dtypes[0]
-
-    def _check_places(self) -> None:
-        """Check that every rank means the same servers.
-
-        Raises:
-            ValueError: If ranks are on several machines and a server is named by the loopback address.
-        """
-        hosts = set(all_gather_objects(socket.gethostname()))
-        local = [server.client.url for server in self._servers if is_loopback(server.client.host)]
-        if len(hosts) > 1 and local:
-            raise ValueError(
-                f"`urls` must name servers as every machine of the trainer reaches them, but got {local[0]}, with "
-                f"ranks on {', '.join(sorted(hosts))}. Write the name of the server's machine."
-            )
 
     # --- rollouts -----------------------------------------------------------------------------------------------
 
