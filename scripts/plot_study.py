@@ -1,11 +1,14 @@
-"""Draw docs/pictures/study.png from the runs of configs/study.yaml, and print the figures beside it.
+"""Draw the runs of a sweep, task by task, and print the table beside the picture.
 
 python scripts/plot_study.py runs/study docs/pictures/study.png
+
+Differences from the baseline are taken within each seed, over the seeds that both methods have finished.
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -15,21 +18,40 @@ import numpy as np
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grail_lightning.evaluation.statistics import holm
+
 BASELINE = "GRPO"
-Curves = dict[str, dict[int, dict[int, float]]]
 
 
-def curves(folder: Path) -> Curves:
-    """Held-out accuracy by method, seed and step, of the seeds with which every method is finished."""
-    found: Curves = {}
+class Method(NamedTuple):
+    """The finished runs of a method on a task.
+
+    Attributes:
+        point: Its values of the grid, such as the learning rate; empty without a grid.
+        curves: Held-out accuracy by seed and step.
+    """
+
+    point: str
+    curves: dict[int, dict[int, float]]
+
+
+def read(folder: Path) -> dict[str, dict[str, Method]]:
+    """The methods of each task, the baseline first, the others in the order of their names."""
+    found: dict[str, dict[str, Method]] = {}
     for file in sorted(folder.glob("*/sweep.json")):
         record = json.loads(file.read_text())
-        if record["state"] == "finished":
-            events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0}).Reload()
-            values = {event.step: event.value for event in events.Scalars("val/accuracy")}
-            found.setdefault(record["method"], {})[record["seed"]] = values
-    common = set.intersection(*(set(seeds) for seeds in found.values()))
-    return {method: {seed: seeds[seed] for seed in sorted(common)} for method, seeds in found.items()}
+        if record["state"] != "finished":
+            continue
+        events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0}).Reload()
+        values = {event.step: event.value for event in events.Scalars("val/accuracy")}
+        point = ", ".join(f"{value:g}" for value in (record.get("point") or {}).values())
+        methods = found.setdefault(record["task"], {})
+        methods.setdefault(record["method"], Method(point, {})).curves[record["seed"]] = values
+    return {
+        task: {name: methods[name] for name in sorted(methods, key=lambda name: (name != BASELINE, name))}
+        for task, methods in found.items()
+        if BASELINE in methods
+    }
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -38,18 +60,9 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def row(method: str, whole: Curves) -> str:
-    """A row of the table: final accuracy, its difference from the baseline's by seed, and the same of the area."""
-    cells = []
-    for of in (lambda values: values[max(values)], area):
-        ours, base = (np.array([of(values) for values in whole[name].values()]) for name in (method, BASELINE))
-        cells.append("{:.3f} ±{:.3f}".format(*interval(ours)))
-        if method == BASELINE:
-            cells.append("")
-        else:
-            (mean, half), p = interval(ours - base), stats.ttest_rel(ours, base).pvalue
-            cells.append(f"{100 * mean:+.1f} ±{100 * half:.1f} (p = {p:.3f})")
-    return f"| {method} | {' | '.join(cells)} |"
+def last(values: dict[int, float]) -> float:
+    """The end of the curve."""
+    return values[max(values)]
 
 
 def area(values: dict[int, float]) -> float:
@@ -58,29 +71,63 @@ def area(values: dict[int, float]) -> float:
     return float(np.trapezoid([values[step] for step in steps], steps) / (steps[-1] - steps[0]))
 
 
-def main(folder: Path, out: Path) -> None:
+def table(methods: dict[str, Method]) -> list[str]:
+    """Final accuracy and the mean over training, with differences from the baseline and p-values (Holm's method)."""
+    columns, base = [], methods[BASELINE].curves
+    for of in (last, area):
+        column, pairs = {}, {}
+        for name, method in methods.items():
+            column[name] = "{:.3f} ±{:.3f}".format(*interval(np.array([of(c) for c in method.curves.values()])))
+            common = sorted(base.keys() & method.curves.keys())
+            if name != BASELINE and len(common) > 1:
+                pairs[name] = np.array([[of(method.curves[seed]), of(base[seed])] for seed in common])
+        corrected = holm([float(stats.ttest_rel(*pair.T).pvalue) for pair in pairs.values()])
+        for (name, pair), p in zip(pairs.items(), corrected, strict=True):
+            mean, half = interval(pair[:, 0] - pair[:, 1])
+            column[name] += (
+                f" | {100 * mean:+.1f} ±{100 * half:.1f} | {p:.3f}"
+                if p >= 0.001
+                else (f" | {100 * mean:+.1f} ±{100 * half:.1f} | < 0.001")
+            )
+        columns.append({name: text if "|" in text else f"{text} | | " for name, text in column.items()})
+    head = f"minus {BASELINE}, points | p (Holm)"
+    lines = [f"| method | rate | seeds | at the end | {head} | mean over training | {head} |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for name, method in methods.items():
+        cells = [name, method.point, str(len(method.curves)), *(column[name] for column in columns)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def draw(left: plt.Axes, right: plt.Axes, methods: dict[str, Method]) -> None:
     """A line is a method's mean over seeds, its band the 95 % interval of that mean."""
-    whole = curves(folder)
-    order = sorted(whole, key=lambda method: (method != BASELINE, method))
-    seeds = sorted(whole[BASELINE])
-    print(f"{len(order)} methods, seeds {', '.join(map(str, seeds))}")
-    print(f"| method | at the end | minus {BASELINE}, points | mean over training | minus {BASELINE}, points |")
-    print("|---|--:|--:|--:|--:|")
-    print("\n".join(row(method, whole) for method in order))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
-    for number, method in enumerate(order):
-        steps = sorted(next(iter(whole[method].values())))
-        values = np.array([[curve[step] for step in steps] for curve in whole[method].values()])
-        base = np.array([[curve[step] for step in steps] for curve in whole[BASELINE].values()])
-        for axis, shown in ((left, values), (right, 100 * (values - base))):
+    base = methods[BASELINE].curves
+    for number, (name, method) in enumerate(methods.items()):
+        common = sorted(base.keys() & method.curves.keys())
+        steps = sorted(next(iter(method.curves.values())))
+        values = np.array([[curve[step] for step in steps] for curve in method.curves.values()])
+        differences = np.array([[method.curves[s][step] - base[s][step] for step in steps] for s in common])
+        for axis, shown in ((left, values), (right, 100 * differences)):
+            if len(shown) < 2:
+                continue
             mean, half = np.array([interval(column) for column in shown.T]).T
-            axis.plot(steps, mean, color=f"C{number}", label=method, marker="o", markersize=3)
+            axis.plot(steps, mean, color=f"C{number}", label=name, marker="o", markersize=3)
             axis.fill_between(steps, mean - half, mean + half, color=f"C{number}", alpha=0.12, linewidth=0)
-    left.set(title=f"held-out accuracy, mean of {len(seeds)} seeds", xlabel="optimiser steps")
+    left.set(xlabel="optimiser steps")
     right.set(title=f"minus {BASELINE}'s of the same seed, points", xlabel="optimiser steps")
-    left.legend(loc="lower right", frameon=False)
     for axis in (left, right):
         axis.grid(alpha=0.3)
+
+
+def main(folder: Path, out: Path) -> None:
+    """Print the tables, and write the picture."""
+    tasks = read(folder)
+    figure, axes = plt.subplots(len(tasks), 2, figsize=(11, 3.8 * len(tasks)), layout="constrained", squeeze=False)
+    for (task, methods), (left, right) in zip(tasks.items(), axes, strict=True):
+        print(f"\n{task}\n\n" + "\n".join(table(methods)))
+        draw(left, right, methods)
+        left.set(title=f"{task}: held-out accuracy, mean over seeds")
+    axes[0, 0].legend(loc="lower right", frameon=False, fontsize="small")
     figure.savefig(out, dpi=110)
 
 
