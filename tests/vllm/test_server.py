@@ -130,6 +130,8 @@ def test_a_server_that_is_killed_in_a_batch_and_restarted_changes_nothing(policy
     assert "has other weights than the last push (those it was started with" in caplog.text
 
 
+# An in-process engine of an earlier file has left vLLM's process group of one, of which Lightning warns.
+@pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
 def test_a_run_trains_evaluates_and_tests_with_a_server(served, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     engine = ["--model.engine=VLLMServer", f"--model.engine.urls=[{served.url}]"]
