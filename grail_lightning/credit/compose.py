@@ -36,6 +36,7 @@ class WarmUp(TokenCredit):
         self.inner, self.steps = inner, steps
         self.refresh = inner.refresh
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
+        self.training = inner.training
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
@@ -92,6 +93,9 @@ class Product(TokenCredit):
     Args:
         first: The first method.
         second: The second method.
+
+    Raises:
+        ValueError: If both train a model beside the policy.
     """
 
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
@@ -99,6 +103,9 @@ class Product(TokenCredit):
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
         self.needs_reference = first.needs_reference or second.needs_reference
         self.needs_continuations = first.needs_continuations or second.needs_continuations
+        if first.training is not None and second.training is not None:
+            raise ValueError("Only one of `first` and `second` may train a model, but got two. Replace one of them.")
+        self.training = first.training or second.training
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""
