@@ -90,6 +90,7 @@ class TrainedModel(SecondModel):
             ValueError: If the norm of the gradients is not finite, before any weight has changed.
         """
         assert self._gradients is not None, "`beside` makes the optimiser"
+        self._reshard()
         seed = derive_seed(run_seed(), "second model", self.steps, rank())
         with torch.enable_grad(), seeded(self.policy.device, seed):
             for number, micro in enumerate(parts, start=1):
@@ -114,7 +115,7 @@ class TrainedModel(SecondModel):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser and schedule as plain values. A collective; if sharded, empty on all ranks but the first."""
+        """Weights, optimiser and schedule as plain values. A collective; if sharded, the first rank has them."""
         if self._gradients is None:
             return dict(self._restored)
         self._reshard()
@@ -183,7 +184,11 @@ class TrainedModel(SecondModel):
         return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
 
     def _reshard(self) -> None:
-        """Leave each rank with its shards: after a forward pass FSDP2 keeps the root's weights whole."""
+        """Leave each rank with its shards.
+
+        After a forward pass FSDP2 keeps the root's weights whole. Those of a pass with frozen weights need no gradient,
+        and the next pass would use them as they are.
+        """
         for unit in self.policy.modules():
             if isinstance(unit, FSDPModule):
                 unit.reshard()
