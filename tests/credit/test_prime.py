@@ -13,7 +13,7 @@ from grail_lightning.functional.process_rewards import discounted_returns, ranke
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, elsewhere, in_groups, row_logits, second_model
 from tests.runs import Watch, batches, module, trainer
-from tests.shell import RUN, SHORT, fails, main
+from tests.shell import RUN, SHORT, fails, whole_and_resumed
 from tests.tolerance import assert_near, near
 
 BETA, LR = 0.3, 0.2
@@ -214,8 +214,9 @@ def test_the_reward_model_trains_in_every_form_of_the_policy(loading, precision)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(tmp_path, monkeypatch):
     """The policy, the reward model, its optimiser and its schedule, through the command line."""
-    options = [
-        *SHORT,
+    whole, halves = whole_and_resumed(
+        tmp_path,
+        monkeypatch,
         "--model.credit=PRIME",
         "--model.credit.beta=0.1",
         "--model.credit.optimizer=AdamW",
@@ -223,26 +224,22 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(tmp_path, monk
         "--model.credit.scheduler=LinearLR",
         "--model.credit.scheduler.start_factor=0.2",
         "--model.execution.mini_batches=1",
-        "--evaluation.at_start=false",
-    ]
-    for name in ("whole", "halves"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "whole")
-    main(["fit", *options, "--trainer.max_steps=4"])
-    monkeypatch.chdir(tmp_path / "halves")
-    main(["fit", *options])
-    main(["fit", *options, "--trainer.max_steps=4", "--ckpt_path=last"])
-    file = RUN / "checkpoints" / "last.ckpt"
-    whole, halves = (torch.load(tmp_path / name / file, weights_only=True) for name in ("whole", "halves"))
+    )
     for one, other in ((whole["state_dict"], halves["state_dict"]), _flat(whole["second"], halves["second"])):
         assert one.keys() == other.keys()
         assert all(torch.equal(weight, other[name]) for name, weight in one.items())
-    assert whole["second"]["steps"] == halves["second"]["steps"] == 4
+    assert whole["second"]["steps"] == halves["second"]["steps"] == 2
     begun = load_policy("arithmetic").state_dict()
     assert any(not torch.equal(weight, begun[name]) for name, weight in whole["second"]["weights"].items())
-    events = EventAccumulator(str(tmp_path / "halves" / RUN)).Reload()
-    rates = [point.value for point in events.Scalars("credit/reward_model_learning_rate")]
-    assert rates == pytest.approx([1e-3 * (0.2 + 0.16 * k) for k in range(4)])
+    rewards = [p.value for p in _curve(tmp_path / "whole", "credit/reward_model_loss")]
+    assert rewards[1] != pytest.approx(math.log(2), abs=1e-5), "the second batch depends on what the first one taught"
+    assert [p.value for p in _curve(tmp_path / "halves", "credit/reward_model_loss")] == rewards
+    rates = [p.value for p in _curve(tmp_path / "halves", "credit/reward_model_learning_rate")]
+    assert rates == pytest.approx([2e-4, 3.6e-4])
+
+
+def _curve(folder, name):
+    return EventAccumulator(str(folder / RUN)).Reload().Scalars(name)
 
 
 def _flat(*states):
