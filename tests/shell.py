@@ -42,7 +42,7 @@ def fails(capsys, *args):
 
 
 def whole_and_resumed(folder, monkeypatch, *options):
-    """The last checkpoints of a run of two batches and of one that was resumed after the first, in `folder`/whole|halves.
+    """The last checkpoints of a run of two batches, and of one resumed after the first, in `folder`/whole and halves.
 
     The options must set one optimiser step a batch.
     """
