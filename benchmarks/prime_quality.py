@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import PRIME, CreditContext, TokenCredit
+from grail_lightning.credit import PRIME, CreditContext, PermutedRewards, TokenCredit
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import Reference
@@ -36,11 +36,12 @@ class TrainedPRIME(TokenCredit):
     """
 
     def __init__(self, rollouts: Callable[[Policy], Iterable[RolloutBatch]], *, permuted: bool = False) -> None:
-        self.rollouts, self.permuted = rollouts, permuted
+        self.rollouts = rollouts
         # All groups with both outcomes.
-        self.credit = PRIME(
+        prime = PRIME(
             accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE, weight_decay=0.0)
         )
+        self.credit = PermutedRewards(prime) if permuted else prime
         self.figures: list[str] = []
         self._second: TrainedModel | None = None
         self._reference: Reference | None = None
@@ -64,12 +65,5 @@ class TrainedPRIME(TokenCredit):
         return scores
 
     def _weigh(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        if self.permuted:
-            order = torch.arange(len(batch))
-            for group in batch.group.unique().tolist():
-                rows = (batch.group == group).nonzero().flatten()
-                generator = context.row_generator(int(batch.row[rows[0]]))
-                order[rows] = rows[torch.randperm(len(rows), generator=generator)]
-            batch = batch.replace(correct=batch.correct[order])
         given = replace(context, reference=self._reference, second=self._second)
         return self.credit(policy, batch, given)

@@ -34,9 +34,8 @@ class WarmUp(TokenCredit):
         if steps < 1:
             raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
         self.inner, self.steps = inner, steps
-        self.refresh = inner.refresh
+        self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
-        self.training = inner.training
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
@@ -145,7 +144,7 @@ class PermutedRewards(TokenCredit):
 
     def __init__(self, inner: TokenCredit, mirrored: bool = False) -> None:
         self.inner, self.mirrored = inner, mirrored
-        self.refresh = inner.refresh
+        self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.credit import PRIME, Product, Uniform, WarmUp
+from grail_lightning.credit import PRIME, PermutedRewards, Product, Uniform, WarmUp
 from grail_lightning.functional.process_rewards import discounted_returns, ranked_pairs
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, elsewhere, in_groups, row_logits, second_model
@@ -145,6 +145,7 @@ def test_without_a_model_it_says_so(golden_policy, batch):
 def test_composed_methods_train_what_their_parts_train():
     credit = PRIME()
     assert WarmUp(credit).training is credit.training
+    assert PermutedRewards(credit).training is credit.training
     assert Product(Uniform(), credit).training is credit.training
     assert Product(Uniform(), Uniform()).training is None
     with pytest.raises(ValueError, match="Only one of `first` and `second` may train a model"):
