@@ -219,8 +219,9 @@ def prime_subjects(engine: HFEngine, verifier: Verifier, seed: int) -> list[Subj
 
     return [
         Subject(name="PRIME", method=trained()),
-        Subject(name="PRIME, permuted outcomes", method=trained(permuted=True)),
-        Subject(name="PRIME, reward of the token", method=trained().token_reward, by="score"),
+        Subject(name="PRIME, permuted", method=trained(permuted=True)),
+        Subject(name="PRIME, token reward", method=trained().token_reward, by="score"),
+        Subject(name="PRIME, token reward, permuted", method=trained(permuted=True).token_reward, by="score"),
     ]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import PRIME, CreditContext, PermutedRewards, TokenCredit
 from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.forward import logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.second_model import TrainedModel
@@ -49,20 +50,28 @@ class TrainedPRIME(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The weights of a batch."""
         if self._second is None:
-            self._reference = Reference(copy.deepcopy(policy).requires_grad_(False))
-            model = copy.deepcopy(policy).requires_grad_(True).train()
-            self._second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
-            for number, earlier in enumerate(self.rollouts(policy), start=1):
-                found = self._weigh(policy, earlier, replace(context, step=number))
-                loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
-                self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
+            self._train(policy, context)
         return self._weigh(policy, batch, context)
 
     def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
-        """``[B, T]``: the process reward of each token alone, negative in right rollouts."""
-        scores = self(policy, batch, context).scores
-        assert scores is not None
-        return scores
+        """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
+        if self._second is None:
+            self._train(policy, context)
+        assert self._reference is not None
+        rows = torch.arange(len(batch))
+        models = self._second.beside(policy), self._reference.policy
+        own, other = (logprobs(model, batch, context, rows) for model in models)
+        self._weigh(policy, batch, context)  # The next batch finds a model that has learned from this one.
+        return (own - other) * (2 * batch.correct.float() - 1)[:, None]
+
+    def _train(self, policy: Policy, context: CreditContext) -> None:
+        self._reference = Reference(copy.deepcopy(policy).requires_grad_(False))
+        model = copy.deepcopy(policy).requires_grad_(True).train()
+        self._second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
+        for number, earlier in enumerate(self.rollouts(policy), start=1):
+            found = self._weigh(policy, earlier, replace(context, step=number))
+            loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
+            self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
 
     def _weigh(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         given = replace(context, reference=self._reference, second=self._second)
