@@ -289,6 +289,8 @@ def test_a_fit_on_the_same_module_goes_on_with_the_same_reward_model():
 
 def test_mistakes_are_one_line_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    loaded = "grail_lightning.distributed.sharding.load_policy"
+    monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
     said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./nowhere")
     assert "there is no folder './nowhere'" in said
     said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.optimizer.lr=-1")
