@@ -10,30 +10,38 @@ so that they stay the same policy). `34m` is a random-weight Qwen3 of 34 million
 
 The default sides are GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
 `refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
-logits and parameter gradients. `--sides` chooses others, such as the methods of the group's prefix tree (`tree`).
+logits and parameter gradients. `--sides` chooses others, such as the methods of the group's prefix tree (`tree`),
+PRIME, also with a second forward pass (`PRIME, twice`), or SDPG's loss beside GRPO.
 Prints medians, ratios to GRPO with the same number of updates, with and without sampling. `--memory` prints the peak
 memory of saliency and of an update instead, one process each.
 """
 
 import argparse
+import copy
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from stand_in import StandInEngine, StandInTask, random_qwen3
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import (
+    DGPO,
     GRAIL,
+    PRIME,
+    AttentionRhythm,
     OptimalBaseline,
     Oracle,
     PrefixWeights,
+    Resampled,
     SaliencyOptions,
     TokenCredit,
     TokenWeights,
@@ -43,7 +51,9 @@ from grail_lightning.credit import (
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
-from grail_lightning.step.options import Execution
+from grail_lightning.policy.reference import Reference
+from grail_lightning.step.options import Distillation, Execution
+from grail_lightning.step.second_model import TrainedModel
 
 
 class Published(TokenCredit):
@@ -78,7 +88,14 @@ CREDITS = {
     "prefix weights": PrefixWeights(),
     "optimal baseline": OptimalBaseline(),
     "oracle": Oracle(),
+    "DGPO": DGPO(),
+    "rhythm": AttentionRhythm(),
+    "resampled": Resampled(),
+    "PRIME": PRIME(),
+    "PRIME, twice": PRIME(double_forward=True),
+    "SDPG": Uniform(),
 }
+DISTILLATION = {"SDPG": Distillation()}
 
 
 class SamePairs(HFEngine):
@@ -120,6 +137,7 @@ class Alternate(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         name, updates = self._side(batch_idx)
         pl_module.credit = CREDITS[name]
+        pl_module.objective = replace(pl_module.objective, distillation=DISTILLATION.get(name))
         pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
         self._start = self.clock()
 
@@ -136,8 +154,10 @@ class Alternate(pl.Callback):
             self.eligible.append(metrics["credit/eligible"])
 
 
-def build(case: str, repeats: int, mini_batches: int = 1) -> tuple[GrailModule, list]:
-    """The module, and the prompts of a batch for any number of rounds."""
+def build(case: str, repeats: int, mini_batches: int = 1, credits: Iterable = ()) -> tuple[GrailModule, list]:
+    """The module, with what the credit methods need beside it, and the prompts of a batch for any number of rounds."""
+    # The one that needs the most: a run loads what its first credit method needs.
+    credit = max(credits, key=lambda method: (method.training is not None, method.needs_reference), default=None)
 
     def still(parameters):
         return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
@@ -145,12 +165,18 @@ def build(case: str, repeats: int, mini_batches: int = 1) -> tuple[GrailModule, 
     if case == "quickstart":
         execution, sampling = Execution(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
         (problems,) = ArithmeticData(num_train=512).load("train")
-        made = GrailModule("arithmetic", sampling, engine=SamePairs(repeats), execution=execution, optimizer=still)
+        engine = SamePairs(repeats)
+        made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still, credit=credit)
         return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
     engine = StandInEngine(256, repeats)
     execution, sampling = Execution(group_size=4), Sampling(max_response_length=512)
     made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still)
     made.policy = random_qwen3(hidden=512, layers=8, vocabulary=8192).train()
+    if credit is not None and credit.needs_reference:
+        made.reference = Reference(copy.deepcopy(made.policy).requires_grad_(False))
+    if credit is not None and credit.training is not None:
+        made.credit = credit
+        made.second = TrainedModel(copy.deepcopy(made.policy), credit.training, SingleDeviceStrategy("cpu"), 1.0)
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
 
@@ -165,7 +191,7 @@ def fit(module: GrailModule, batches: list, *callbacks) -> None:
 
 def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock, mini_batches: int) -> None:
     """Run all sides in turn; print their medians and ratios."""
-    module, prompts = build(case, len(sides), mini_batches)
+    module, prompts = build(case, len(sides), mini_batches, [CREDITS[name] for name, _ in sides])
     watch = Alternate(sides, clock)
     fit(module, [prompts[k % len(prompts)] for k in range(rounds + 1) for _ in sides], watch)
     size = sum(p.numel() for p in module.policy.parameters()) / 1e6

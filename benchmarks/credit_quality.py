@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from credit_truth import (  # fmt: skip
     regions,
     resamplings,
 )
+from prime_quality import TrainedPRIME
 from torch import Tensor
 from tree_controls import leaves_tree
 
@@ -83,6 +84,7 @@ PROMPTS_PER_BATCH = 32
 SAMPLING = Sampling(max_response_length=64)
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
+Split = Literal["train", "test"]
 Sums = tuple[Tensor, Tensor]
 """What the rows of each prompt add up to, and of how many: ``[G]`` each."""
 
@@ -201,9 +203,33 @@ def tree_subjects() -> list[Subject]:
     ]
 
 
-def sample(policy: Policy, engine: HFEngine, verifier: Verifier, num_prompts: int, seed: int) -> RolloutBatch:
-    """Graded responses to test problems, with the advantages of training: rewards less the mean of the group."""
-    (problems,) = ArithmeticData(num_test=num_prompts, seed=seed).load("test")
+PRIME_BATCHES = 16
+
+
+def prime_subjects(engine: HFEngine, verifier: Verifier, seed: int) -> list[Subject]:
+    """PRIME with its reward model trained on training problems, beside the same with permuted outcomes."""
+
+    def rollouts(policy: Policy) -> Iterator[RolloutBatch]:
+        engine.update_weights(policy)
+        for number in range(PRIME_BATCHES):
+            yield sample(policy, engine, verifier, PROMPTS_PER_BATCH, derive_seed(seed, "PRIME", number), "train")
+
+    def trained(**options: Any) -> TrainedPRIME:
+        return TrainedPRIME(rollouts, **options)
+
+    return [
+        Subject(name="PRIME", method=trained()),
+        Subject(name="PRIME, permuted", method=trained(permuted=True)),
+        Subject(name="PRIME, token reward", method=trained().token_reward, by="score"),
+        Subject(name="PRIME, token reward, permuted", method=trained(permuted=True).token_reward, by="score"),
+    ]
+
+
+def sample(
+    policy: Policy, engine: HFEngine, verifier: Verifier, num_prompts: int, seed: int, split: Split = "test"
+) -> RolloutBatch:
+    """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
+    (problems,) = ArithmeticData(num_train=num_prompts, num_test=num_prompts, seed=seed).load(split)
     batch = engine.generate(list(problems.prompts), GROUP_SIZE, SAMPLING, derive_seed(seed, "rollouts"))
     graded = grade_and_locate(batch, verifier, policy.tokenizer)
     return graded.with_advantages(group_advantages(graded.rewards, GROUP_SIZE))
@@ -452,11 +478,16 @@ def main() -> None:
     print(table_row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds, draws), flush=True)
     engine, extra = HFEngine(cache_tokens=50_000), []
     with Verifier() as verifier:
-        for subject in (s for s in subjects() if any(part in s.name for part in options.only)):
+        every = [*subjects(), *prime_subjects(engine, verifier, options.seed)]
+        for subject in (s for s in every if any(part in s.name for part in options.only)):
             how = {"group_size": GROUP_SIZE, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
             source = Counted(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=0)
             credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)
             print(table_row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, draws), flush=True)
+            if isinstance(subject.method, TrainedPRIME):
+                extra.append(
+                    f"{subject.name}: loss and accuracy of each batch before its step: {subject.method.figures}"
+                )
             if source.tokens:
                 extra.append(
                     f"{subject.name}: {source.continuations} continuations from {source.places} places, "

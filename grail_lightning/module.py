@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,12 +14,12 @@ from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, Uniform
 from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.distributed.sharding import check_strategy, data_parallel_mesh, shard
+from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import given_batch
 from grail_lightning.grading import step_masks
 from grail_lightning.grading.grade import grade_and_locate
-from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
@@ -36,6 +36,7 @@ from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds,
 from grail_lightning.step.report import SHOWN, report
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.schedule import configured_options, keep_options, option_record, steps_beyond, with_schedule
+from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update, prepare
 from grail_lightning.tasks.base import Messages, Prompt
@@ -81,10 +82,12 @@ class GrailModule(pl.LightningModule):
         self.policy_name, self.loading, self.sampling = policy, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
+        check_training(self.credit, policy, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Reference | None = None
+        self.second: TrainedModel | None = None
         self.gradients: Gradients | None = None
         self.verifier: Verifier | None = None
         self.ahead = Ahead()
@@ -106,23 +109,22 @@ class GrailModule(pl.LightningModule):
     # --- setting up ---------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Load the policy and, if it is needed, the frozen reference. The strategy calls this when a run begins."""
-        fits = self.trainer.state.fn == "fit"
+        """Load the policy, and the models that the run needs beside it. The strategy calls this when a run begins."""
+        fits, half = self.trainer.state.fn == "fit", "16" in str(self.trainer.precision)
+        load = partial(load_on_ranks, loading=self.loading, mesh=self.device_mesh, half_precision=half)
         if self.policy is None:
             check_precision(self.trainer.precision)
             check_strategy(self.trainer.strategy)
             if fits:
                 check_dtype(self.policy_name, self.loading)
-            self.policy = self._load(trainable=True)
+            self.policy = load(self.policy_name, trainable=True)
         weighs = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
         if (weighs or (fits and self.objective.kl_coefficient)) and self.reference is None:
-            self.reference = Reference(self._load(trainable=False) if self.loading.lora is None else self.policy)
-
-    def _load(self, trainable: bool) -> Policy:
-        half, mesh = "16" in str(self.trainer.precision), data_parallel_mesh(self.device_mesh, self.loading)
-        policy = load_policy(self.policy_name, self.loading, half_precision=half, trainable=trainable)
-        policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
-        return policy if mesh is None else shard(policy, mesh)
+            apart = self.loading.lora is None
+            self.reference = Reference(load(self.policy_name, trainable=False) if apart else self.policy)
+        if fits and (training := self.credit.training) is not None and self.second is None:
+            model = load(training.model or self.policy_name, trainable=True)
+            self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
         """Open the verifier pool, and forget the batch in flight of an earlier fit."""
@@ -159,8 +161,9 @@ class GrailModule(pl.LightningModule):
             keep_options(*restored, self._options, self.scheduler, self._recorded, self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the credit method's state, the batch in flight, the configured options, and unrounded master weights."""
+        """Add the states of what Lightning does not know, the configured options, and unrounded master weights."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
+        checkpoint["second"] = {} if self.second is None else self.second.state_dict()
         checkpoint["configured"] = option_record(self._options, self.scheduler) if self._options else None
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
@@ -170,6 +173,8 @@ class GrailModule(pl.LightningModule):
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits = self.trainer.state.fn == "fit"
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
+        if self.second is not None and fits:
+            self.second.load_state_dict(checkpoint.get("second", {}))
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
         self._recorded = checkpoint.get("configured")
         if not fits:
@@ -183,16 +188,8 @@ class GrailModule(pl.LightningModule):
         sampler, loader = self._sampler(clock), self.trainer.train_dataloader
         graded, drawn = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
-        forward = make_forward(
-            self.credit,
-            self.control,
-            self._policy,
-            batch,
-            self.credit_context(),
-            self.objective,
-            clock,
-            share=self.execution.share_prefixes,
-        )
+        given = self.credit, self.control, self._policy, batch, self.credit_context(), self.objective, clock
+        forward = make_forward(*given, share=self.execution.share_prefixes)
         with clock.phase("update"):
             seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
             limit = self.sampling.max_response_length
@@ -290,6 +287,7 @@ class GrailModule(pl.LightningModule):
             token_budget=self.execution.token_budget,
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
+            second=self.second if self.trainer.training else None,
             continuations=SampledContinuations(self._sampler(PhaseClock(self.device)), self.global_step),
         )
 

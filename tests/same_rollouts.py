@@ -1,6 +1,6 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|Uniform|nothing [OPTION ...]
+python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|PRIME|Uniform|nothing [OPTION ...]
 
 "nothing" is the learning rate 0. Options: "half" holds the policy in bfloat16, beside float32 masters, which are
 reported; "once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row
@@ -78,10 +78,18 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _figures(weights):
+    """Some entries of each weight."""
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in weights]
+    return [p.detach().double().flatten()[::997].tolist() for p in whole]
+
+
 def main(strategy, credit, *extra):
     torch.set_num_threads(1)
     prompts = problems(PROMPTS * STEPS, seed=3)
     own = {"saliency": SaliencyOptions(fuse=False)} if "own" in extra else {}
+    if credit == "PRIME":
+        own = {"double_forward": True, "optimizer": lambda p: torch.optim.SGD(p, lr=0.05)}
     ours = module(
         {
             "token_budget": 150,
@@ -123,7 +131,6 @@ def main(strategy, credit, *extra):
     run = trainer(steps, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
     with Collectives() as collectives:
         run.fit(ours, loader)
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.gradients.weights]
     print(
         "\n"
         + json.dumps(
@@ -134,7 +141,8 @@ def main(strategy, credit, *extra):
                 "embedded": sum(embedded),
                 "micro_batches": sum(number > 0 for number in embedded),
                 "synchronised": sum(synchronised),
-                "weights": [p.detach().double().flatten()[::997].tolist() for p in whole],
+                "weights": _figures(ours.gradients.weights),
+                "second": [] if ours.second is None else _figures(ours.second.policy.parameters()),
                 "loss": [output.metrics["loss"] for output in watch.outputs],
                 "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],
                 "eligible": [output.metrics.get("credit/eligible") for output in watch.outputs],

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
@@ -38,6 +39,21 @@ def fails(capsys, *args):
     lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert len(lines) == 1
     return lines[0]
+
+
+def whole_and_resumed(folder, monkeypatch, *options):
+    """The last checkpoints of a run of two batches, and of one resumed after the first, in `folder`/whole and halves.
+
+    The options must set one optimiser step a batch.
+    """
+    options = [*SHORT, *options, "--evaluation.at_start=false"]
+    for name, lengths in (("whole", [2]), ("halves", [1, 2])):
+        (folder / name).mkdir()
+        monkeypatch.chdir(folder / name)
+        for number, length in enumerate(lengths):
+            main(["fit", *options, f"--trainer.max_steps={length}", *(["--ckpt_path=last"] if number else [])])
+    file = RUN / "checkpoints" / "last.ckpt"
+    return [torch.load(folder / name / file, weights_only=True) for name in ("whole", "halves")]
 
 
 def built(*args):

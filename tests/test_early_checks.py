@@ -23,7 +23,9 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 def refused(capsys, monkeypatch, subcommand, *options):
     """The line about a mistake; no model may be loaded before it."""
-    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     return fails(capsys, subcommand, *SHORT, *options)
 
 

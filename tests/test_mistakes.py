@@ -151,7 +151,9 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     ],
 )
 def test_a_mistake_is_one_line_before_a_model_is_loaded(options, message, capsys, monkeypatch):
-    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     assert re.search(message, fails(capsys, "fit", *SHORT, *options))
 
 

@@ -11,7 +11,7 @@ from tests.shell import SHORT
 CONSOLE = f"""
 import json, os, sys
 from pathlib import Path
-import grail_lightning.module as module
+import grail_lightning.distributed.sharding as module
 from grail_lightning.__main__ import main
 
 def load(*arguments, **options):

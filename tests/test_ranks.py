@@ -87,6 +87,24 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
             assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= tolerance * moved + rounding
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_second_model_trains_on_two_ranks_as_on_one(strategy):
+    """A rank without a group of both outcomes, and so without a row, in one of the steps."""
+    (alone,), ranks = (_run(kind, "PRIME", "same_rollouts.py") for kind in ("one", strategy))
+    start = _run("one", "nothing", "same_rollouts.py")[0]["weights"]
+    tolerance = {"fsdp2": 1e-3, "ddp": roundings(1000, torch.float32)}[strategy]
+    rounding = roundings(2, torch.float32) if strategy == "fsdp2" else 0.0
+    for rank in ranks:
+        assert rank["synchronised"] == (3 if strategy == "ddp" else 0)  # The second model is none of DDP's.
+        for which in ("second", "weights"):
+            for ours, theirs, begun in zip(rank[which], alone[which], start, strict=True):
+                moved = max(abs(a - b) for a, b in zip(theirs, begun, strict=True))
+                assert moved > 0
+                gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+                assert gap <= tolerance * moved + rounding, which
+
+
 def test_sharded_gradients_travel_with_each_micro_batch_or_once_a_step():
     often, once = (_run("fsdp2", "GRAIL", "same_rollouts.py", *more) for more in ((), ("once",)))
     units, steps = 4 + 1, 3  # Four blocks and the root.
@@ -122,16 +140,25 @@ def test_sharded_blocks_run_common_prefixes_once():
         assert_near(ours, theirs, 8, torch.float32)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("ranks", "credit"),
+    [
+        (1, "GRAIL"),
+        pytest.param(2, "GRAIL", marks=pytest.mark.slow),
+        pytest.param(2, "PRIME", marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(ranks, credit, tmp_path):
     """To the bit: the optimiser's state comes back from a checkpoint, and the export has the same weights."""
-    printed = run_script(Path(__file__).with_name("interrupted.py"), ranks, tmp_path, ranks=ranks)
+    printed = run_script(Path(__file__).with_name("interrupted.py"), ranks, tmp_path, credit, ranks=ranks)
     reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
     assert [report["rank"] for report in reports] == [*range(ranks)]
     begun = _sums(load_policy("arithmetic"))
     for report in reports:
-        for figure in ("texts", "norms", "weights"):
+        for figure in ("texts", "norms", "weights", "second"):
             assert report[figure]["resumed"] == report[figure]["whole"], figure
+        assert bool(report["second"]["whole"]) == (credit == "PRIME")
+        assert report["second"]["whole"] != begun
         assert report["norms"]["resumed"] > 0
         assert report["weights"]["resumed"] != begun
     assert _sums(load_policy(str(tmp_path / "export"))) == near(reports[0]["weights"]["resumed"], 64)

@@ -91,6 +91,8 @@ def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(
     import re
 
     _write("a.jsonl", rows)
-    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     line = fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl", *options), "--trainer.max_steps=1")
     assert re.search(message, line), line

@@ -12,6 +12,7 @@ from grail_lightning.credit.likelihood import AdvantageReweighting, HighEntropy
 from grail_lightning.credit.oar import BilevelOptions, OARGradient
 from grail_lightning.credit.oracle import Oracle
 from grail_lightning.credit.perturbation import OARPerturbation
+from grail_lightning.credit.prime import PRIME
 from grail_lightning.credit.resampled import Resampled
 from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.saliency import input_saliency
@@ -22,6 +23,7 @@ __all__ = [
     "DGPO",
     "GRAIL",
     "LESS",
+    "PRIME",
     "RLSD",
     "UCAS",
     "AdvantageReweighting",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
 from grail_lightning.credit.continuations import Continuations
+from grail_lightning.credit.second_model import SecondModel, Training
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import Reference
 
@@ -74,6 +75,7 @@ class CreditContext:
         temperature: The sampling temperature; logits are divided by it.
         reference: The frozen policy before training; None unless the run has one (`TokenCredit.needs_reference`).
         continuations: What samples continuations of rollouts; None outside of a run.
+        second: The model that the run trains for the method (`TokenCredit.training`); None outside of `fit`.
         earlier: The method's weights before the first optimiser step of this batch, if it is called again before a
             later step; None in the first call for a batch.
     """
@@ -84,6 +86,7 @@ class CreditContext:
     temperature: float = 1.0
     reference: Reference | None = None
     continuations: Continuations | None = None
+    second: SecondModel | None = None
     earlier: TokenWeights | None = None
 
     def row_generator(self, row: int) -> torch.Generator:
@@ -111,6 +114,9 @@ class TokenCredit(ABC):
 
     needs_continuations: bool = False
     """Whether the method reads `CreditContext.continuations`."""
+
+    training: Training | None = None
+    """The options of a second model that the run trains for the method, as `CreditContext.second`; None without one."""
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

@@ -34,7 +34,7 @@ class WarmUp(TokenCredit):
         if steps < 1:
             raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
         self.inner, self.steps = inner, steps
-        self.refresh = inner.refresh
+        self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -92,6 +92,9 @@ class Product(TokenCredit):
     Args:
         first: The first method.
         second: The second method.
+
+    Raises:
+        ValueError: If both train a model beside the policy.
     """
 
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
@@ -99,6 +102,9 @@ class Product(TokenCredit):
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
         self.needs_reference = first.needs_reference or second.needs_reference
         self.needs_continuations = first.needs_continuations or second.needs_continuations
+        if first.training is not None and second.training is not None:
+            raise ValueError("Only one of `first` and `second` may train a model, but got two. Replace one of them.")
+        self.training = first.training or second.training
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""
@@ -138,7 +144,7 @@ class PermutedRewards(TokenCredit):
 
     def __init__(self, inner: TokenCredit, mirrored: bool = False) -> None:
         self.inner, self.mirrored = inner, mirrored
-        self.refresh = inner.refresh
+        self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

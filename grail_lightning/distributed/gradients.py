@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from grail_lightning.distributed.master_weights import HALF, MasterWeights
+from grail_lightning.distributed.master_weights import HALF, MasterWeights, average_gradients
 from grail_lightning.functional.tokens import gradient_so_far
 from grail_lightning.policy import Policy
 
@@ -28,13 +28,22 @@ class Gradients:
         policy: The policy, on its device.
         strategy: The trainer's strategy. Sharded weights (FSDP, DeepSpeed) get no master weights: shard float32 ones.
         restored: The policy's weights in a checkpoint, by name.
+        apart: Whether the policy is not part of the module that the strategy wraps, so that DDP does not reduce its
+            gradients.
 
     Attributes:
         masters: The master weights, which the optimiser updates; None if no weight is in half precision.
     """
 
-    def __init__(self, policy: Policy, strategy: Strategy, restored: Mapping[str, Tensor] | None = None) -> None:
-        self.policy, self.strategy = policy, strategy
+    def __init__(
+        self,
+        policy: Policy,
+        strategy: Strategy,
+        restored: Mapping[str, Tensor] | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.policy, self.strategy, self.apart = policy, strategy, apart
         alone = isinstance(strategy, SingleDeviceStrategy)
         whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
         trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
@@ -77,7 +86,7 @@ class Gradients:
             last: Whether the micro-batch is the step's last.
         """
         embeddings, wrapped = self.policy.model.get_input_embeddings(), self.strategy.model
-        replicated = wrapped if isinstance(wrapped, DistributedDataParallel) else None
+        replicated = wrapped if isinstance(wrapped, DistributedDataParallel) and not self.apart else None
         if isinstance(self.policy, FSDPModule):
             self.policy.set_requires_gradient_sync(last or not self.policy.loading.reduce_once)
         if getattr(embeddings, "sparse", False) and embeddings.weight.requires_grad:
@@ -86,8 +95,9 @@ class Gradients:
         alone = self.masters is not None or not last
         with collected, nullcontext() if replicated is None or not alone else replicated.no_sync():
             yield
-        if self.masters is not None and last and replicated is not None:
-            self.masters.exchange()
+        sharded = isinstance(self.policy, FSDPModule)
+        if last and not sharded and (self.apart or (self.masters is not None and replicated is not None)):
+            average_gradients(self.weights)
 
     def clip(self, max_norm: float | None) -> float:
         """Scale the gradients down to a norm; returns the norm before. None only measures."""

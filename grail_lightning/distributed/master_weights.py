@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -50,17 +50,6 @@ class MasterWeights:
             for hook in hooks:
                 hook.remove()
 
-    def exchange(self) -> None:
-        """Average over the ranks the gradients that each rank has accumulated.
-
-        The exchange is in float32, one tensor after the other. DDP's own would overlap with the backward pass, but in
-        half precision.
-        """
-        found = torch.tensor([master.grad is not None for master in self.parameters], device=self.parameters[0].device)
-        for master, somewhere in zip(self.parameters, all_reduce(found.long(), "max").tolist(), strict=True):
-            if somewhere:
-                master.grad = all_reduce(gradient_so_far(master), "sum").div_(world_size())
-
     @torch.no_grad()
     def write_back(self) -> None:
         """Round the master weights into the policy."""
@@ -70,6 +59,19 @@ class MasterWeights:
     def follow(self, optimizer: Optimizer) -> None:
         """Round the master weights into the policy after each step of the optimiser."""
         optimizer.register_step_post_hook(lambda *_: self.write_back())
+
+
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Average over the ranks the gradients that each rank has accumulated, one tensor after the other. A collective.
+
+    DDP's own exchange would overlap with the backward pass, but in the dtype of the weights.
+    """
+    if world_size() == 1:
+        return
+    found = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device)
+    for parameter, somewhere in zip(parameters, all_reduce(found.long(), "max").tolist(), strict=True):
+        if somewhere:
+            parameter.grad = all_reduce(gradient_so_far(parameter), "sum").div_(world_size())
 
 
 def _master(weight: Tensor, restored: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from grail_lightning.policy import Loading, Policy
+from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
 
 
@@ -74,6 +74,24 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
             padded_layout(ids, torch.ones_like(ids, dtype=torch.bool), torch.ones_like(ids[:, 1:], dtype=torch.bool))
         )
     return policy
+
+
+def load_on_ranks(
+    name: str, loading: Loading, mesh: DeviceMesh | None, *, half_precision: bool, trainable: bool
+) -> Policy:
+    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
+
+    Args:
+        name: See `load_policy`.
+        loading: The options.
+        mesh: The device mesh that `ModelParallelStrategy` gives to a module; None with other strategies.
+        half_precision: See `load_policy`.
+        trainable: Whether the weights are trained.
+    """
+    part = data_parallel_mesh(mesh, loading)
+    policy = load_policy(name, loading, half_precision=half_precision, trainable=trainable)
+    policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
+    return policy if part is None else shard(policy, part)
 
 
 @contextmanager

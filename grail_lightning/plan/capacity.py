@@ -80,6 +80,7 @@ class Planner:
             state,
             reference=settings.compares and settings.loading.lora is None,
             rollout_tokens=ranks_rows(settings, ranks)[1] * settings.width,
+            second=settings.credit.trains,
         )
         phases: list[Phase] = []
         calls, cached = 1, 0

@@ -61,7 +61,9 @@ class Placement:
         return -(-size // self.ranks) if self.sharded else size
 
 
-def kept(shapes: Shapes, placement: Placement, state: int, *, reference: bool, rollout_tokens: int) -> dict[str, int]:
+def kept(
+    shapes: Shapes, placement: Placement, state: int, *, reference: bool, rollout_tokens: int, second: bool = False
+) -> dict[str, int]:
     """What exists throughout a run.
 
     Args:
@@ -70,15 +72,19 @@ def kept(shapes: Shapes, placement: Placement, state: int, *, reference: bool, r
         state: Bytes of the optimiser's state of all ranks together, or of one rank if weights are not sharded.
         reference: Whether there is a second, frozen copy of the policy.
         rollout_tokens: The tokens of a rank's batch, padding included.
+        second: Whether a second model is trained; its optimiser is taken to be the policy's. Its gradients are freed
+            before the policy has any.
     """
     weights = placement.share(shapes.weight_bytes)
     buckets = shapes.trainable_bytes if placement.strategy == "ddp" and placement.ranks > 1 else 0
+    masters = 4 * shapes.half if placement.masters and not placement.sharded else 0
     parts = {
         "weights": weights,
-        "master weights": 4 * shapes.half if placement.masters and not placement.sharded else 0,
+        "master weights": masters,
         "optimizer state": placement.share(state),
         "DDP's buckets": buckets,
         "reference": weights if reference else 0,
+        "second model": weights + masters + placement.share(state) if second else 0,
         "rollouts": rollout_tokens * ROLLOUT_BYTES,
     }
     return {name: size for name, size in parts.items() if size}

@@ -35,6 +35,7 @@ class Credit:
         refreshed: Whether it is computed before every optimiser step, not once a batch.
         known: Whether the numbers of passes are known. A user's own class may do anything.
         compares: Whether it needs the frozen reference.
+        trains: Whether it trains a second model.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Credit:
     refreshed: bool = False
     known: bool = True
     compares: bool = False
+    trains: bool = False
 
     @property
     def runs(self) -> bool:
@@ -62,6 +64,7 @@ PASSES: dict[str, tuple[float, float]] = {
     "UCAS": (1, 0),
     "RLSD": (2, 0),
     "DGPO": (2, 0),
+    "PRIME": (4, 0),  # The reference, and a training pass of the second model, whose backward pass counts as two.
     "AttentionRhythm": (1, 0),
 }
 
@@ -210,7 +213,8 @@ def _credit(given: Namespace | None) -> Credit:
         fused=name == "GRAIL" and saliency.get("fuse", True) and not refreshed,
         refreshed=refreshed,
         known=name in PASSES,
-        compares=name == "DGPO",
+        compares=name in ("DGPO", "PRIME"),
+        trains=name == "PRIME",
     )
 
 

@@ -7,6 +7,7 @@ r"""One training step. The files are listed in the order in which a step needs t
 `collect`           The rollouts of a batch, by one of the two. Groups without a learning signal may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
+`second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
 `forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `reference`         The frozen reference of the KL term.

@@ -4,10 +4,13 @@ import copy
 import json
 
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.credit import CreditContext
 from grail_lightning.credit.continuations import Continuations, Continued
+from grail_lightning.credit.second_model import Training
 from grail_lightning.policy.reference import Reference
+from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
@@ -24,7 +27,14 @@ class ByText(Continuations):
         return found, number * len(places)
 
 
-def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continuations=None):
+def second_model(begun, make=lambda p: torch.optim.SGD(p, lr=0.1), schedule=None, max_grad_norm=None):
+    """A model that is trained beside a policy and begins as a copy of another one."""
+    copied = copy.deepcopy(begun).requires_grad_(True).train()
+    options = Training(model=None, optimizer=make, scheduler=schedule)
+    return TrainedModel(copied, options, SingleDeviceStrategy("cpu"), max_grad_norm)
+
+
+def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continuations=None, second=None):
     """A context whose budget cuts the six rows into several micro-batches."""
     return CreditContext(
         step=step,
@@ -33,6 +43,7 @@ def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continu
         temperature=temperature,
         reference=None if reference is None else Reference(reference),
         continuations=continuations,
+        second=second,
     )
 
 

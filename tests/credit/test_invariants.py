@@ -11,6 +11,7 @@ from grail_lightning.credit import (
     DGPO,
     GRAIL,
     LESS,
+    PRIME,
     RLSD,
     UCAS,
     AdvantageReweighting,
@@ -30,7 +31,7 @@ from grail_lightning.credit import (
     WarmUp,
 )
 from grail_lightning.step.advantages import token_advantages
-from tests.credit.rollouts import ByText, context, elsewhere, in_groups
+from tests.credit.rollouts import ByText, context, elsewhere, in_groups, second_model
 from tests.tolerance import roundings
 
 METHODS = {
@@ -55,6 +56,8 @@ METHODS = {
     "Resampled": lambda: Resampled(borders="lines", search="everywhere", gate="all"),
     "DGPO": lambda: DGPO(temperature=0.05),
     "PermutedRewards": lambda: PermutedRewards(TreeAdvantage(outcome="correctness"), mirrored=True),
+    "PRIME": lambda: PRIME(double_forward=True),
+    "PRIME-every_group": lambda: PRIME(accuracy=(0.0, 1.0), normalise=False, discount=0.9),
     "WarmUp": lambda: WarmUp(UCAS(), steps=20),
     "Product": lambda: Product(GRAIL(gate="all"), OARGradient()),
 }
@@ -73,9 +76,11 @@ def policy(golden_policy):
 
 @pytest.fixture(scope="module")
 def given(golden_policy):
-    """A context whose reference is another policy than the one that is trained."""
+    """A context whose reference is another policy than the one that is trained, and than the reward model's start."""
     frozen = elsewhere(golden_policy)
-    return lambda **options: context(step=STEP, reference=frozen, continuations=ByText(), **options)
+    return lambda **options: context(
+        step=STEP, reference=frozen, continuations=ByText(), second=second_model(golden_policy), **options
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from grail_lightning.credit import (
     DGPO,
     GRAIL,
     LESS,
+    PRIME,
     RLSD,
     UCAS,
     AdvantageReweighting,
@@ -26,7 +27,7 @@ from grail_lightning.credit import (
     WarmUp,
 )
 from grail_lightning.step.report import Tally, add_credit
-from tests.credit.rollouts import ByText, context, elsewhere, in_groups
+from tests.credit.rollouts import ByText, context, elsewhere, in_groups, second_model
 from tests.tolerance import assert_near
 
 
@@ -53,6 +54,7 @@ METHODS = [
     OptimalBaseline,
     DGPO,
     AttentionRhythm,
+    lambda: PRIME(double_forward=True),
     lambda: Oracle("balanced"),
     lambda: Resampled(borders="entropy", gate="all"),
     Longest,
@@ -78,7 +80,16 @@ FIGURES |= {
     "attention_lookback",
     "continued_tokens",
     "divided",
+    "filtered",
+    "reward_model_loss",
+    "reward_model_accuracy",
+    "reward_model_grad_norm",
 }
+
+
+def given(policy, frozen, **options):
+    """All that a method may ask for."""
+    return context(reference=frozen, continuations=ByText(), second=second_model(policy), **options)
 
 
 def _one_rank(rank, folder, policy, frozen, batch):
@@ -88,10 +99,8 @@ def _one_rank(rank, folder, policy, frozen, batch):
     )
     mine = batch.select(SHARES[rank])
     # Ranks differ in their number of micro-batches.
-    found = [
-        method()(policy, mine, context(budget=300 if rank else 5000, reference=frozen, continuations=ByText()))
-        for method in METHODS
-    ]
+    budget = 300 if rank else 5000
+    found = [method()(policy, mine, given(policy, frozen, budget=budget)) for method in METHODS]
     reports = [credit_figures(mine, weights) for weights in found]
     torch.save(([(weights.values, weights.additive) for weights in found], reports), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -107,7 +116,7 @@ def test_two_ranks_of_different_size_give_the_weights_and_figures_of_one(golden_
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     named = set()
     for k, method in enumerate(METHODS):
-        whole = method()(golden_policy, batch, context(reference=frozen, continuations=ByText()))
+        whole = method()(golden_policy, batch, given(golden_policy, frozen))
         expected = credit_figures(batch, whole)
         named |= {name.removeprefix("credit/") for name in expected}
         for _, reports in results:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.answers import Verifier
 from grail_lightning.credit import Resampled
@@ -19,6 +20,7 @@ from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context, row_logits
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights
+from tests.shell import RUN, whole_and_resumed
 
 
 class Table(Continuations):
@@ -240,6 +242,26 @@ def test_a_run_logs_what_it_cost_and_can_be_repeated():
     assert all(0 < f["credit/continued_tokens"] <= 20_000 for f in figures)
     assert all(0 < f["credit/divided"] <= 1 for f in figures)
     assert all(torch.allclose(p, other[name], atol=1e-6) for name, p in one.items())
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(tmp_path, monkeypatch):
+    """Continuations need no state of their own: their random numbers belong to the step, the row and the place."""
+    options = ["--model.credit=Resampled", "--model.credit.continuations=2", "--model.execution.mini_batches=1"]
+    whole, halves = whole_and_resumed(tmp_path, monkeypatch, *options)
+    assert whole["global_step"] == halves["global_step"] == 2
+    assert all(torch.equal(weight, halves["state_dict"][name]) for name, weight in whole["state_dict"].items())
+    figures = [
+        [
+            point.value
+            for name in ("credit/continued_tokens", "credit/divided")
+            for point in EventAccumulator(str(tmp_path / folder / RUN)).Reload().Scalars(name)
+        ]
+        for folder in ("whole", "halves")
+    ]
+    assert figures[0] == figures[1]
+    assert len(figures[0]) == 4
+    assert min(figures[0]) > 0
 
 
 def test_without_a_source_it_says_so(policy, batch):

@@ -74,7 +74,9 @@ def test_options_out_of_range_are_refused(options, message):
 
 
 def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("grail_lightning.module.load_policy", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     with SmallServer(worker=None) as server:
         url = server.url
     folder = f"--trainer.default_root_dir={tmp_path}"

@@ -50,6 +50,9 @@ def test_what_is_kept_by_strategy():
     assert _kept(SHAPES, ALONE, 0, reference=True) == {"weights": 4000, "reference": 4000}
     assert _kept(SHAPES, FSDP2, 0, reference=True) == {"weights": 1000, "reference": 1000}
     assert kept(SHAPES, ALONE, 0, reference=False, rollout_tokens=10)["rollouts"] == 480
+    trained = {"reference": False, "rollout_tokens": 0, "second": True}
+    assert kept(SHAPES, ALONE, 8000, **trained)["second model"] == 4000 + 8000
+    assert kept(SHAPES, FSDP2, 8000, **trained)["second model"] == 1000 + 2000
 
 
 def test_master_weights_take_18_bytes_a_parameter_with_adamw():

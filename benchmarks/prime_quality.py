@@ -1,0 +1,78 @@
+"""PRIME in benchmarks/credit_quality.py: its reward model is first trained on rollouts of other problems.
+
+This module belongs to credit_quality.py and is not run by itself.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit import PRIME, CreditContext, PermutedRewards, TokenCredit
+from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.forward import logprobs
+from grail_lightning.policy import Policy
+from grail_lightning.policy.reference import Reference
+from grail_lightning.step.second_model import TrainedModel
+
+LEARNING_RATE = 1e-4
+
+
+class TrainedPRIME(TokenCredit):
+    """PRIME, whose reward model has taken a step on each of some batches before the first call, and takes more.
+
+    The rewards of a batch are those from before the step on it. The policy does not change, and is the reference.
+
+    Args:
+        rollouts: A function from the policy to the batches.
+        permuted: Whether outcomes are permuted within each group, in training and after it: a control.
+    """
+
+    def __init__(self, rollouts: Callable[[Policy], Iterable[RolloutBatch]], *, permuted: bool = False) -> None:
+        self.rollouts = rollouts
+        # All groups with both outcomes.
+        prime = PRIME(
+            accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE, weight_decay=0.0)
+        )
+        self.credit = PermutedRewards(prime) if permuted else prime
+        self.figures: list[str] = []
+        self._second: TrainedModel | None = None
+        self._reference: Reference | None = None
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The weights of a batch."""
+        if self._second is None:
+            self._train(policy, context)
+        return self._weigh(policy, batch, context)
+
+    def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+        """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
+        if self._second is None:
+            self._train(policy, context)
+        assert self._reference is not None
+        rows = torch.arange(len(batch))
+        models = self._second.beside(policy), self._reference.policy
+        own, other = (logprobs(model, batch, context, rows) for model in models)
+        self._weigh(policy, batch, context)  # The next batch finds a model that has learned from this one.
+        return (own - other) * (2 * batch.correct.float() - 1)[:, None]
+
+    def _train(self, policy: Policy, context: CreditContext) -> None:
+        self._reference = Reference(copy.deepcopy(policy).requires_grad_(False))
+        model = copy.deepcopy(policy).requires_grad_(True).train()
+        self._second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
+        for number, earlier in enumerate(self.rollouts(policy), start=1):
+            found = self._weigh(policy, earlier, replace(context, step=number))
+            loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
+            self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
+
+    def _weigh(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        given = replace(context, reference=self._reference, second=self._second)
+        return self.credit(policy, batch, given)

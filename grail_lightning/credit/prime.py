@@ -1,0 +1,182 @@
+"""PRIME: a process reward model that is trained online on the outcomes of the rollouts alone (arXiv 2502.01456).
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.credit.forward import logprobs
+from grail_lightning.credit.second_model import SecondModel, Training
+from grail_lightning.functional import TokenStats
+from grail_lightning.functional.process_rewards import discounted_returns, process_advantages, ranked_pairs
+from grail_lightning.policy import Policy
+from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
+
+_NORM_EPS = 1e-6
+_VARIANCE_EPS = 1e-8
+
+
+class PRIME(TokenCredit):
+    r"""Advantages from implicit process rewards: log-ratios of a second model, which learns which rollouts are right.
+
+    .. math:: r_{it} = \beta \log \frac{\pi_\phi(y_t)}{\pi_{ref}(y_t)}, \qquad
+              L(\phi) = \mathrm{BCE}\Bigl(\sigma\bigl(\textstyle\sum_t r_{it}\bigr),\ o_i\Bigr)
+
+    .. math:: A_{it} = \mathrm{whiten}\Bigl(o_i - \frac{1}{n-1} \sum_{j \ne i} o_j + c \sum_{s \ge t} \gamma^{s-t}
+              \Bigl(\hat r_{is} - \frac{1}{n-1} \sum_{j \ne i} \bar r_j\Bigr)\Bigr)
+
+    ``o`` is 1 for a right response and 0 for a wrong one, ``\bar r_j`` the mean of a row's token rewards, and ``φ``
+    begins as the reference, the policy before training. Each batch is one optimiser step of ``φ``, on the mean of ``L``
+    over the rows of all ranks. Whitening takes mean and variance over the tokens of all ranks. The result is the whole
+    advantage of a token, so rewards other than correctness and `objective.scale_rewards` do not act. Groups whose
+    accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient; `execution.refill_rounds` replaces those
+    that are all right or all wrong.
+
+    The second model is loaded, adapted and sharded as the policy is, and checkpoints contain it with its optimiser.
+
+    Args:
+        beta: β.
+        weight: c, the factor of the process returns.
+        discount: γ of the process returns.
+        double_forward: Whether the rewards are those of ``φ`` after its step on the batch, which takes one more forward
+            pass, rather than before.
+        normalise: Whether ``\hat r`` is ``r`` divided by the largest absolute return of the batch + 1e-6.
+        accuracy: The lowest and the highest accuracy of a group that is used.
+        model: The model that ``φ`` begins as, with the tokenizer of the policy; null is the policy before training.
+        optimizer: The optimiser of ``φ``. Its gradient is clipped to `execution.max_grad_norm`, too.
+        scheduler: The learning-rate schedule of ``φ``, which counts its steps.
+
+    Raises:
+        ValueError: If a number is out of its range.
+
+    Source: arXiv 2502.01456, and its published code, which leaves out the last token's reward, takes the largest return
+    of each rank, and scales deviations within a row by n / (n − 1).
+    """
+
+    needs_reference = True
+
+    def __init__(
+        self,
+        beta: float = 0.05,
+        weight: float = 5.0,
+        discount: float = 1.0,
+        double_forward: bool = False,
+        normalise: bool = True,
+        accuracy: tuple[float, float] = (0.2, 0.8),
+        model: str | None = None,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-6, weight_decay=0.0),
+        scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        if not 0 < beta < float("inf"):
+            raise ValueError(f"`beta` must be finite and positive, but got {beta}. Published is 0.05.")
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"`weight` must be finite and at least 0, but got {weight}. Published is 5.")
+        if not 0 <= discount <= 1:
+            raise ValueError(f"`discount` must lie in [0, 1], but got {discount}. Published is 1.")
+        if not 0 <= accuracy[0] <= accuracy[1] <= 1:
+            raise ValueError(f"`accuracy` must be two rising numbers in [0, 1], but got {list(accuracy)}.")
+        self.beta, self.weight, self.discount = beta, weight, discount
+        self.double_forward, self.normalise, self.accuracy = double_forward, normalise, tuple(accuracy)
+        self.training = Training(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Train the reward model on the batch. Weights of 0, and the advantage as an additive stage."""
+        if context.second is None or context.reference is None:
+            raise ValueError(
+                "`PRIME` needs the frozen reference and the model that it trains, but the context has none. They are "
+                "there in `fit`: set `model.credit` to another method elsewhere."
+            )
+        mask = batch.response_mask
+        kept = self._kept(batch)
+        rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), context.second, kept)
+        scored = mask & kept[:, None]
+        if self.normalise:
+            largest = all_reduce(discounted_returns(rewards).abs().amax().reshape(1), "max")
+            scaled = rewards / (largest + _NORM_EPS)
+        else:
+            scaled = rewards
+        factors = {"weight": self.weight, "discount": self.discount}
+        advantages = process_advantages(scaled, batch.correct, mask, batch.group, **factors)
+        dtype = torch.promote_types(batch.advantages.dtype, torch.float32)
+        return TokenWeights(
+            values=torch.zeros_like(mask, dtype=dtype),
+            additive=whiten(advantages, scored).to(dtype),
+            # In the direction of the outcome: what a token gave to a right response, or took from a wrong one.
+            scores=((2 * batch.correct.double() - 1)[:, None] * rewards).to(dtype),
+            fallback=torch.zeros_like(kept),
+            metrics=metrics,
+        )
+
+    def _kept(self, batch: RolloutBatch) -> Tensor:
+        """``[B]`` bool: rows of the groups whose accuracy is within the bounds, with a token."""
+        _, place, size = torch.unique(batch.group, return_inverse=True, return_counts=True)
+        right = torch.zeros(len(size), dtype=torch.float64, device=size.device)
+        mean: Tensor = (right.index_add(0, place, batch.correct.double()) / size)[place]
+        low, high = self.accuracy
+        return (mean >= low) & (mean <= high) & batch.response_mask.any(1)
+
+    def _rewards(
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, second: SecondModel, kept: Tensor
+    ) -> tuple[Tensor, dict[str, float | Mean]]:
+        """``[B, T]`` float64, the rewards ``r``, zero on other rows; and figures to log. Takes a step of ``φ``."""
+        rows, model = kept.nonzero().flatten(), second.beside(policy)
+        assert context.reference is not None
+        with context.reference.running(policy) as frozen:
+            base = logprobs(frozen, batch, context, rows).double()
+        number = float(all_reduce(torch.tensor(float(len(rows)), device=base.device), "sum"))
+        if not number:
+            return torch.zeros_like(base), {"filtered": Mean(float(len(batch)), len(batch))}
+        found, losses = torch.zeros_like(base), torch.zeros(len(batch), dtype=torch.float64, device=base.device)
+
+        def loss(micro: MicroBatch) -> Tensor:
+            piece = batch.select(micro.rows)
+            stats: TokenStats = model(model.layout(piece, micro.starts), temperature=1.0)
+            if micro.stands_in:
+                return stats.logprobs.sum() * 0
+            places, width = micro.rows.to(base.device), piece.response_mask.shape[1]
+            gaps = stats.logprobs - base[places, :width].to(stats.logprobs.dtype)
+            scatter(found, micro.rows, gaps)
+            logits = self.beta * gaps.sum(1)
+            each = binary_cross_entropy_with_logits(logits, batch.correct[places].to(logits), reduction="none")
+            losses[places] = each.detach().double()
+            return each.sum() / number
+
+        parts = cut_rows(model, batch, rows, context.token_budget)
+        taken = second.step(pad_to_longest_rank(parts, stand_in(batch), base.device), loss)
+        # Before the step: the model has not seen these rollouts.
+        right, pairs = ranked_pairs(found[rows].sum(1), batch.correct[rows], batch.group[rows])
+        metrics: dict[str, float | Mean] = {
+            "reward_model_loss": Mean(float(losses.sum()), len(rows)),
+            "reward_model_accuracy": Mean(right, pairs),
+            "filtered": Mean(float(len(batch) - len(rows)), len(batch)),
+        }
+        metrics |= {f"reward_model_{name}": value for name, value in taken.items()}
+        if self.double_forward:
+            kept_tokens = batch.response_mask & kept[:, None]
+            found = (logprobs(model, batch, context, rows).double() - base).masked_fill(~kept_tokens, 0)
+        return self.beta * found, metrics
+
+
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """``[B, T]``: values less their mean, over their unbiased standard deviation, over the tokens of all ranks.
+
+    Args:
+        values: ``[B, T]`` float64.
+        mask: ``[B, T]`` bool, the tokens that count; others become 0.
+    """
+    inside = values.masked_fill(~mask, 0)
+    total, number = all_reduce(torch.stack([inside.sum(), mask.sum().double()]), "sum")
+    centred = (inside - total / number.clamp(min=1)).masked_fill(~mask, 0)
+    variance = all_reduce(centred.square().sum().reshape(1), "sum") / (number - 1).clamp(min=1)
+    whitened: Tensor = centred * (variance + _VARIANCE_EPS).rsqrt()
+    return whitened

@@ -1,0 +1,207 @@
+"""A model that is trained beside the policy for a credit method: its optimiser, its gradients, its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from grail_lightning.credit import TokenCredit
+from grail_lightning.credit.second_model import SecondModel, Training
+from grail_lightning.distributed.gradients import Gradients
+from grail_lightning.policy import Policy
+from grail_lightning.policy.micro_batch import MicroBatch
+from grail_lightning.policy.options import read_config
+from grail_lightning.policy.tokenizer import load_tokenizer
+from grail_lightning.runtime.collectives import rank, world_size
+from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
+from grail_lightning.step.optimizer_check import check_optimizer
+from grail_lightning.step.schedule import configured_options, keep_options, option_record
+
+
+def check_training(credit: TokenCredit, policy: str, *, trust_remote_code: bool) -> None:
+    """Check the options of the model that a credit method trains, if it trains one, before a model is loaded.
+
+    Args:
+        credit: The configured method.
+        policy: The name of the policy.
+        trust_remote_code: `Loading.trust_remote_code`.
+
+    Raises:
+        ValueError: If the optimiser or its schedule cannot be made, or the model's tokens are not those of the policy.
+    """
+    if credit.training is None:
+        return
+    try:
+        check_optimizer(credit.training.optimizer, credit.training.scheduler)
+    except ValueError as error:
+        raise ValueError(f"{error} It is that of `model.credit`.") from error
+    if credit.training.model is None:
+        return
+    read_config(credit.training.model, trust_remote_code)  # It says what is wrong with the name.
+    ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, credit.training.model))
+    if ours != theirs:
+        raise ValueError(
+            f"`model.credit.model` must have the tokens of the policy {policy!r}, but got {credit.training.model!r}, "
+            "which has others. Take a model with the same tokenizer, or null."
+        )
+
+
+class TrainedModel(SecondModel):
+    """A second model under a strategy of Lightning.
+
+    Lightning knows nothing of it. Gradients of replicated weights are therefore averaged over ranks here, and the state
+    is whole in checkpoints, gathered tensor by tensor on the first rank if the weights are sharded.
+
+    Args:
+        policy: The model, as it was loaded.
+        training: Its options.
+        strategy: The trainer's strategy.
+        max_grad_norm: The norm to which gradients are scaled down; None only measures.
+    """
+
+    def __init__(self, policy: Policy, training: Training, strategy: Strategy, max_grad_norm: float | None) -> None:
+        self.policy, self.training, self.strategy, self.max_grad_norm = policy, training, strategy, max_grad_norm
+        self.steps = 0
+        self._gradients: Gradients | None = None
+        self._optimizer: Any = None
+        self._scheduler: Any = None
+        self._options: list[dict[str, Any]] = []
+        self._restored: Mapping[str, Any] = {}
+
+    def beside(self, policy: Policy) -> Policy:
+        """See `SecondModel.beside`. The first call makes the optimiser, and restores the state of a checkpoint."""
+        if self._gradients is None:
+            if not isinstance(self.policy, FSDPModule):
+                self.policy.to(device=policy.device, dtype=policy.model.dtype)
+            self._open()
+        return self.policy
+
+    def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
+        """See `SecondModel.step`.
+
+        Raises:
+            ValueError: If the norm of the gradients is not finite, before any weight has changed.
+        """
+        assert self._gradients is not None, "`beside` makes the optimiser"
+        self._reshard()
+        seed = derive_seed(run_seed(), "second model", self.steps, rank())
+        with torch.enable_grad(), seeded(self.policy.device, seed):
+            for number, micro in enumerate(parts, start=1):
+                summand = loss(micro) * world_size()  # Reductions average.
+                with self._gradients.accumulating(last=number == len(parts)):
+                    summand.backward()  # type: ignore[no-untyped-call]
+        norm = self._gradients.clip(self.max_grad_norm)
+        figures = {"grad_norm": norm, "learning_rate": float(self._optimizer.param_groups[0]["lr"])}
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"The gradients of the model that `model.credit` trains must be finite, but their norm is {norm} at "
+                f"learning rate {figures['learning_rate']:g}. This step was not taken: resume from the last checkpoint "
+                "with a lower `model.credit.optimizer.lr`."
+            )
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return figures
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser and schedule as plain values. A collective; if sharded, the first rank has them."""
+        if self._gradients is None:
+            return dict(self._restored)
+        self._reshard()
+        weights = {name: _whole(weight) for name, weight in self._weights().items()}
+        optimizer = self._optimizer.state_dict()
+        moments = {
+            index: {name: _whole(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+            for index, state in optimizer["state"].items()
+        }
+        if isinstance(self.policy, FSDPModule) and rank():
+            return {}
+        return {
+            "steps": self.steps,
+            "weights": weights,
+            "optimizer": optimizer | {"state": moments},
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "configured": option_record(self._options, self.training.scheduler),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint, when the model is next used; an empty one changes nothing."""
+        if state:
+            self._restored, self._gradients = state, None
+
+    def _open(self) -> None:
+        self._reshard()
+        self._gradients = Gradients(self.policy, self.strategy, apart=True)
+        self._optimizer = self._gradients.make_optimizer(self.training.optimizer)
+        self._options = configured_options(self._optimizer)
+        make = self.training.scheduler
+        self._scheduler = None if make is None else make(self._optimizer)
+        if self._restored:
+            self._restore(self._restored)
+            self._restored = {}
+
+    @torch.no_grad()
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        assert self._gradients is not None
+        weights = self._weights()
+        if weights.keys() != state["weights"].keys():
+            raise ValueError(
+                "`ckpt_path` must hold the model that `model.credit` trains, but its weights have other names. Set "
+                "`model.credit.model` and `model.loading.lora` to what they were, or begin anew."
+            )
+        for name, weight in weights.items():
+            weight.copy_(_like(state["weights"][name], weight))
+        if self._gradients.masters is not None:
+            self._gradients.masters.write_back()
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        moments = {
+            index: {name: _like(value, parameters[index]) for name, value in found.items()}
+            for index, found in state["optimizer"]["state"].items()
+        }
+        self._optimizer.load_state_dict(state["optimizer"] | {"state": moments})
+        if self._scheduler is not None and state["scheduler"] is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self.steps = state["steps"]
+        options = self._options, self.training.scheduler, state["configured"], self.steps
+        keep_options(self._optimizer, self._scheduler, *options)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """What the optimiser updates, by the names of the model's weights."""
+        assert self._gradients is not None
+        if self._gradients.masters is not None:
+            return dict(self._gradients.masters.by_name)
+        return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+
+    def _reshard(self) -> None:
+        """Leave each rank with its shards.
+
+        After a forward pass FSDP2 keeps the root's weights whole. Those of a pass with frozen weights need no gradient,
+        and the next pass would use them as they are.
+        """
+        for unit in self.policy.modules():
+            if isinstance(unit, FSDPModule):
+                unit.reshard()
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The tensor on the CPU, gathered from its shards."""
+    found = value.detach()
+    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
+
+
+def _like(value: Any, weight: Tensor) -> Any:
+    """A whole tensor of a weight's shape, sharded as the weight is; other values unchanged."""
+    if not isinstance(weight, DTensor) or not isinstance(value, Tensor) or value.shape != weight.shape:
+        return value
+    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)

@@ -1,0 +1,305 @@
+"""PRIME against loops over the model's own logits, and its reward model in real runs."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grail_lightning.credit import PRIME, PermutedRewards, Product, Uniform, WarmUp
+from grail_lightning.functional.process_rewards import discounted_returns, ranked_pairs
+from grail_lightning.policy import Loading, LoRA, load_policy
+from tests.credit.rollouts import context, elsewhere, in_groups, row_logits, second_model
+from tests.runs import Watch, batches, module, trainer
+from tests.shell import RUN, SHORT, fails, whole_and_resumed
+from tests.tolerance import assert_near, near
+
+BETA, LR = 0.3, 0.2
+
+
+@pytest.fixture(scope="module")
+def batch(golden_batch):
+    return in_groups(golden_batch)
+
+
+@pytest.fixture(scope="module")
+def reference(golden_policy):
+    return elsewhere(golden_policy)
+
+
+def _ratios(model, reference, batch, row):
+    """The log-ratio of each token of a row, as a list."""
+    ids = batch.response_ids[row].tolist()
+    found = []
+    for t, (own, other) in enumerate(
+        zip(row_logits(model, batch, row), row_logits(reference, batch, row), strict=True)
+    ):
+        found.append((own.log_softmax(-1)[ids[t]] - other.log_softmax(-1)[ids[t]]).item())
+    return found
+
+
+def _stepped(model, reference, batch, rows):
+    """A copy of the model after a step of gradient descent on the mean loss of some rows."""
+    model = copy.deepcopy(model).requires_grad_(True)
+    total = 0.0
+    for row in rows:
+        ids = batch.input_ids[row][batch.attention_mask[row]]
+        length = int(batch.response_mask[row].sum())
+        own, other = (m.model(ids[None], use_cache=False).logits[0, -length - 1 : -1] for m in (model, reference))
+        chosen = torch.arange(length), ids[-length:]
+        logit = BETA * (own.log_softmax(-1)[chosen] - other.detach().log_softmax(-1)[chosen]).sum()
+        right = torch.sigmoid(logit)
+        total = total - torch.log(right if batch.correct[row] else 1 - right)
+    (total / len(rows)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= LR * parameter.grad
+    return model, (total / len(rows)).item()
+
+
+def _advantages(model, reference, batch, rows, weight, discount, normalise):
+    """The whitened advantages of some rows, as lists by row."""
+    rewards = {row: [BETA * q for q in _ratios(model, reference, batch, row)] for row in rows}
+
+    def returns(values, gamma):
+        return [sum(gamma ** (s - t) * values[s] for s in range(t, len(values))) for t in range(len(values))]
+
+    if normalise:
+        largest = max(abs(g) for row in rows for g in returns(rewards[row], 1.0)) + 1e-6
+        rewards = {row: [r / largest for r in rewards[row]] for row in rows}
+    found = {}
+    for row in rows:
+        others = [j for j in rows if batch.group[j] == batch.group[row] and j != row]
+        baseline = sum(sum(rewards[j]) / len(rewards[j]) for j in others) / len(others)
+        outcome = float(batch.correct[row]) - sum(float(batch.correct[j]) for j in others) / len(others)
+        found[row] = [outcome + weight * g for g in returns([r - baseline for r in rewards[row]], discount)]
+    every = [a for row in rows for a in found[row]]
+    mean = sum(every) / len(every)
+    std = math.sqrt(sum((a - mean) ** 2 for a in every) / (len(every) - 1) + 1e-8)
+    return {row: [(a - mean) / std for a in found[row]] for row in rows}
+
+
+@pytest.mark.parametrize("double_forward", [False, True])
+@pytest.mark.parametrize(
+    ("accuracy", "rows", "options"),
+    [
+        ((0.2, 0.8), range(6), {"weight": 5.0, "discount": 1.0, "normalise": True}),
+        ((0.5, 0.8), range(3, 6), {"weight": 0.7, "discount": 0.9, "normalise": False}),
+    ],
+)
+def test_the_step_and_the_advantages_are_those_of_the_formulas(
+    double_forward, accuracy, rows, options, golden_policy, reference, batch
+):
+    """The model begins as another one than the reference, so that its ratios are not 0 before the step either."""
+    second = second_model(golden_policy, partial(torch.optim.SGD, lr=LR))
+    credit = PRIME(beta=BETA, double_forward=double_forward, accuracy=accuracy, **options)
+    made = credit(golden_policy, batch, context(reference=reference, second=second))
+    after, loss = _stepped(golden_policy, reference, batch, rows)
+    for ours, theirs in zip(second.policy.parameters(), after.parameters(), strict=True):
+        assert_near(ours.detach(), theirs.detach(), 100, torch.float32)
+    assert any(not torch.equal(p, q) for p, q in zip(after.parameters(), golden_policy.parameters(), strict=True))
+    assert made.metrics["reward_model_loss"].total / len(rows) == near(loss, 100, torch.float32, scale=1.0)
+    assert made.metrics["filtered"] == (6 - len(rows), 6)
+    expected = _advantages(after if double_forward else golden_policy, reference, batch, rows, **options)
+    for row in rows:
+        assert made.additive[row, : len(expected[row])].tolist() == near(expected[row], 1000, torch.float32, scale=1.0)
+        assert max(expected[row]) - min(expected[row]) > 0.05, "the process rewards matter"
+    outside = [row for row in range(6) if row not in rows]
+    assert (made.additive[outside] == 0).all()
+    assert (made.values == 0).all()
+
+
+def test_a_model_that_is_the_reference_has_no_rewards_before_its_first_step(golden_policy, batch):
+    second = second_model(golden_policy)
+    made = PRIME()(golden_policy, batch, context(reference=golden_policy, second=second))
+    assert made.additive[0].unique().numel() == 2, "one advantage for all tokens, and padding"
+    assert made.metrics["reward_model_loss"].total / 6 == pytest.approx(math.log(2))
+    assert made.metrics["reward_model_accuracy"].total == made.metrics["reward_model_accuracy"].size / 2 == 2
+
+
+def test_a_batch_whose_groups_are_all_filtered_takes_no_step(golden_policy, reference, batch):
+    second = second_model(golden_policy)
+    made = PRIME(accuracy=(0.9, 0.95))(golden_policy, batch, context(reference=reference, second=second))
+    assert (made.additive == 0).all()
+    assert second.steps == 0
+
+
+def test_returns_and_pairs_are_those_of_loops():
+    rewards = torch.randn(3, 7, dtype=torch.float64)
+    for gamma in (1.0, 0.8, 0.0):
+        expected = [sum(gamma ** (s - t) * rewards[:, s] for s in range(t, 7)) for t in range(7)]
+        assert_near(discounted_returns(rewards, gamma), torch.stack(expected, 1), 100)
+    scores, correct = torch.tensor([1.0, 2.0, 2.0, 0.0]), torch.tensor([True, False, True, False])
+    assert ranked_pairs(scores, correct, torch.tensor([0, 0, 0, 0])) == (2.5, 4)
+    assert ranked_pairs(scores, correct, torch.tensor([0, 0, 1, 1])) == (1.0, 2)
+
+
+def test_without_a_model_it_says_so(golden_policy, batch):
+    with pytest.raises(ValueError, match="`PRIME` needs the frozen reference and the model that it trains"):
+        PRIME()(golden_policy, batch, context(reference=golden_policy))
+
+
+def test_composed_methods_train_what_their_parts_train():
+    credit = PRIME()
+    assert WarmUp(credit).training is credit.training
+    assert PermutedRewards(credit).training is credit.training
+    assert Product(Uniform(), credit).training is credit.training
+    assert Product(Uniform(), Uniform()).training is None
+    with pytest.raises(ValueError, match="Only one of `first` and `second` may train a model"):
+        Product(PRIME(), credit)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"beta": 0.0}, "`beta` must be finite and positive, but got 0.0"),
+        ({"weight": -1.0}, "`weight` must be finite and at least 0, but got -1"),
+        ({"discount": 1.5}, r"`discount` must lie in \[0, 1\], but got 1.5"),
+        ({"accuracy": (0.8, 0.2)}, r"`accuracy` must be two rising numbers in \[0, 1\], but got \[0.8, 0.2\]"),
+    ],
+)
+def test_a_wrong_option_is_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        PRIME(**options)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.0)
+
+
+def _parts(found, name):
+    values = [output.metrics[f"credit/{name}"] for output in found]
+    return [sum(part) / len(part) for part in (values[: len(values) // 2], values[len(values) // 2 :])]
+
+
+@pytest.mark.slow
+def test_the_reward_model_learns_which_rollouts_are_right():
+    """Its figures are those of rollouts that it has not seen. At chance the loss is log 2 and the accuracy 1/2."""
+    watch, ours = Watch(), module({"group_size": 8}, credit=PRIME(optimizer=adam))
+    trainer(16, watch).fit(ours, batches(16, size=8))
+    first, last = _parts(watch.outputs, "reward_model_loss")
+    assert last < first < math.log(2)
+    first, last = _parts(watch.outputs, "reward_model_accuracy")
+    assert first > 0.6
+    assert last > 0.8
+    begun = load_policy("arithmetic")
+    for model in (ours.policy, ours.second.policy):
+        assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), begun.parameters(), strict=True))
+    still = ours.reference.policy.parameters()
+    assert all(torch.equal(p, q) for p, q in zip(still, begun.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("loading", "precision"),
+    [(Loading(lora=LoRA(rank=2)), "32-true"), (Loading(dtype="bfloat16"), "32-true"), (Loading(), "bf16-mixed")],
+    ids=["adapters", "half", "autocast"],
+)
+def test_the_reward_model_trains_in_every_form_of_the_policy(loading, precision):
+    watch = Watch()
+    ours = module(credit=PRIME(optimizer=partial(torch.optim.AdamW, lr=1e-3)), loading=loading)
+    trainer(2, watch, precision=precision).fit(ours, batches(2, size=6))
+    state = ours.second.state_dict()
+    assert all(("lora" in name) == (loading.lora is not None) for name in state["weights"])
+    assert {weight.dtype for weight in state["weights"].values()} == {torch.float32}
+    assert state["steps"] == 2
+    assert ours.second.policy.model.dtype == ours.policy.model.dtype
+    assert all(0 < output.metrics["credit/reward_model_grad_norm"] < math.inf for output in watch.outputs)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(tmp_path, monkeypatch):
+    """The policy, the reward model, its optimiser and its schedule, through the command line."""
+    whole, halves = whole_and_resumed(
+        tmp_path,
+        monkeypatch,
+        "--model.credit=PRIME",
+        "--model.credit.beta=0.1",
+        "--model.credit.optimizer=AdamW",
+        "--model.credit.optimizer.lr=1e-3",
+        "--model.credit.scheduler=LinearLR",
+        "--model.credit.scheduler.start_factor=0.2",
+        "--model.execution.mini_batches=1",
+    )
+    for one, other in ((whole["state_dict"], halves["state_dict"]), _flat(whole["second"], halves["second"])):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+    assert whole["second"]["steps"] == halves["second"]["steps"] == 2
+    begun = load_policy("arithmetic").state_dict()
+    assert any(not torch.equal(weight, begun[name]) for name, weight in whole["second"]["weights"].items())
+    rewards = [p.value for p in _curve(tmp_path / "whole", "credit/reward_model_loss")]
+    assert rewards[1] != pytest.approx(math.log(2), abs=1e-5), "the second batch depends on what the first one taught"
+    assert [p.value for p in _curve(tmp_path / "halves", "credit/reward_model_loss")] == rewards
+    rates = [p.value for p in _curve(tmp_path / "halves", "credit/reward_model_learning_rate")]
+    assert rates == pytest.approx([2e-4, 3.6e-4])
+
+
+def _curve(folder, name):
+    return EventAccumulator(str(folder / RUN)).Reload().Scalars(name)
+
+
+def _flat(*states):
+    """The tensors of the states of second models, by name."""
+    for state in states:
+        moments = {
+            f"{index}.{name}": torch.as_tensor(value)
+            for index, found in state["optimizer"]["state"].items()
+            for name, value in found.items()
+        }
+        assert moments
+        yield state["weights"] | moments
+
+
+def _takes(golden_policy, batch, frozen, second, steps):
+    """The learning rates of some steps on one batch."""
+    given = context(reference=frozen, second=second)
+    return [PRIME()(golden_policy, batch, given).metrics["reward_model_learning_rate"] for _ in range(steps)]
+
+
+def test_a_rate_that_is_set_anew_at_a_resume_holds_from_there_on(golden_policy, reference, batch):
+    def made(lr):
+        schedule = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2)
+        return second_model(golden_policy, partial(torch.optim.AdamW, lr=lr), schedule)
+
+    before = made(1e-3)
+    assert _takes(golden_policy, batch, reference, before, 2) == pytest.approx([2e-4, 3.6e-4])
+    state = copy.deepcopy(before.state_dict())
+    for lr in (1e-3, 1e-4):
+        resumed = made(lr)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state, "a checkpoint before the first step keeps what was loaded"
+        assert _takes(golden_policy, batch, reference, resumed, 2) == pytest.approx([lr * 0.52, lr * 0.68])
+    others = made(1e-3)
+    others.load_state_dict(state | {"weights": {"another": torch.zeros(1)}})
+    with pytest.raises(ValueError, match=r"`ckpt_path` must hold the model that `model\.credit` trains"):
+        _takes(golden_policy, batch, reference, others, 1)
+
+
+def test_a_fit_on_the_same_module_goes_on_with_the_same_reward_model():
+    ours = module(credit=PRIME(optimizer=adam))
+    trainer(1).fit(ours, batches(1, size=6))
+    trainer(1).fit(ours, batches(1, size=6))
+    assert ours.second.steps == 2
+
+
+def test_mistakes_are_one_line_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = "grail_lightning.distributed.sharding.load_policy"
+    monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
+    said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./nowhere")
+    assert "there is no folder './nowhere'" in said
+    said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.optimizer.lr=-1")
+    assert "Invalid learning rate: -1" in said
+    assert "`model.credit`" in said
+    said = fails(capsys, "predict", *(o for o in SHORT if "max_steps" not in o), "--model.credit=PRIME")
+    assert "`model.credit` must not be `PRIME` in `predict`" in said
+    policy = load_policy("arithmetic")
+    policy.tokenizer.add_tokens(["<more>"])
+    policy.save(tmp_path / "other")
+    said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./other")
+    assert "`model.credit.model` must have the tokens of the policy 'arithmetic', but got './other'" in said
