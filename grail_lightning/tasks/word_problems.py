@@ -219,7 +219,7 @@ class WordProblemSpace:
             misleading = compared and event != COMPARISONS[sign][0]
             suggested += OTHER_SIGN[sign] if misleading else sign
             if compared:
-                name, other = other, rng.choice([one for one in NAMES if one != other])
+                name, other = other, rng.choice([one for one in NAMES if one not in (*owners, other)])
             owners.append(name)
             operands.append(number)
             signs += sign

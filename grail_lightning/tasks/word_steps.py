@@ -14,10 +14,9 @@ fewer coins than Ben. How many coins does Ben have now?``. Each line has two ste
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from grail_lightning.answers import Marker
 from grail_lightning.tasks.base import Prompt, Step, StepKind
@@ -57,8 +56,8 @@ class WordProblemTask(MathTask):
 
         - sound: It is the expected one, applied to the right total.
         - inherited: It is the expected one, but ``a`` is an earlier wrong result.
-        - misconception: It is the operation that the words suggest, which is the wrong one.
-        - slip: Another operation, or a miscopied ``a``.
+        - misconception: It is the operation that the words suggest, which is the wrong one, with the problem's number.
+        - slip: Another wrong operation, or a miscopied ``a``.
 
         The result, behind the operator, is sound or inherited as the operation is, inherited behind a wrong operation,
         a misconception if it is that of a forgotten carry, and a slip if it is wrong in another way or ``b`` is not the
@@ -105,7 +104,7 @@ class WordChain(Chain):
 
     def steps(self, match: re.Match[str]) -> list[Step]:
         """The operation and the result of a line ``a sign b = c``."""
-        operation, of_operation = self._operation(int(match["a"]), match["sign"])
+        operation, of_operation = self._operation(int(match["a"]), match["sign"], int(match["b"]))
         result, of_result = self._result(match, operation)
         middle = match.end("sign")
         return [
@@ -113,14 +112,15 @@ class WordChain(Chain):
             Step(start=middle, stop=match.end(), kind=result, result=match.span(of_result)),
         ]
 
-    def _operation(self, a: int, sign: str) -> tuple[StepKind, str]:
+    def _operation(self, a: int, sign: str, b: int) -> tuple[StepKind, str]:
         right = self.problem.totals[self.due]
         if a not in (self.value, right):
             return "slip", "a"
         if self.due == len(self.problem.terms):
             return "slip", "sign"
         if sign != self.problem.operators[self.due]:
-            return ("misconception" if sign == self.suggested[self.due] else "slip"), "sign"
+            misled = sign == self.suggested[self.due] and b == self.problem.terms[self.due][1]
+            return ("misconception" if misled else "slip"), "sign"
         return ("sound" if a == right else "inherited"), "sign"
 
     def _result(self, match: re.Match[str], operation: StepKind) -> tuple[StepKind, str]:
