@@ -95,6 +95,7 @@ def main() -> None:
         script="make_arithmetic_policy.py",
         errors="Slips are random wrong results. Misconceptions forget the carry: `7+5=2`. Inherited steps go on from a "
         "wrong result.",
+        num_problems=512 if most == 5 else 128,
     )
     write_card(model, tokenizer, world, Problem.parse(EXAMPLE), recipe, page, begun)
 
