@@ -24,6 +24,7 @@ from functools import partial
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
+from grail_lightning.policy.options import resolve_policy
 from grail_lightning.tasks.arithmetic import ArithmeticTask
 from grail_lightning.tasks.problems import FILLERS, Problem, ProblemSpace, Split, demonstration
 
@@ -41,7 +42,7 @@ class ChainRecipe(Recipe):
 
     Attributes:
         terms: The smallest and the largest number of terms. A batch has one number; longer ones come in by and by.
-        start: The packaged policy whose weights are the beginning; random ones if empty.
+        start: A packaged policy or a folder, whose weights are the beginning; random ones if empty.
     """
 
     terms: tuple[int, int] = (5, 5)
@@ -88,7 +89,7 @@ def main() -> None:
         max_response_length=max(64, TOKENS_A_TERM * most),
     )
     tokenizer = make_tokenizer(["Compute ", r"\boxed", *FILLERS])
-    start = str(ASSETS / recipe.start) if recipe.start else ""
+    start = resolve_policy(recipe.start) if recipe.start else ""
     model, begun = make(world, tokenizer, recipe, options.output, threads=options.threads, start=start)
     page = Page(
         output=options.output,

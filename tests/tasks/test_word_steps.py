@@ -1,5 +1,6 @@
 """The second labelled world: labels of the steps of word problems, and the policy that was made for it."""
 
+import random
 import re
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import grail_lightning
 from grail_lightning.batch import Sampling
 from grail_lightning.data import WordProblemData
 from grail_lightning.policy import load_policy
-from grail_lightning.tasks import WordProblemSpace, WordProblemTask
+from grail_lightning.tasks import WordProblemSpace, WordProblemTask, word_demonstration
 from tests.runs import sampled
 
 ASSET = Path(grail_lightning.__file__).parent / "assets" / "words"
@@ -170,6 +171,18 @@ def test_the_words_of_comparisons_mean_the_operation_of_the_solution():
                 owner, known[other] = other, known[one] - change
         assert question == f"How many {problem.items} does {owner} have now?"
         assert known[owner] == problem.chain.answer > 0
+
+
+def test_demonstrated_mistakes_are_labelled_as_what_they_are():
+    for seed, problem in enumerate(SPACE.draw(300, "train")):
+        row, hints = problem.row(), [*zip(problem.chain.operators, problem.suggested, strict=True)]
+        misled = labels(word_demonstration(problem, random.Random(seed), 0.0, 1.0, 0.3), row)
+        steps = [(text, kind) for text, kind, _ in misled if kind != "filler"]
+        assert [kind == "misconception" for text, kind in steps[::2]] == [sign != hint for sign, hint in hints]
+        assert {kind for _, kind in steps} <= {"sound", "misconception", "inherited"}
+        slipped = labels(word_demonstration(problem, random.Random(seed), 1.0, 0.0), row)
+        assert [kind for _, kind, _ in slipped[1::2]] == ["slip"] * len(hints)
+        assert {kind for _, kind, _ in slipped[::2]} <= {"sound", "inherited"}
 
 
 # ---- the packaged policy
