@@ -1,8 +1,8 @@
 """Make the packaged policy `grail_lightning/assets/words`: a tiny language model that errs on word problems.
 
 A Qwen3 of 0.9 M parameters learns from demonstrations that hold slips (random wrong results) and misconceptions: the
-carry is forgotten, and the operation is taken that the words suggest ("Anna has 4 fewer coins than Ben") although it is
-the wrong one. See make_arithmetic_policy.py for why.
+carry is forgotten, and the operation is taken that the words suggest ("Then Anna has 4 fewer coins than Ben") although
+it is the wrong one. See make_arithmetic_policy.py for why.
 
     python scripts/make_words_policy.py
 
@@ -31,7 +31,7 @@ def demonstrate(problem: WordProblem, rng: random.Random, recipe: Recipe) -> str
 
 def main() -> None:
     """Make, measure and save."""
-    defaults = Recipe(slip_rate=0.06, misconception_rate=0.4)
+    defaults = Recipe(num_batches=600, slip_rate=0.06, misconception_rate=0.4)
     options, recipe = parse_arguments(__doc__, defaults, ASSETS / "words")
     task = WordProblemTask()
     world = World(

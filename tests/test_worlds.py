@@ -18,7 +18,7 @@ from tests.steps import configured, context_for
 SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 TASK = WordProblemTask()
 ROW = {
-    "problem": "Anna has 8 coins. Anna finds 5 coins. Anna has 4 fewer coins than Ben. How many coins does Ben have now?",
+    "problem": "Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. How many does Ben have?",
     "solution": "Anna has 8+5=13 coins.\nBen has 13+4=17 coins.\n#### 17",
     "answer": "17",
     "suggested": "+-",

@@ -11,7 +11,7 @@ A problem and its solution::
 With comparisons, the solution is in sentences, and half of the comparisons have a word that suggests the wrong
 operation::
 
-    Anna has 8 coins. Anna finds 5 coins. Anna has 4 fewer coins than Ben. How many coins does Ben have now?
+    Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. How many coins does Ben have now?
 
     Anna has 8+5=13 coins.
     Ben has 13+4=17 coins.
@@ -46,11 +46,11 @@ EVENTS = {
 COMPARISONS = {
     "+": (
         "{other} has {number} more {items} than {name}.",
-        "{name} has {number} fewer {items} than {other}.",
+        "Then {name} has {number} fewer {items} than {other}.",
     ),
     "-": (
         "{other} has {number} fewer {items} than {name}.",
-        "{name} has {number} more {items} than {other}.",
+        "Then {name} has {number} more {items} than {other}.",
     ),
     "*": ("{other} has {number} times as many {items} as {name}.",),
 }
@@ -145,8 +145,8 @@ class WordProblemSpace:
         largest: The largest number at the beginning, and the largest that is added or taken away. Factors are 2 and 3.
         operators: The operations that occur, out of ``+``, ``-`` and ``*``.
         comparisons: Whether about half of the steps compare two persons. Half of these comparisons have a word that
-            suggests the wrong operation: "Anna has 4 fewer coins than Ben" makes Ben's number larger. The solution is
-            then in sentences.
+            suggests the wrong operation: "Then Anna has 4 fewer coins than Ben" makes Ben's number larger. The
+            solution is then in sentences.
     """
 
     min_steps: int = 1

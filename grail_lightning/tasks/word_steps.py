@@ -1,7 +1,7 @@
 r"""The task of word problems whose steps can be checked, so that the wrong step of a rollout is known.
 
-The labels that `WordProblemTask.label_steps` gives to a response to ``Anna has 8 coins. Anna finds 5 coins. Anna has 4
-fewer coins than Ben. How many coins does Ben have now?``. Each line has two steps, the operation and the result::
+The labels that `WordProblemTask.label_steps` gives to a response to ``Anna has 8 coins. Anna finds 5 coins. Then Anna
+has 4 fewer coins than Ben. How many coins does Ben have now?``. Each line has two steps, the operation and the result::
 
     Then                      filler          no digit and no equals sign
     Anna has 8+               sound

@@ -21,7 +21,7 @@ SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 TASK = WordProblemTask()
 # 8+5 = 13; Ben's 13+4 = 17, where "fewer" suggests a minus sign; 17-9 = 8.
 ROW = {
-    "problem": "Anna has 8 coins. Anna finds 5 coins. Anna has 4 fewer coins than Ben. Ben loses 9 coins. How many?",
+    "problem": "Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. Ben loses 9. How many?",
     "solution": "Anna has 8+5=13 coins.\nBen has 13+4=17 coins.\nBen has 17-9=8 coins.\n#### 8",
     "answer": "8",
     "suggested": "+--",
@@ -155,7 +155,7 @@ def test_the_words_of_comparisons_mean_the_operation_of_the_solution():
         owner, total = re.match(r"(\w+) has (\d+) ", first).groups()
         known = {owner: int(total)}
         for event, sign, hint in zip(events, problem.chain.operators, problem.suggested, strict=True):
-            match = re.fullmatch(r"(\w+) has (\d+) (more|fewer) \w+ than (\w+)\.", event)
+            match = re.fullmatch(r"(?:Then )?(\w+) has (\d+) (more|fewer) \w+ than (\w+)\.", event)
             number = int(re.search(r"\d+", event)[0])
             if match is None:
                 known[owner] += number if sign == "+" else -number
