@@ -88,7 +88,7 @@ policy: $(VENV)/installed  ## Make the quickstart's packaged policy anew (about 
 
 policies: policy  ## Make all packaged policies anew (about half an hour)
 	$(BIN)/python scripts/make_words_policy.py
-	$(BIN)/python scripts/make_arithmetic_policy.py --terms 5 20 --start arithmetic --batch-size 32 --num-batches 2000 \
+	$(BIN)/python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --batch-size 32 --num-batches 1500 \
 	  --learning-rate 0.001 --slip-rate 0.08 --misconception-rate 0.4 --output grail_lightning/assets/chains
 
 clean:  ## Remove the virtual environment and what was built; runs/ stays

@@ -9,7 +9,7 @@ something. A model made on clean demonstrations errs deterministically and learn
 
 The same seed, thread count and library versions give the same weights. Longer chains, which begin with its weights:
 
-    python scripts/make_arithmetic_policy.py --terms 5 20 --start arithmetic --output grail_lightning/assets/chains …
+    python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --output grail_lightning/assets/chains …
 
 The README of `grail_lightning/assets/chains` has all options.
 """
