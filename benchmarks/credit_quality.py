@@ -1,7 +1,7 @@
 """The quality of credit on labelled rollouts: every method, simple scorers, control experiments and the truth.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py
-    OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --terms 10 20 --compact
+    OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --terms 5 10 --compact
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world words --compact
 
 Samples responses of a packaged policy to test problems of its world as training would, computes each method's weights
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from credit_subjects import COMPACT, PAD_EFFECT, Subject, subjects
@@ -118,6 +119,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=["chains", "words"], default="chains", help="what the problems are")
     parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
+    parser.add_argument("--policy", help="a folder or another packaged policy; default the one of the world")
     parser.add_argument("--compact", action="store_true", help="fewer methods and columns, neither truth (a) nor (b)")
     parser.add_argument("--prompts", type=int, default=256, help=f"test problems, {GROUP_SIZE} rollouts each")
     parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
@@ -235,7 +237,8 @@ def main() -> None:
     torch.set_num_threads(1)
     begun = time.perf_counter()
     for terms in options.terms if options.world == "chains" else [0]:
-        show(setting(options.world, terms, options.prompts, options.seed), options)
+        where_from = setting(options.world, terms, options.prompts, options.seed)
+        show(replace(where_from, policy=options.policy or where_from.policy), options)
     print(f"whole run: {time.perf_counter() - begun:.0f} s")
 
 

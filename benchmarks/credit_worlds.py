@@ -46,7 +46,7 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
         data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())
         return Setting(title="word problems", policy="words", data=data, sampling=Sampling(max_response_length=64))
-    # The quickstart's policy knows five terms alone.
+    # The quickstart's policy knows five terms alone, `chains` 5 to 10.
     return Setting(
         title=f"chains of {terms} terms",
         policy="arithmetic" if terms == 5 else "chains",
