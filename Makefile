@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-other test-slow test-browser test-vllm coverage gpu-check lint docs wheel policy clean
+.PHONY: help quickstart tensorboard test test-other test-slow test-browser test-vllm coverage gpu-check lint docs wheel policy policies clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,8 +83,13 @@ docs: $(VENV)/installed  ## Build the documentation into site/ (open site/index.
 wheel: $(VENV)/installed  ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-policy: $(VENV)/installed  ## Make the packaged policy anew (about 5 minutes)
+policy: $(VENV)/installed  ## Make the quickstart's packaged policy anew (about 5 minutes)
 	$(BIN)/python scripts/make_arithmetic_policy.py
+
+policies: policy  ## Make all packaged policies anew (about half an hour)
+	$(BIN)/python scripts/make_words_policy.py
+	$(BIN)/python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --batch-size 32 --num-batches 1500 \
+	  --learning-rate 0.001 --slip-rate 0.08 --misconception-rate 0.4 --output grail_lightning/assets/chains
 
 clean:  ## Remove the virtual environment and what was built; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -1,6 +1,7 @@
 """What each credit method makes of the policy gradient: its bias, its noise, and the gain of a step.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --world words --batches 32
 
 At the weights of the packaged policy, each method gets the same batches of rollouts, as large as those of training. The
 gradient of uniform credit (Dr. GRPO: rewards less the group's mean, sums of tokens) is an unbiased estimate of the
@@ -27,17 +28,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from credit_quality import GROUP_SIZE, SAMPLING, Subject, subjects
+from credit_quality import respond
+from credit_subjects import Subject, subjects
 from credit_truth import resamplings
+from credit_worlds import GROUP_SIZE, Setting, setting
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Oracle, Shuffled, TokenCredit, TokenWeights
-from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.functional import group_advantages
-from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
@@ -78,14 +78,14 @@ def more() -> list[Subject]:
     ]
 
 
-def batches(policy: Policy, engine: HFEngine, verifier: Verifier, number: int, seed: int) -> Iterator[RolloutBatch]:
+def batches(
+    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, number: int, seed: int
+) -> Iterator[RolloutBatch]:
     """Graded rollouts of different training problems."""
-    (problems,) = ArithmeticData(num_train=number * PROMPTS, seed=seed).load("train")
+    (problems,) = where_from.data.load("train")
     for k in range(number):
-        prompts = list(problems.prompts[k * PROMPTS : (k + 1) * PROMPTS])
-        batch = engine.generate(prompts, GROUP_SIZE, SAMPLING, derive_seed(seed, "rollouts", k))
-        graded = grade_and_locate(batch, verifier, policy.tokenizer)
-        yield graded.with_advantages(group_advantages(graded.rewards, GROUP_SIZE))
+        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
+        yield respond(policy, engine, verifier, prompts, where_from.sampling, derive_seed(seed, "batch", k))
 
 
 def gradient(policy: Policy, batch: RolloutBatch, context: CreditContext, weights: TokenWeights) -> Tensor:
@@ -168,7 +168,9 @@ def cell(values: Tensor) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems, {GROUP_SIZE} rollouts each")
-    parser.add_argument("--policy", default="arithmetic", help="the policy, such as one that a run has exported")
+    parser.add_argument("--world", choices=["chains", "words"], default="chains", help="what the problems are")
+    parser.add_argument("--terms", type=int, default=5, help="of chains")
+    parser.add_argument("--policy", help="a folder, such as a run's export; default the packaged one of the world")
     parser.add_argument("--token-budget", type=int, default=1024, help="padded tokens of a forward pass")
     parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap over batches")
     parser.add_argument("--seed", type=int, default=0)
@@ -176,7 +178,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.perf_counter()
-    policy = load_policy(options.policy).eval()
+    where_from = setting(options.world, options.terms, options.batches * PROMPTS, options.seed)
+    policy = load_policy(options.policy or where_from.policy).eval()
     engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
     known = {subject.name: subject for subject in [*subjects(), *more()]}
@@ -185,12 +188,20 @@ def main() -> None:
         [torch.ones(1, options.batches), resamplings(options.batches, options.draws, options.seed).float()]
     )
     with Verifier() as verifier:
-        rollouts = list(batches(policy, engine, verifier, options.batches, options.seed))
+        rollouts = list(batches(policy, engine, verifier, where_from, options.batches, options.seed))
         right = torch.cat([batch.correct for batch in rollouts]).float().mean()
-        print(f"{options.batches} batches of {PROMPTS * GROUP_SIZE} rollouts, {right:.3f} right", flush=True)
+        print(
+            f"{where_from.title}: {options.batches} batches of {PROMPTS * GROUP_SIZE} rollouts, {right:.3f} right",
+            flush=True,
+        )
 
         def source() -> SampledContinuations:
-            how = {"group_size": GROUP_SIZE, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
+            how = {
+                "group_size": GROUP_SIZE,
+                "sampling": where_from.sampling,
+                "clock": PhaseClock(policy.device),
+                "rank": 0,
+            }
             return SampledContinuations(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=0)
 
         uniform = measure(known["Uniform"], policy, rollouts, source, options.token_budget, options.seed)

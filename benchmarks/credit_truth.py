@@ -27,6 +27,7 @@ from grail_lightning.grading.grade import grade_answers
 from grail_lightning.grading.locate import align_rows, step_masks
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.tasks.base import TokenText
 
 ERRORS = ("slip", "misconception")
 KINDS = ("sound", *ERRORS, "inherited")
@@ -263,10 +264,11 @@ class Resampling:
         for length, some in by_length.items():
             owners = [batch.prompts[row] for row, _ in some]
             texts = [decode(self.policy, list(ids)) for _, ids in some]
-            prompts = [replace(p, messages=f"{p.messages}{t}") for p, t in zip(owners, texts, strict=True)]
-            for prompt, owner, (_, ids) in zip(prompts, owners, some, strict=True):
-                # A beginning must keep its sampled tokens: another tokenisation would be another context.
-                assert self.policy.encode(prompt.messages) == self.policy.encode(owner.messages) + list(ids)
+            # A beginning keeps its sampled tokens: another tokenisation would be another context.
+            prompts = [
+                replace(owner, messages=TokenText(text, [*self.policy.encode(owner.messages), *ids]))
+                for owner, text, (_, ids) in zip(owners, texts, some, strict=True)
+            ]
             rest = replace(self.sampling, max_response_length=self.sampling.max_response_length - length)
             key = derive_seed(self.seed, some[0][0], length)
             drawn = self.engine.generate(prompts, self.num_samples, rest, key)

@@ -46,7 +46,7 @@ class GrailModule(pl.LightningModule):
     """Trains a policy by reinforcement learning with verifiable rewards and token-level credit.
 
     Args:
-        policy: A model on the hub, a folder in Hugging Face format, or the packaged `arithmetic`.
+        policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`, `words`.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.

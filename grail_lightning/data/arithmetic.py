@@ -20,7 +20,8 @@ class ArithmeticData(PromptData):
         num_train: The number of training problems.
         num_val: The number of validation problems.
         num_test: The number of test problems.
-        problems: The space of problems: numbers of terms, operands and operators.
+        problems: The space of problems: numbers of terms, operands and operators. The packaged policy `arithmetic`
+            knows five terms, `chains` 5 to 10.
         seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
             on the same problems.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.

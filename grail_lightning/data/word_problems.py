@@ -22,18 +22,19 @@ class WordProblemData(TableData):
 
     Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
     The columns are `problem`, `solution`, `answer` and `steps`, so `few_shot` and `curriculum: {column: steps, …}` work
-    without a file.
+    without a file. With comparisons there is also `suggested`, see `WordProblemSpace`.
 
     Args:
         num_train: The number of training problems.
         num_val: The number of validation problems.
         num_test: The number of test problems.
-        problems: The space of problems: numbers of steps, operands and operators.
+        problems: The space of problems: numbers of steps, operands and operators, and whether persons are compared.
         seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
             on the same problems.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
-        task: The task; default `MathTask` whose answer follows the marker `####`.
+        task: The task; default `MathTask` whose answer follows the marker `####`. `WordProblemTask` also labels the
+            steps of a response.
         few_shot: Worked examples before each question; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.

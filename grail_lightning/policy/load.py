@@ -28,7 +28,8 @@ def load_policy(
     """Load model and tokenizer by name or path.
 
     Args:
-        name: A model on the hub, a folder in Hugging Face format, or a packaged policy (`arithmetic`).
+        name: A model on the hub, a folder in Hugging Face format, or a packaged policy: `arithmetic`,
+            `chains`, `words`.
         loading: The options; None takes the defaults.
         half_precision: Whether the model will run in half precision (autocast included).
         trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.

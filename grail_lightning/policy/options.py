@@ -107,7 +107,8 @@ def resolve_policy(name: str) -> str:
     folder = Path(name).expanduser()
     if not name.strip():
         raise ValueError(
-            "`policy` must be a model on the hub or a folder, but got nothing. The packaged one: arithmetic."
+            "`policy` must be a model on the hub or a folder, but got nothing. Packaged ones: "
+            "arithmetic, chains, words."
         )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -146,7 +147,7 @@ def read_config(name: str, trust_remote_code: bool = False) -> Any:
                 said = f"it is neither a folder here nor in the hub's cache, and the hub cannot be reached ({reason})."
             raise ValueError(
                 f"`policy` {name!r} cannot be loaded: {said} "
-                "Give a folder in Hugging Face format, a model on the hub, or the packaged `arithmetic`."
+                "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
             ) from error
 
 

@@ -3,7 +3,8 @@
 from grail_lightning.tasks.arithmetic import ArithmeticTask
 from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.problems import Problem, ProblemSpace, Split, demonstration, misconception, split_of
-from grail_lightning.tasks.word_problems import WordProblemSpace
+from grail_lightning.tasks.word_problems import WordProblem, WordProblemSpace, word_demonstration
+from grail_lightning.tasks.word_steps import WordProblemTask
 
 __all__ = [
     "ArithmeticTask",
@@ -11,8 +12,11 @@ __all__ = [
     "Problem",
     "ProblemSpace",
     "Split",
+    "WordProblem",
     "WordProblemSpace",
+    "WordProblemTask",
     "demonstration",
     "misconception",
     "split_of",
+    "word_demonstration",
 ]

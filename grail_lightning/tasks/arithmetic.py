@@ -11,26 +11,15 @@ The labels that `ArithmeticTask.label_steps` gives to the response to ``Compute 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from grail_lightning.answers import Box, find_boxes
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Prompt, Step, StepKind
-from grail_lightning.tasks.problems import Problem, calculate, misconception
+from grail_lightning.tasks.base import Prompt, Step
+from grail_lightning.tasks.chains import Chain
+from grail_lightning.tasks.problems import Problem
 from grail_lightning.tasks.rewards import RewardSpec
-
-# At most nine digits: Python raises above its own limit, and the conversion takes quadratic time.
-_NUMBER = r"-?[0-9]{1,9}"
-_EQUATION = re.compile(
-    rf"[^0-9+=-]*(?P<a>{_NUMBER}) ?(?P<term>(?P<sign>[+-]) ?(?P<b>[0-9]{{1,9}})) ?= ?(?P<c>{_NUMBER})[^0-9+=-]*"
-)
-_INTEGER = re.compile(_NUMBER)
-_ATTEMPT = re.compile(r"[0-9=]")
-_LINE = re.compile(r"[^\n]+")
 
 
 class ArithmeticTask(AnswerTask):
@@ -87,76 +76,7 @@ class ArithmeticTask(AnswerTask):
         ``a`` or of the term (with its operator) if this part is miscopied; that of a box's content. It is None for
         filler and for lines that are no equation.
         """
-        chain = _Chain(_parse(str(prompt.columns["problem"])))
-        steps = []
-        for part in _parts(text):
-            step = chain.box(text, part) if isinstance(part, Box) else chain.line(text, *part)
-            if step is not None:
-                steps.append(step)
-        return steps
+        return Chain(_parse(str(prompt.columns["problem"]))).label(text, self.answer_spans(text))
 
 
 _parse = lru_cache(maxsize=4096)(Problem.parse)
-
-
-def _parts(text: str) -> Iterator[Box | tuple[int, int]]:
-    """The complete boxes and, between them, the ranges of the lines that are not empty."""
-    cursor = 0
-    for box in find_boxes(text):
-        yield from (line.span() for line in _LINE.finditer(text, cursor, box.start))
-        yield box
-        cursor = box.stop
-    yield from (line.span() for line in _LINE.finditer(text, cursor))
-
-
-@dataclass
-class _Chain:
-    """Compares a response with its problem, line by line.
-
-    `due` is the number of terms that are done, `value` the total that the response states after them.
-    """
-
-    problem: Problem
-    due: int = 0
-    value: int = 0
-
-    def __post_init__(self) -> None:
-        self.value = self.problem.operands[0]
-
-    def line(self, text: str, start: int, stop: int) -> Step:
-        match = _EQUATION.fullmatch(text, start, stop)
-        if match is None:
-            kind: StepKind = "slip" if _ATTEMPT.search(text, start, stop) else "filler"
-            return Step(start=start, stop=stop, kind=kind)
-        a, sign, b, c = int(match["a"]), match["sign"], int(match["b"]), int(match["c"])
-        kind, part = self._classify(a, sign, b, c)
-        self.value, self.due = c, self._advance((sign, b))
-        return Step(start=start, stop=stop, kind=kind, result=match.span(part))
-
-    def box(self, text: str, box: Box) -> Step | None:
-        content = text[box.content_start : box.content_stop].strip()
-        rest = self.problem.answer - self.problem.totals[self.due]
-        if _INTEGER.fullmatch(content) and int(content) in (self.value + rest, self.problem.answer):
-            return None
-        return Step(start=box.start, stop=box.stop, kind="slip", result=(box.content_start, box.content_stop))
-
-    def _classify(self, a: int, sign: str, b: int, c: int) -> tuple[StepKind, str]:
-        """The kind of a line ``a sign b = c``, and the name of the part that decides it."""
-        right = self.problem.totals[self.due]
-        if a not in (self.value, right):
-            return "slip", "a"
-        if not self._is_term(self.due, (sign, b)):
-            return "slip", "term"
-        if c != calculate(a, sign, b):
-            return ("misconception" if c == misconception(a, sign, b) else "slip"), "c"
-        return ("sound" if a == right else "inherited"), "c"
-
-    def _advance(self, term: tuple[str, int]) -> int:
-        """The number of terms that are done after a line with this term."""
-        for done, index in ((1, 0), (2, 1), (0, -1)):
-            if self._is_term(self.due + index, term):
-                return self.due + done
-        return min(self.due + 1, len(self.problem.terms))
-
-    def _is_term(self, index: int, term: tuple[str, int]) -> bool:
-        return 0 <= index < len(self.problem.terms) and self.problem.terms[index] == term

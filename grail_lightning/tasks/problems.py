@@ -35,7 +35,7 @@ class Problem:
 
     Attributes:
         operands: At least two numbers that are not negative.
-        operators: The operator, ``+`` or ``-``, between each two operands.
+        operators: The operator between each two operands: ``+`` or ``-``, in word problems ``*``, too.
     """
 
     operands: tuple[int, ...]
@@ -176,8 +176,8 @@ def split_of(expression: str) -> Split:
 
 
 def calculate(a: int, sign: str, b: int) -> int:
-    """The value of ``a+b`` or ``a-b``."""
-    return a + b if sign == "+" else a - b
+    """The value of ``a+b``, ``a-b`` or ``a*b``."""
+    return a + b if sign == "+" else a - b if sign == "-" else a * b
 
 
 def misconception(a: int, sign: str, b: int) -> int | None:
@@ -189,6 +189,17 @@ def misconception(a: int, sign: str, b: int) -> int | None:
     if sign == "+" and a >= 0 and a % 10 + b % 10 >= 10:
         return a + b - 10
     return None
+
+
+def mistaken(a: int, sign: str, b: int, rng: random.Random, slip_rate: float, misconception_rate: float) -> int:
+    """The result of a computation with random mistakes; the arguments are those of `demonstration`."""
+    right, tempting = calculate(a, sign, b), misconception(a, sign, b)
+    if tempting is not None and rng.random() < misconception_rate:
+        return tempting
+    if rng.random() < slip_rate:
+        # A slip is off by less than ten, so that it never equals a forgotten carry.
+        return rng.choice([right + d for d in range(-_LARGEST_SLIP, _LARGEST_SLIP + 1) if d])
+    return right
 
 
 def demonstration(
@@ -212,13 +223,7 @@ def demonstration(
     """
     lines, total = [], problem.operands[0]
     for sign, b in problem.terms:
-        right, tempting = calculate(total, sign, b), misconception(total, sign, b)
-        result = right
-        if tempting is not None and rng.random() < misconception_rate:
-            result = tempting
-        elif rng.random() < slip_rate:
-            # A slip is off by less than ten, so that it never equals a forgotten carry.
-            result = rng.choice([right + d for d in range(-_LARGEST_SLIP, _LARGEST_SLIP + 1) if d])
+        result = mistaken(total, sign, b, rng, slip_rate, misconception_rate)
         if rng.random() < filler_rate:
             lines.append(rng.choice(FILLERS))
         lines.append(f"{total}{sign}{b}={result}")

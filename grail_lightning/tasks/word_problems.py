@@ -7,6 +7,15 @@ A problem and its solution::
     4 + 3 = 7
     7 - 2 = 5
     #### 5
+
+With comparisons, the solution is in sentences, and half of the comparisons have a word that suggests the wrong
+operation::
+
+    Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. How many coins does Ben have now?
+
+    Anna has 8+5=13 coins.
+    Ben has 13+4=17 coins.
+    #### 17
 """
 
 from __future__ import annotations
@@ -14,7 +23,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from grail_lightning.tasks.problems import SPLITS, Split, split_of
+from grail_lightning.tasks.problems import FILLERS, SPLITS, Problem, Split, calculate, mistaken, split_of
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
 ITEMS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -32,7 +41,95 @@ EVENTS = {
     ),
     "*": ("Then the number of {items} that {name} has is multiplied by {number}.",),
 }
+# The number of the known person stands in the first of two sentences as their subject, in the second as what it is
+# compared with. The word of the second one suggests the other operation.
+COMPARISONS = {
+    "+": (
+        "{other} has {number} more {items} than {name}.",
+        "Then {name} has {number} fewer {items} than {other}.",
+    ),
+    "-": (
+        "{other} has {number} fewer {items} than {name}.",
+        "Then {name} has {number} more {items} than {other}.",
+    ),
+    "*": ("{other} has {number} times as many {items} as {name}.",),
+}
+OTHER_SIGN = {"+": "-", "-": "+"}
 MOST_TRIES = 200
+
+
+@dataclass(frozen=True)
+class WordProblem:
+    """A word problem and the chain of computations that solves it.
+
+    Attributes:
+        sentences: The problem; its last sentence is the question.
+        items: What is counted.
+        owners: Whose number is known at the beginning and after each step.
+        chain: The numbers and operations.
+        suggested: The operators that the words of the steps suggest, one character each.
+        in_words: Whether the lines of a solution are sentences.
+    """
+
+    sentences: tuple[str, ...]
+    items: str
+    owners: tuple[str, ...]
+    chain: Problem
+    suggested: str
+    in_words: bool
+
+    @property
+    def text(self) -> str:
+        """The problem."""
+        return " ".join(self.sentences)
+
+    def line(self, step: int, a: int, sign: str, b: int, result: int) -> str:
+        """The line of a step of a solution, with any numbers."""
+        if not self.in_words:
+            return f"{a} {sign} {b} = {result}"
+        return f"{self.owners[step + 1]} has {a}{sign}{b}={result} {self.items}."
+
+    def row(self) -> dict[str, str | int]:
+        """The columns of the problem; see `WordProblemSpace.sample`."""
+        row: dict[str, str | int] = {
+            "problem": self.text,
+            "solution": word_demonstration(self, random.Random(0)),  # noqa: S311 - draws nothing
+            "answer": str(self.chain.answer),
+            "steps": len(self.chain.terms),
+        }
+        return row | {"suggested": self.suggested} if self.in_words else row
+
+
+def word_demonstration(
+    problem: WordProblem,
+    rng: random.Random,
+    slip_rate: float = 0.0,
+    misconception_rate: float = 0.0,
+    filler_rate: float = 0.0,
+) -> str:
+    """A solution with random mistakes, which continues consistently from a wrong result.
+
+    Args:
+        problem: The problem to solve.
+        rng: The random numbers that decide where the mistakes are.
+        slip_rate: The probability that a line gets a random wrong result, off by at most nine.
+        misconception_rate: The probability that a line with a carry forgets it, and that a line takes the operation
+            that the words suggest where this is the wrong one.
+        filler_rate: The probability of a line without content before a line.
+
+    Returns:
+        A line for each step, then the answer behind ``####``.
+    """
+    lines, total = [], problem.chain.operands[0]
+    for step, (sign, b) in enumerate(problem.chain.terms):
+        tempting = problem.suggested[step]
+        chosen = tempting if tempting != sign and rng.random() < misconception_rate else sign
+        result = mistaken(total, chosen, b, rng, slip_rate, misconception_rate)
+        if rng.random() < filler_rate:
+            lines.append(rng.choice(FILLERS))
+        lines.append(problem.line(step, total, chosen, b, result))
+        total = result
+    return "\n".join([*lines, f"#### {total}"])
 
 
 @dataclass(frozen=True)
@@ -47,12 +144,16 @@ class WordProblemSpace:
         max_steps: The largest number of computations in a problem.
         largest: The largest number at the beginning, and the largest that is added or taken away. Factors are 2 and 3.
         operators: The operations that occur, out of ``+``, ``-`` and ``*``.
+        comparisons: Whether about half of the steps compare two persons. Half of these comparisons have a word that
+            suggests the wrong operation: "Then Anna has 4 fewer coins than Ben" makes Ben's number larger. The
+            solution is then in sentences.
     """
 
     min_steps: int = 1
     max_steps: int = 3
     largest: int = 20
     operators: str = "+-"
+    comparisons: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_steps <= self.max_steps <= 10:
@@ -74,44 +175,55 @@ class WordProblemSpace:
             seed: The seed of the choice.
 
         Returns:
-            Rows with the columns `problem`, `solution`, `answer` and `steps`, the number of computations.
+            Rows with the columns `problem`, `solution`, `answer` and `steps`, the number of computations; with
+            comparisons also `suggested`, the operators that the words of the steps suggest.
 
         Raises:
             ValueError: If the split is unknown, or so many distinct problems are hardly to be found.
         """
+        return [problem.row() for problem in self.draw(num_problems, split, seed)]
+
+    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[WordProblem]:
+        """The problems of `sample`."""
         if split not in SPLITS:
             raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
         rng = random.Random(f"words-{split}-{seed}")  # noqa: S311 - problems, not secrets
-        rows: dict[str, dict[str, str | int]] = {}
+        problems: dict[str, WordProblem] = {}
         in_vain = 0
-        while len(rows) < num_problems and in_vain < MOST_TRIES * (len(rows) + 100):
-            row = self._draw(rng)
-            new = split_of(str(row["problem"])) == split and str(row["problem"]) not in rows
+        while len(problems) < num_problems and in_vain < MOST_TRIES * (len(problems) + 100):
+            problem = self._draw(rng)
+            new = split_of(problem.text) == split and problem.text not in problems
             if new:
-                rows[str(row["problem"])] = row
+                problems[problem.text] = problem
             in_vain = 0 if new else in_vain + 1
-        if len(rows) < num_problems:
+        if len(problems) < num_problems:
             raise ValueError(
-                f"The {split} split hardly has {num_problems} different problems: only {len(rows)} were found. Ask "
+                f"The {split} split hardly has {num_problems} different problems: only {len(problems)} were found. Ask "
                 "for fewer, or raise `largest` or `max_steps`."
             )
-        return list(rows.values())
+        return list(problems.values())
 
-    def _draw(self, rng: random.Random) -> dict[str, str | int]:
+    def _draw(self, rng: random.Random) -> WordProblem:
         name, other = rng.sample(NAMES, 2)
         items, total = rng.choice(ITEMS), rng.randint(2, self.largest)
         steps = rng.randint(self.min_steps, self.max_steps)
-        sentences, lines = [f"{name} has {total} {items}."], []
+        sentences, owners, operands, signs, suggested = [f"{name} has {total} {items}."], [name], [total], "", ""
         for _ in range(steps):
             usable = [sign for sign in self.operators if sign != "-" or total > 2] or ["+"]
             sign = rng.choice(usable)
             most = {"+": self.largest, "-": min(total - 1, self.largest), "*": 3}[sign]
             number = rng.randint(2, most)
-            result = {"+": total + number, "-": total - number, "*": total * number}[sign]
-            event = rng.choice(EVENTS[sign])
+            compared = self.comparisons and rng.random() < 0.5
+            event = rng.choice((COMPARISONS if compared else EVENTS)[sign])
             sentences.append(event.format(name=name, other=other, items=items, number=number))
-            lines.append(f"{total} {sign} {number} = {result}")
-            total = result
+            misleading = compared and event != COMPARISONS[sign][0]
+            suggested += OTHER_SIGN[sign] if misleading else sign
+            if compared:
+                name, other = other, rng.choice([one for one in NAMES if one not in (*owners, other)])
+            owners.append(name)
+            operands.append(number)
+            signs += sign
+            total = calculate(total, sign, number)
         sentences.append(f"How many {items} does {name} have now?")
-        solution = "\n".join([*lines, f"#### {total}"])
-        return {"problem": " ".join(sentences), "solution": solution, "answer": str(total), "steps": steps}
+        chain = Problem(tuple(operands), signs)
+        return WordProblem(tuple(sentences), items, tuple(owners), chain, suggested, self.comparisons)

@@ -1,0 +1,184 @@
+"""The lines of the table of benchmarks/credit_quality.py: methods, simple scorers and control experiments.
+
+This module belongs to credit_quality.py and is not run by itself.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tree_controls import leaves_tree
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit import (
+    GRAIL,
+    LESS,
+    RLSD,
+    UCAS,
+    AdvantageReweighting,
+    AnswerOnly,
+    AttentionRhythm,
+    BilevelOptions,
+    CreditContext,
+    CreditControl,
+    HighEntropy,
+    OARGradient,
+    OARPerturbation,
+    OptimalBaseline,
+    Oracle,
+    PermutedRewards,
+    PrefixWeights,
+    Random,
+    Resampled,
+    SaliencyOptions,
+    Shuffled,
+    TokenCredit,
+    TreeAdvantage,
+    Uniform,
+)
+from grail_lightning.credit.forward import entropies, logprobs
+from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.policy import Policy
+
+Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
+
+COMPACT = (
+    "-log p",
+    "entropy",
+    "position",
+    "the row leaves the tree",
+    "GRAIL",
+    "OAR-G",
+    "TreeAdvantage",
+    "TreeAdvantage, permuted rewards",
+    "TreeAdvantage, permuted and mirrored rewards",
+    "TreeAdvantage, own_row=false",
+    "TreeAdvantage, state=numbers",
+    "TreeAdvantage, state=numbers, permuted rewards",
+    "Resampled, bisection, K=4",
+    "Resampled, bisection, K=8",
+    "Oracle, right=balanced",
+    "PRIME, token reward",
+    "PRIME, token reward, permuted",
+)
+"""The lines of a compact table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A line of the table.
+
+    Attributes:
+        name: The name in the first cell.
+        method: A credit method, or a bare score ``[B, T]`` of each token.
+        control: The control experiment that wraps the method.
+        by: The quantity that ranks tokens: the score if the weights increase with it, else the weights.
+    """
+
+    name: str
+    method: TokenCredit | Scorer
+    control: CreditControl | None = None
+    by: Literal["score", "weight"] = "weight"
+
+
+def negative_logprob(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    return -logprobs(policy, batch, context, torch.arange(len(batch)))
+
+
+def entropy(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    return entropies(policy, batch, context, torch.arange(len(batch)))
+
+
+def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    return torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
+
+
+def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    """The drop in the mean log-likelihood of the response's own answer if a token is replaced by the pad token."""
+    return perturbation_scores(
+        policy,
+        batch,
+        (batch.advantages != 0).nonzero().flatten(),
+        token_budget=context.token_budget,
+        distribution="answer_joint",
+        temperature=context.temperature,
+    )
+
+
+PAD_EFFECT = Subject(name="pad effect on the answer (a)", method=pad_effect, by="score")
+
+
+def subjects() -> list[Subject]:
+    """All lines of the table except those of the truth."""
+
+    def grail(gate: Literal["negative", "all"], **options: Any) -> GRAIL:
+        return GRAIL(gate=gate, saliency=SaliencyOptions(**options))
+
+    as_in_grail = OARGradient(
+        scope="response",
+        alignment="predictor",
+        product="noisy",
+        bilevel=BilevelOptions(interpolate=False, eps=1e-12),
+    )
+    return [
+        Subject(name="-log p", method=negative_logprob, by="score"),
+        Subject(name="entropy", method=entropy, by="score"),
+        Subject(name="position", method=position, by="score"),
+        Subject(name="the row leaves the tree", method=leaves_tree, by="score"),
+        Subject(name="Uniform", method=Uniform()),
+        Subject(name="GRAIL", method=grail("negative"), by="score"),
+        Subject(name="GRAIL, gate=all", method=grail("all"), by="score"),
+        Subject(name="GRAIL, token", method=grail("negative", alignment="token"), by="score"),
+        Subject(name="GRAIL, token, gate=all", method=grail("all", alignment="token"), by="score"),
+        Subject(name="GRAIL, leaf=middle, gate=all", method=grail("all", leaf="middle"), by="score"),
+        Subject(name="GRAIL, leaf=last, gate=all", method=grail("all", leaf="last"), by="score"),
+        Subject(name="Random(GRAIL, gate=all)", method=grail("all"), control=Random()),
+        Subject(name="Shuffled(GRAIL, gate=all)", method=grail("all"), control=Shuffled()),
+        Subject(name="AnswerOnly(GRAIL, gate=all)", method=grail("all"), control=AnswerOnly()),
+        Subject(name="OAR-G", method=OARGradient(), by="score"),
+        Subject(name="OAR-G as in GRAIL's code", method=as_in_grail, by="score"),
+        Subject(name="OAR-P", method=OARPerturbation(), by="score"),
+        Subject(name="HighEntropy", method=HighEntropy()),
+        Subject(name="AdvantageReweighting", method=AdvantageReweighting()),
+        Subject(name="LESS", method=LESS()),
+        Subject(name="UCAS", method=UCAS()),
+        Subject(name="RLSD", method=RLSD()),
+        Subject(name="AttentionRhythm", method=AttentionRhythm(gate="all")),
+        Subject(name="AttentionRhythm, pre_plan", method=AttentionRhythm("pre_plan", gate="all"), by="score"),
+        Subject(name="AttentionRhythm, anchor", method=AttentionRhythm("anchor", gate="all"), by="score"),
+        *tree_subjects(),
+    ]
+
+
+def tree_subjects() -> list[Subject]:
+    """The methods of the group's prefix tree, beside themselves with the rewards permuted within each group."""
+
+    def tree(**options: Any) -> TreeAdvantage:
+        return TreeAdvantage(**options)
+
+    def resampled(number: int, search: Any) -> Resampled:
+        return Resampled(number, search=search, outcome="correctness", budget=10**9)
+
+    return [
+        Subject(name="TreeAdvantage", method=tree()),
+        Subject(name="TreeAdvantage, permuted rewards", method=PermutedRewards(tree())),
+        Subject(name="TreeAdvantage, permuted and mirrored rewards", method=PermutedRewards(tree(), mirrored=True)),
+        Subject(name="TreeAdvantage, own_row=false", method=tree(own_row=False)),
+        Subject(name="TreeAdvantage, own_row=false, permuted rewards", method=PermutedRewards(tree(own_row=False))),
+        Subject(name="TreeAdvantage, state=numbers", method=tree(state="numbers")),
+        Subject(name="TreeAdvantage, state=numbers, own_row=false", method=tree(state="numbers", own_row=False)),
+        Subject(name="TreeAdvantage, state=numbers, permuted rewards", method=PermutedRewards(tree(state="numbers"))),
+        Subject(name="PrefixWeights", method=PrefixWeights()),
+        *(
+            Subject(name=f"Resampled, {search}, K={number}", method=resampled(number, search))
+            for search, number in (("bisection", 4), ("bisection", 8), ("everywhere", 8), ("everywhere", 32))
+        ),
+        Subject(name="OptimalBaseline", method=OptimalBaseline()),
+        Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
+    ]

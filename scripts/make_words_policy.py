@@ -1,0 +1,58 @@
+"""Make the packaged policy `grail_lightning/assets/words`: a tiny language model that errs on word problems.
+
+A Qwen3 of 0.9 M parameters learns from demonstrations that hold slips (random wrong results) and misconceptions: the
+carry is forgotten, and the operation is taken that the words suggest ("Then Anna has 4 fewer coins than Ben") although
+it is the wrong one. See make_arithmetic_policy.py for why.
+
+    python scripts/make_words_policy.py
+
+The same seed, thread count and library versions give the same weights.
+"""
+
+from __future__ import annotations
+
+import random
+
+from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
+from policy_measures import Page, write_card
+
+from grail_lightning.tasks.problems import FILLERS
+from grail_lightning.tasks.word_problems import WordProblem, WordProblemSpace, word_demonstration
+from grail_lightning.tasks.word_steps import WordProblemTask
+
+SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
+VOCAB_SIZE = 640
+
+
+def demonstrate(problem: WordProblem, rng: random.Random, recipe: Recipe) -> str:
+    """A solution with mistakes."""
+    return word_demonstration(problem, rng, recipe.slip_rate, recipe.misconception_rate, recipe.filler_rate)
+
+
+def main() -> None:
+    """Make, measure and save."""
+    defaults = Recipe(num_batches=600, slip_rate=0.06, misconception_rate=0.4)
+    options, recipe = parse_arguments(__doc__, defaults, ASSETS / "words")
+    task = WordProblemTask()
+    world = World(
+        task=task,
+        prompt=lambda problem: task.prompt(problem.row()),
+        train=lambda recipe: SPACE.draw(recipe.num_batches * recipe.batch_size, "train", recipe.seed),
+        held_out={"2 or 3 steps": lambda number, split: SPACE.draw(number, split)},
+        demonstrate=demonstrate,
+        max_response_length=64,
+    )
+    rows = [problem.row() for problem in SPACE.draw(300, "train")]
+    tokenizer = make_tokenizer([*(str(row[c]) for row in rows for c in ("problem", "solution")), *FILLERS], VOCAB_SIZE)
+    model, begun = make(world, tokenizer, recipe, options.output, threads=options.threads)
+    page = Page(
+        output=options.output,
+        script="make_words_policy.py",
+        errors="Slips are random wrong results. Misconceptions forget the carry (`7+5=2`) or take the operation that "
+        "the words suggest\nwhere it is the wrong one. Inherited steps go on from a wrong result.",
+    )
+    write_card(model, tokenizer, world, SPACE.draw(1, "test")[0], recipe, page, begun)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+r"""What the scripts that make packaged policies share: tiny language models that err on purpose.
+
+This module belongs to make_arithmetic_policy.py and make_words_policy.py and is not run by itself. What a policy can do
+is measured by policy_measures.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from grail_lightning.policy.tokenizer import encode_prompt
+from grail_lightning.tasks.answered import AnswerTask
+from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problems import Split
+
+ASSETS = Path(__file__).parents[1] / "grail_lightning" / "assets"
+PAD, END = "<pad>", "<end>"
+
+# Ordinary words and LaTeX, so that other texts need not be spelled byte by byte throughout.
+PROSE = r"""
+What is the value of the sum of the two numbers? Find the number of ways that this can be done. Let us first see how
+the answer is to be found, then compute it. Please reason step by step, and put your final answer within the box.
+We have that the function of the other point is equal to one, so there are three of them for each of the others.
+Therefore the result is the following: \frac{1}{2}, \sqrt{2}, \text{ and }, \left( \right), \cdot, \begin{align*}
+\end{align*}, $x = y$, \\, If in the given triangle the length of each side is an integer, what is the area?
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a policy is made.
+
+    Attributes:
+        seed: Of weights and demonstrations.
+        num_batches: Optimiser steps.
+        batch_size: Demonstrations a step.
+        learning_rate: Peak of the cosine schedule.
+        slip_rate: Probability of a slip on a line.
+        misconception_rate: Probability of a misconception where one is possible.
+        filler_rate: Probability of a line without content in front of a line.
+    """
+
+    seed: int = 0
+    num_batches: int = 800
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    slip_rate: float = 0.1
+    misconception_rate: float = 0.5
+    filler_rate: float = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a policy is made for.
+
+    Attributes:
+        task: The task that grades and labels responses.
+        prompt: The prompt of a problem.
+        train: The training problems of a recipe, in the order of the batches.
+        held_out: A number of held-out problems of a split, by the name under which they are reported.
+        demonstrate: A solution with mistakes, by a recipe.
+        max_response_length: Most tokens of a response.
+    """
+
+    task: AnswerTask
+    prompt: Callable[[Any], Prompt]
+    train: Callable[[Recipe], list[Any]]
+    held_out: dict[str, Callable[[int, Split], list[Any]]]
+    demonstrate: Callable[[Any, random.Random, Recipe], str]
+    max_response_length: int
+
+
+def make_tokenizer(own: list[str], vocab_size: int = 448) -> PreTrainedTokenizerFast:
+    r"""A byte-level BPE: any text round-trips; digits and signs stand alone; `\boxed` is one token.
+
+    Args:
+        own: Texts of the world, whose words become one token each.
+        vocab_size: The number of tokens.
+    """
+    bpe = Tokenizer(models.BPE())
+    # A word owns the blank behind it, so that "Compute " is one token in front of a digit.
+    pieces = Regex(r"\\?\p{L}+ ?|\p{N}|[+\-=.{}]|\s+|[^\s\p{L}\p{N}+\-=.{}\\]+|\\")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(PAD, normalized=False), AddedToken(END, normalized=False)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # The world's own words come often enough to become one token each.
+    bpe.train_from_iterator([*(text for text in own for _ in range(100)), PROSE], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        eos_token=END,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(vocab_size: int, pad: int, end: int) -> Qwen3ForCausalLM:
+    """Four layers of width 128 with random weights."""
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=pad,
+        eos_token_id=end,
+        bos_token_id=None,
+    )
+    config.dtype = torch.float32
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad, do_sample=True)
+    return model
+
+
+def demonstrations(tokenizer: Any, world: World, recipe: Recipe) -> tuple[list[list[int]], list[int]]:
+    """Token ids of prompt, demonstration and end token, and how many of them are the prompt's."""
+    rng = random.Random(recipe.seed)
+    problems = world.train(recipe)
+    heads = [encode_prompt(tokenizer, world.prompt(problem).messages) for problem in problems]
+    tails = tokenizer([world.demonstrate(problem, rng, recipe) for problem in problems])["input_ids"]
+    rows = [head + tail + [tokenizer.eos_token_id] for head, tail in zip(heads, tails, strict=True)]
+    return rows, [len(head) for head in heads]
+
+
+def imitate(model: Qwen3ForCausalLM, tokenizer: Any, world: World, recipe: Recipe) -> None:
+    """Maximise the likelihood of the demonstrations, prompts left out."""
+    rows, prompt_lengths = demonstrations(tokenizer, world, recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: shape(step / recipe.num_batches))
+    model.train()
+    for step in range(recipe.num_batches):
+        chosen = slice(step * recipe.batch_size, (step + 1) * recipe.batch_size)
+        ids, targets = pad_right(rows[chosen], prompt_lengths[chosen], tokenizer.pad_token_id)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 99:
+            print(f"batch {step + 1}: loss {loss.item():.3f}", flush=True)
+
+
+def shape(progress: float, warmup: float = 0.05) -> float:
+    """Learning rate as a share of its peak: up linearly, down along a cosine."""
+    return min(progress / warmup + 0.01, 0.5 + 0.5 * math.cos(math.pi * progress))
+
+
+def pad_right(rows: list[list[int]], prompt_lengths: list[int], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``ids [B, L]``, and ``targets [B, L]`` that are -100 on prompts and padding."""
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+    targets = torch.tensor(
+        [
+            [-100] * head + row[head:] + [-100] * (width - len(row))
+            for row, head in zip(rows, prompt_lengths, strict=True)
+        ]
+    )
+    return ids, targets
+
+
+def parse_arguments(description: str | None, defaults: Recipe, output: Path) -> tuple[argparse.Namespace, Recipe]:
+    """The options `--output` and `--threads`, and one for each field of the recipe."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=output, help="folder to write to")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; part of what makes a run repeatable")
+    for name, value in vars(defaults).items():
+        numbers = len(value) if isinstance(value, tuple) else None
+        kind = type(value[0]) if isinstance(value, tuple) else type(value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, nargs=numbers, default=value)
+    options = parser.parse_args()
+    chosen = {name: getattr(options, name) for name in vars(defaults)}
+    return options, type(defaults)(**{k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()})
+
+
+def make(
+    world: World, tokenizer: Any, recipe: Recipe, output: Path, *, threads: int, start: str = ""
+) -> tuple[Any, float]:
+    """Make and save a policy; returns the model and when the work began.
+
+    Args:
+        world: What the policy is made for.
+        tokenizer: Its tokenizer.
+        recipe: How it is made.
+        output: The folder to write to.
+        threads: The number of CPU threads.
+        start: The folder of a policy with the same tokenizer, whose weights are the beginning; random ones without.
+    """
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(recipe.seed)
+    begun = time.perf_counter()
+    if start:
+        model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    else:
+        model = make_model(len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id)
+    imitate(model, tokenizer, world, recipe)
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    # safetensors writes files that only their owner may read.
+    (output / "model.safetensors").chmod(0o644)
+    return model, begun

@@ -1,0 +1,95 @@
+"""Credit in the world of word problems: what reads steps reads its steps, and a run logs what it finds at forks."""
+
+import pytest
+import torch
+
+from grail_lightning.batch import Sampling
+from grail_lightning.credit import Oracle, Resampled, TreeAdvantage
+from grail_lightning.credit.borders import find_borders
+from grail_lightning.data import WordProblemData
+from grail_lightning.engines import build_batch
+from grail_lightning.module import GrailModule
+from grail_lightning.policy import load_policy
+from grail_lightning.tasks import WordProblemSpace, WordProblemTask
+from tests.batches import rollouts
+from tests.runs import Watch, trainer
+from tests.steps import configured, context_for
+
+SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
+TASK = WordProblemTask()
+ROW = {
+    "problem": "Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. How many does Ben have?",
+    "solution": "Anna has 8+5=13 coins.\nBen has 13+4=17 coins.\n#### 17",
+    "answer": "17",
+    "suggested": "+-",
+}
+MISLED = "Anna has 8+5=13 coins.\nBen has 13-4=9 coins.\n#### 9"
+
+
+@pytest.fixture(scope="module")
+def words():
+    return load_policy("words").eval()
+
+
+@pytest.fixture
+def group(words):
+    """A right response and two that take the operation that the word suggests, one of them after a slip."""
+    texts = [ROW["solution"], MISLED, "Anna has 8+5=12 coins.\nBen has 12-4=8 coins.\n#### 8", MISLED]
+    ids = [[*words.tokenizer(text)["input_ids"], words.end_token_ids[0]] for text in texts]
+    return rollouts(build_batch(words, [TASK.prompt(ROW)], 4, ids, [True] * 4), torch.tensor([1.0, 0.0, 0.0, 0.0]))
+
+
+def tokens_of(words, batch, row, mask):
+    return words.tokenizer.convert_ids_to_tokens(batch.response_ids[row, mask[row]].tolist())
+
+
+def test_the_oracle_blames_the_operator_or_the_result_that_is_wrong_first(words, group):
+    weights = Oracle()(words, group, context_for(words)).values
+    assert tokens_of(words, group, 1, weights > 0) == ["-"]
+    assert tokens_of(words, group, 2, weights > 0) == ["1", "2"]
+    assert weights[1].sum() == group.response_mask[1].sum()
+    # Right rollouts get the same places: two of three errors are in the operator of the second line.
+    balanced = Oracle("balanced")(words, group, context_for(words)).values
+    assert tokens_of(words, group, 0, balanced > 0) == ["1", "3", "+"]
+    assert balanced[0].max() == pytest.approx(2 / 3 * group.response_mask[0].sum().item())
+
+
+def test_a_line_has_a_border_behind_its_operator_and_one_behind_its_end(words, group):
+    (places,) = find_borders(words, group, context_for(words), torch.tensor([1]), "steps", 9)
+    ids = group.response_ids[1].tolist()
+    pieces = [words.tokenizer.decode(ids[a:b]) for a, b in zip([0, *places], places, strict=False)]
+    assert pieces == ["Anna has 8+", "5=13 coins.", "\nBen has 13-", "4=9 coins."]
+
+
+def test_the_tree_blames_the_operator_at_which_wrong_and_right_part(words, group):
+    for state in ("prefix", "numbers"):
+        added = TreeAdvantage(state=state)(words, group, context_for(words)).additive
+        assert added is not None
+    prefix = TreeAdvantage()(words, group, context_for(words)).additive
+    parting = group.response_ids[0].ne(group.response_ids[1]).nonzero()[0].item()
+    assert words.tokenizer.decode(group.response_ids[:2, parting].tolist()) == "+-"
+    assert prefix[1].argmin() == prefix[0].argmax() == parting
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [Resampled(2, search="bisection", budget=100_000), TreeAdvantage(), TreeAdvantage(state="numbers")],
+    ids=["resampled", "prefix", "numbers"],
+)
+def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit(credit):
+    watch, (what, how) = Watch(), configured({}, group_size=8)
+    made = GrailModule(
+        "words",
+        objective=what,
+        execution=how,
+        sampling=Sampling(max_response_length=64),
+        credit=credit,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4),
+    )
+    data = WordProblemData(num_train=8, num_val=1, prompts_per_batch=8, problems=SPACE, task=TASK)
+    trainer(1, watch, limit_val_batches=0).fit(made, data)
+    metrics = watch.outputs[0].metrics
+    assert 0.2 < metrics["accuracy"] < 0.8
+    # A batch has few forks into misconceptions, which need not be above chance.
+    assert 0 <= metrics["credit/fork_auroc_misconception"] <= 1
+    assert metrics["credit/fork_auroc_slip"] > 0.7
