@@ -50,7 +50,7 @@ from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
 from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.sampler import Sampler
-from grail_lightning.tasks import Prompt
+from grail_lightning.tasks.base import Prompt
 
 PROMPTS_PER_BATCH = 32
 PRIME_BATCHES = 16
