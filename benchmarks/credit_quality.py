@@ -220,10 +220,11 @@ def describe(world: World, policy: Policy) -> None:
         rows = (kind[error] & wrong).any(1) & (kind["sound"] & wrong).any(1)
         pairs = world.forks[error]
         prompts = len(set((pairs.row[0] // GROUP_SIZE).tolist()))
-        token, times = Counter(world.batch.response_ids[pairs.row[1], pairs.token].tolist()).most_common(1)[0]
+        sound = Counter(world.batch.response_ids[pairs.row[1], pairs.token].tolist()).most_common(1)
+        often = "".join(f"; the sound token is {policy.tokenizer.decode([token])!r} at {n}" for token, n in sound)
         print(
-            f"{error}: beside a sound line in {int(rows.sum())} rollouts; {len(pairs.line)} forks, {prompts} prompts; "
-            f"the sound token is {policy.tokenizer.decode([token])!r} at {times}"
+            f"{error}: beside a sound line in {int(rows.sum())} rollouts; {len(pairs.line)} forks, {prompts} prompts"
+            f"{often}"
         )
 
 

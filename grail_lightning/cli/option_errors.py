@@ -212,9 +212,8 @@ def _abstract(option: str, base: str | None, given: str | None) -> str:
     """The sentence for a class of which no object can be made: the user's, or the base class if only options came."""
     names = choices(option)
     if base is not None and names:
-        return (
-            f"`{option}` must be given a class before its options, one of {', '.join(names)}: `--{option}={names[-1]}`."
-        )
+        plain = min(names, key=len)  # `MathTask` rather than a special one
+        return f"`{option}` must be given a class before its options, one of {', '.join(names)}: `--{option}={plain}`."
     try:
         missing = ", ".join(sorted(imported(given or "").__abstractmethods__))
     except (ImportError, AttributeError, ValueError):
