@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
+MISTAKE = "grail-lightning: error: "
 DEBUG_HINT = "(GRAIL_DEBUG=1 shows the traceback)"
 
 
@@ -24,5 +25,5 @@ def check_subcommand(arguments: Sequence[str]) -> None:
 
 def refuse(message: str, code: int = 2) -> NoReturn:
     """Print the reason for which a run ends in one line, and end with an exit code; 2 is that of a user's mistake."""
-    print(f"grail-lightning: error: {message}", file=sys.stderr)
+    print(f"{MISTAKE}{message}", file=sys.stderr)
     raise SystemExit(code) from None

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from grail_lightning.report.methods import Method, find_methods
@@ -44,7 +45,9 @@ def make_parser() -> Parser:
     parser.add_argument("--maj_at", type=int, nargs="+", metavar="K", default=[], help="the k of maj@k (default: none)")
     parser.add_argument("--common", action="store_true", help="compare only the problems that all runs have")
     parser.add_argument(
-        "--format", choices=list(FORMATS), help="default: by the ending of --output (.md, .csv, .html), else terminal"
+        "--format",
+        choices=list(FORMATS),
+        help="default: by the ending of --output (.md, .csv, .html), or terminal",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file instead of printing")
     return parser
@@ -61,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         options = make_parser().parse_args(arguments)
-        chosen = options.format or ENDINGS.get(options.output.suffix.lower() if options.output else "", "terminal")
+        chosen = _format(options.format, options.output)
         text = FORMATS[chosen](make_sections(options))
         if options.output is None:
             sys.stdout.write(f"{text}\n")
@@ -98,7 +101,23 @@ def make_sections(options: argparse.Namespace) -> list[Section]:
     )
     tasks = dict.fromkeys(method.task for method in methods)
     parts = [[method for method in methods if method.task == task] for task in tasks]
-    return [make_section(part, asked) for part in parts]
+    sections = [make_section(part, asked) for part in parts]
+    if len(sections) > 1:
+        apart = "Tasks are not compared with each other."
+        sections = [replace(section, facts=[*section.facts, apart]) for section in sections]
+    return sections
+
+
+def _format(given: str | None, output: Path | None) -> str:
+    """The format that is asked for, by its name or by the ending of a file."""
+    if given is not None or output is None:
+        return given or "terminal"
+    if output.suffix.lower() not in ENDINGS:
+        raise ValueError(
+            f"`--output` must end in {', '.join(ENDINGS)}, but got {output}. Take one of these, or say with "
+            "--format what the file is."
+        )
+    return ENDINGS[output.suffix.lower()]
 
 
 def _baseline(given: str | None, methods: Sequence[Method]) -> str | None:
@@ -108,7 +127,7 @@ def _baseline(given: str | None, methods: Sequence[Method]) -> str | None:
     for method in methods:
         if given == method.name or given in [run.given for run in method.runs]:
             return method.name
-    names = ", ".join(dict.fromkeys(method.name for method in methods))
+    names = ", ".join(repr(name) for name in dict.fromkeys(method.name for method in methods))
     raise ValueError(f"`--baseline` must be one of {names}, but got {given!r}.")
 
 

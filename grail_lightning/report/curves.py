@@ -10,7 +10,7 @@ from typing import Any
 
 from grail_lightning.evaluation.comparison import Difference, Estimate, over_seeds, seeds_estimate
 from grail_lightning.evaluation.statistics import holm
-from grail_lightning.report.methods import Method
+from grail_lightning.report.methods import Method, paired_places
 from grail_lightning.report.runs import Run
 
 CURVE = "val/accuracy"
@@ -67,6 +67,7 @@ class End:
         difference: The difference from the baseline; None for the baseline, and without several seeds.
         corrected: The p-value, corrected by Holm's method.
         detectable: The smallest difference that could have been shown.
+        pairs: The number of seeds over which the difference is paired; None if seeds are not paired.
     """
 
     method: str
@@ -76,6 +77,7 @@ class End:
     difference: Difference | None = None
     corrected: float = math.nan
     detectable: float = math.nan
+    pairs: int | None = None
 
 
 def read_curves(methods: Sequence[Method]) -> list[Curve]:
@@ -83,9 +85,10 @@ def read_curves(methods: Sequence[Method]) -> list[Curve]:
 
     A run that was interrupted, or is not yet over, would cut the curves of all others short. It is left out.
     """
-    found = []
+    found, out = [], unfinished(methods)
     for method in methods:
-        points = [(run, scalars) for run in method.runs if run.events and (scalars := _scalars(run.events, CURVE))]
+        runs = [run for run in method.runs if run.events and run not in out]
+        points = [(run, scalars) for run in runs if run.events and (scalars := _scalars(run.events, CURVE))]
         last = max((max(scalars) for _, scalars in points), default=0)
         whole = [(run, scalars) for run, scalars in points if max(scalars) == last]
         if whole:
@@ -100,6 +103,12 @@ def read_curves(methods: Sequence[Method]) -> list[Curve]:
                 )
             )
     return found
+
+
+def unfinished(methods: Sequence[Method]) -> list[Run]:
+    """The runs that a sweep has not finished, if others are finished."""
+    runs = [run for method in methods for run in method.runs]
+    return [run for run in runs if not run.is_over] if any(run.is_over for run in runs) else []
 
 
 def compare_ends(curves: Sequence[Curve], baseline: str) -> list[End]:
@@ -119,8 +128,13 @@ def compare_ends(curves: Sequence[Curve], baseline: str) -> list[End]:
         values = curve.at(step)
         end = End(method=curve.method, seeds=len(values), step=step, estimate=seeds_estimate(values))
         if base is not None and curve is not base:
-            paired = curve.seeds == base.seeds and None not in curve.seeds
-            end = replace(end, difference=over_seeds(values, base.at(step), paired))
+            theirs, places = base.at(step), paired_places(curve.seeds, base.seeds)
+            if places:
+                values, theirs = (
+                    tuple(of[place] for place in kept) for of, kept in zip((values, theirs), places, strict=True)
+                )
+            found = over_seeds(values, theirs, places is not None)
+            end = replace(end, difference=found, pairs=len(places[0]) if found and places else None)
         ends.append(end)
     corrected = holm([math.nan if end.difference is None else end.difference.p_value for end in ends])
     tests = sum(end.difference is not None for end in ends)

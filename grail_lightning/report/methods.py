@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -30,7 +31,7 @@ class Method:
 
     Attributes:
         name: Its name, which no other method of the same task has.
-        task: The sweep's name of the task; empty without one.
+        task: The sweep's name of the task; empty without one, and where its runs are compared with others.
         runs: One run for each seed, in the order of the seeds.
     """
 
@@ -55,30 +56,65 @@ def find_methods(runs: Sequence[Run]) -> list[Method]:
     Runs belong to one method if the user gave them the same name; else if a sweep says so; else if their configs differ
     in nothing but the seed and the places of files. A run without a config is a method of its own.
 
+    The tasks of a sweep are apart. Runs of one task are together with runs of no task, if there are some.
+
     Args:
         runs: The runs.
 
     Raises:
-        ValueError: If two runs of one method have the same seed.
+        ValueError: If two runs of one method have the same seed, or runs of no task stand beside those of several.
     """
-    groups: dict[str, list[Run]] = {}
+    _check_tasks(runs)
+    apart = all(run.task for run in runs)
+    groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_key(run), []).append(run)
+        task = run.task if apart else ""
+        groups.setdefault((task, _key(run)), []).append(run)
+    points = Counter(
+        (task, run.sweep["method"]) for (task, _), (run, *_) in groups.items() if run.sweep and run.name is None
+    )
     found: list[Method] = []
-    for members in groups.values():
-        task = members[0].task
-        name = _unused(_name(members), [method.name for method in found if method.task == task])
+    for (task, _), members in groups.items():
+        alone = points[task, members[0].sweep.get("method")] == 1
+        name = _unused(_name(members, alone), [method.name for method in found if method.task == task])
         found.append(Method(name=name, task=task, runs=tuple(sorted(members, key=_by_seed))))
     for method in found:
         _check_seeds(method)
     return found
 
 
+def paired_places(
+    ours: Sequence[int | None], theirs: Sequence[int | None]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The places of the seeds that two methods have in common, in the same order; None if they cannot be paired.
+
+    They can if at least two are in common, or if one of the methods has a single seed and the other one has it, too.
+
+    Args:
+        ours: The seeds of one method.
+        theirs: The seeds of the other one.
+    """
+    common = [seed for seed in ours if seed in theirs]
+    if None in ours or None in theirs or len(common) < min(2, len(ours), len(theirs)):
+        return None
+    return tuple(ours.index(seed) for seed in common), tuple(theirs.index(seed) for seed in common)
+
+
+def _check_tasks(runs: Sequence[Run]) -> None:
+    tasks = list(dict.fromkeys(run.task for run in runs if run.task))
+    without = next((run for run in runs if not run.task), None)
+    if without is not None and len(tasks) > 1:
+        raise ValueError(
+            f"Runs are compared within a task of a sweep, but {without.given} belongs to none, and others to "
+            f"{', '.join(tasks)}. Leave it out, or report it beside the runs of one task."
+        )
+
+
 def _key(run: Run) -> str:
     if run.name is not None:
-        return json.dumps(["name", run.task, run.name])
+        return json.dumps(["name", run.name])
     if run.sweep:
-        return json.dumps(["sweep", run.task, run.sweep["method"], run.sweep.get("point")], sort_keys=True, default=str)
+        return json.dumps(["sweep", run.sweep["method"], run.sweep.get("point")], sort_keys=True, default=str)
     if run.config:
         return json.dumps(["config", _without_incidental(run.config)], sort_keys=True, default=str)
     return json.dumps(["folder", str(run.folder.resolve())])
@@ -93,14 +129,18 @@ def _without_incidental(config: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _name(members: Sequence[Run]) -> str:
-    """What the user or a sweep says; else what the names of the folders have in common."""
+def _name(members: Sequence[Run], alone: bool) -> str:
+    """What the user or a sweep says; else what the names of the folders have in common.
+
+    Args:
+        members: The runs of the method.
+        alone: Whether no other point of a sweep's grid has the same method.
+    """
     first = members[0]
     if first.name is not None:
         return first.name
     if first.sweep:
-        point = first.sweep.get("point") or {}
-        return str(first.sweep["method"]) + "".join(f", {option}={value}" for option, value in point.items())
+        return str(first.sweep["method"]) + ("" if alone or not first.point else f", {first.point}")
     names = [run.folder.resolve().name for run in members]
     if len(members) == 1:
         return names[0]

@@ -41,7 +41,7 @@ def page(sections: Sequence[Section]) -> str:
             }
         shown.append(
             {
-                "task": plain(section.task),
+                "heading": plain(section.heading),
                 "facts": [printable(fact) for fact in section.facts],
                 "tables": [_table(table) for table in tables(section)],
                 "picture": picture,

@@ -16,7 +16,7 @@ import torch
 from grail_lightning.evaluation.comparison import Difference, Estimate, difference, estimate
 from grail_lightning.evaluation.statistics import Floats, holm, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
-from grail_lightning.report.methods import Method
+from grail_lightning.report.methods import Method, paired_places
 from grail_lightning.report.samples import Responses, check_comparable, common_problems, read_responses
 
 AVERAGES = ("simple average", "weighted by size")
@@ -29,6 +29,10 @@ class Shares(NamedTuple):
 
     values: Floats
     noise: Floats
+
+    def only(self, seeds: Sequence[int]) -> Shares:
+        """Those of the seeds at these places."""
+        return Shares(self.values[:, list(seeds)], self.noise[:, list(seeds)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Line:
         difference: The difference from the baseline; None for the baseline itself, and for what is not compared.
         corrected: The p-value, corrected by Holm's method; NaN without a difference.
         detectable: The smallest difference that could have been shown; NaN without a difference.
+        pairs: The number of seeds over which the difference is paired; None if seeds are not paired.
     """
 
     dataset: str
@@ -58,6 +63,7 @@ class Line:
     difference: Difference | None = None
     corrected: float = float("nan")
     detectable: float = float("nan")
+    pairs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,24 +216,19 @@ def _lines(
             )
             if baseline is not None and method.name != baseline:
                 theirs = [tables[baseline, dataset] for dataset in datasets]
-                line = replace(
-                    line,
-                    difference=difference(
-                        [t.values for t in ours],
-                        [t.values for t in theirs],
-                        [(a.noise, b.noise) for a, b in zip(ours, theirs, strict=True)],
-                        weights,
-                        paired_seeds=same_seeds(method, by_name[baseline]),
-                    ),
+                seeds = [[run.seed for run in one.evaluated] for one in (method, by_name[baseline])]
+                if places := paired_places(*seeds):
+                    ours, theirs = ([t.only(kept) for t in of] for of, kept in zip((ours, theirs), places, strict=True))
+                found_difference = difference(
+                    [t.values for t in ours],
+                    [t.values for t in theirs],
+                    [(a.noise, b.noise) for a, b in zip(ours, theirs, strict=True)],
+                    weights,
+                    paired_seeds=places is not None,
                 )
+                line = replace(line, difference=found_difference, pairs=len(places[0]) if places else None)
             found.append(line)
     return found
-
-
-def same_seeds(one: Method, two: Method) -> bool:
-    """Whether the evaluated runs of two methods have the same seeds, so that they can be paired."""
-    seeds = [[run.seed for run in method.evaluated] for method in (one, two)]
-    return seeds[0] == seeds[1] and None not in seeds[0]
 
 
 def _corrected(lines: list[Line], places: Sequence[int]) -> list[Line]:

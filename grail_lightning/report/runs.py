@@ -55,20 +55,35 @@ class Run:
         """The sweep's name of the task; empty without one."""
         return str(self.sweep.get("task", ""))
 
+    @property
+    def point(self) -> str:
+        """The values of a sweep's grid in words; empty without a grid."""
+        point = self.sweep.get("point")
+        named = point.items() if isinstance(point, dict) else ()
+        return ", ".join(f"{str(option).rpartition('.')[2]}={value}" for option, value in named)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no sweep says that the run has still to be finished."""
+        return bool(self.sweep.get("state", "finished") == "finished")
+
 
 def find_runs(given: Sequence[str]) -> list[Run]:
-    """The runs that a user names, each once.
+    """The runs that a user names.
 
     Args:
         given: Folders of runs, of their stages or of samples, each also as ``NAME=FOLDER``.
 
     Raises:
-        ValueError: If there is no such folder, or it holds neither samples nor event files.
+        ValueError: If there is no such folder, it holds neither samples nor event files, or a run is given twice.
     """
-    found: dict[tuple[Path, str | None], Run] = {}
+    found: dict[Path, Run] = {}
     for argument in given:
         run = _find(argument)
-        found.setdefault(((run.samples or run.folder).resolve(), run.name), run)
+        other = found.setdefault((run.samples or run.folder).resolve(), run)
+        if other is not run:
+            twice = f"{argument} is given twice" if other.given == argument else f"{other.given} and {argument} are one"
+            raise ValueError(f"Each run must be given once, but {twice}. Leave one out.")
     return list(found.values())
 
 

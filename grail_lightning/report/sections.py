@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from grail_lightning.evaluation.comparison import Difference, Estimate
+from grail_lightning.evaluation.comparison import Estimate
+from grail_lightning.report import notes as notes_on
 from grail_lightning.report.curves import CURVE, Curve, End, compare_ends, other_validation, read_curves
 from grail_lightning.report.methods import Method
 from grail_lightning.report.results import Evaluated, Line, compared, described, read_evaluated
@@ -38,6 +39,11 @@ class Section:
     curves: list[Curve]
     ends: list[End]
     notes: list[str]
+
+    @property
+    def heading(self) -> str:
+        """What the policies were trained on, whatever they were tested on; empty without a task."""
+        return f"Trained on task {self.task}" if self.task else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +94,8 @@ def make_section(methods: Sequence[Method], options: Options) -> Section:
     """
     evaluated = read_evaluated(methods, common=options.common, votes=bool(options.maj_at))
     curves = read_curves(methods)
-    notes = []
-    if curves and len(methods) > 1 and (other := other_validation(methods)):
+    notes = notes_on.of_runs(methods)
+    if curves and (other := other_validation(methods)):
         if evaluated is None:
             raise ValueError(
                 f"Learning curves can be compared only on the same problems with the same sampling, but {other}. "
@@ -97,17 +103,16 @@ def make_section(methods: Sequence[Method], options: Options) -> Section:
             )
         notes.append(f"{CURVE} is left out, since it is not comparable: {other}.")
         curves = []
-    if shorter := [run for curve in curves for run in curve.shorter]:
-        notes.append(
-            f"Left out of the curves, since they ended before other runs of their method: {', '.join(shorter)}."
-        )
-    known = [m.name for m in (evaluated.methods if evaluated else methods)]
-    base = options.baseline if options.baseline in known else known[0]
+    known = [m.name for m in evaluated.methods] if evaluated else [curve.method for curve in curves]
+    known = known or [method.name for method in methods]
+    wanted = methods[0].name if options.baseline is None else options.baseline
+    base = wanted if wanted in known else known[0]
     several = len(methods) > 1
-    if options.baseline not in (None, base):
-        notes.append(f"The baseline is {base}: {options.baseline} has no samples here.")
+    if wanted != base:
+        notes.append(f"The baseline is {base}: {wanted} has no {'samples' if evaluated else 'curve'} here.")
     solved = compared(evaluated, base, *_counts(options, evaluated.num_samples)) if evaluated else []
     ends = compare_ends(curves, base)
+    notes += notes_on.of_curves(methods, curves, ends)
     return Section(
         task=methods[0].task,
         baseline=base if several else None,
@@ -116,7 +121,7 @@ def make_section(methods: Sequence[Method], options: Options) -> Section:
         responses=described(evaluated) if evaluated else [],
         curves=curves,
         ends=ends,
-        notes=notes + _notes(methods, evaluated, [*solved, *ends]),
+        notes=notes + notes_on.of_figures(methods, evaluated, solved, ends),
     )
 
 
@@ -143,43 +148,6 @@ def _facts(methods: Sequence[Method], evaluated: Evaluated | None) -> list[str]:
     total = sum(len(keys[0].keys) for keys in next(iter(evaluated.responses.values())).values())
     counted = f"{total} problems x {evaluated.num_samples} samples"
     return [f"{counted}; {said}." if said else f"{counted}."]
-
-
-def _notes(methods: Sequence[Method], evaluated: Evaluated | None, lines: Sequence[Line | End]) -> list[str]:
-    notes = ["[low, high] is a 95 % interval."]
-    found: list[Difference] = [line.difference for line in lines if line.difference is not None]
-    if found:
-        problems = "over problems, and over seeds where both methods have the same" if evaluated else "over seeds"
-        families = ": the datasets of a figure together, each average by itself" if evaluated else ""
-        notes += [
-            f"Differences are paired {problems}. p is two-sided; p (Holm) is corrected for the number of comparisons"
-            f"{families}.",
-            "detectable: a true difference of this size would be found with a probability of 80 %, after the "
-            "correction. Smaller ones cannot be told from none by such runs.",
-        ]
-    if evaluated is None:
-        return notes
-    if len(evaluated.methods) > 1 and any(line.seeds is None for line in found):
-        notes.append("A method with one seed is compared as that one run: other seeds may differ by more.")
-    runs = [f"{m.name} ({len(m.evaluated)} of {len(m.runs)})" for m in methods if len(m.evaluated) < len(m.runs)]
-    if runs:
-        notes.append(f"Not all runs have samples: {', '.join(runs)}.")
-    return notes + _same_weights(evaluated)
-
-
-def _same_weights(evaluated: Evaluated) -> list[str]:
-    """A note about runs that evaluated the same policy, such as the one before training."""
-    first: dict[str, str] = {}
-    for method in evaluated.methods:
-        for run in method.evaluated:
-            model = run.facts.get("model")
-            digest = model.get("digest") if isinstance(model, dict) else None
-            if isinstance(digest, str) and first.setdefault(digest, run.given) != run.given:
-                return [
-                    f"{first[digest]} and {run.given} evaluated the same weights. If they should not have, test again "
-                    "with --ckpt_path or with the --model.policy of each run."
-                ]
-    return []
 
 
 def tables(section: Section) -> list[Table]:
@@ -241,7 +209,8 @@ def _ends_table(ends: Sequence[End], baseline: str | None) -> Table:
         for end in ends
     ]
     head = ["method", "seeds", f"{CURVE} {INTERVAL}", *_comparison_head(baseline)]
-    title = f"{CURVE} at step {ends[0].step}, over seeds on the same problems"
+    title = f"{CURVE} in training at step {ends[0].step}, mean over seeds"
+    title += f", and differences from {baseline}" if baseline is not None else ""
     return Table(title=title, head=head, rows=rows, words=1, lines=ends)
 
 

@@ -21,7 +21,7 @@ from grail_lightning.report.sections import Section, Table, tables
 LONGEST = 80
 COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
-    *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable"),
+    *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "paired_seeds"),
 )
 
 
@@ -58,8 +58,8 @@ def _lines(sections: Sequence[Section], markdown: bool) -> Iterator[str]:
     for number, section in enumerate(sections):
         if number:
             yield ""
-        if section.task:
-            yield f"## {said(section.task)}" if markdown else said(section.task)
+        if section.heading:
+            yield f"## {said(section.heading)}" if markdown else said(section.heading)
             yield ""
         for fact in section.facts:
             yield _escaped(printable(fact)) if markdown else printable(fact)
@@ -130,5 +130,5 @@ def _values(line: Line | End, baseline: str | None) -> dict[str, Any]:
     if (tested := line.difference) is not None:
         values |= {"baseline": baseline, "difference": tested.value}
         values |= {"difference_low": tested.low, "difference_high": tested.high, "p": tested.p_value}
-        values |= {"p_holm": line.corrected, "detectable": line.detectable}
+        values |= {"p_holm": line.corrected, "detectable": line.detectable, "paired_seeds": line.pairs}
     return values

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,6 @@ def _note(file: Path, group: tuple[str, str], best: str, figures: dict[str, list
         known = []
     entry = {"method": group[0], "task": group[1], "chosen": best, "figures": figures}
     kept = [other for other in known if (other["method"], other["task"]) != group]
-    part = file.with_name(f"{file.name}.part")
+    part = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}.part")  # Tasks of an array choose at once.
     part.write_text(json.dumps([*kept, entry], indent=1) + "\n")
     part.replace(file)

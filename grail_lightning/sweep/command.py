@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
             print("\n".join(listed(study, plans)))
             return
         if own.slurm_script:
-            print(script(own.file, own.output, plans))
+            print(script(own.file, own.output, plans, _numbers(study, plans)))
             return
         check_writable(study.folder, "`folder`, or `--output`,")
         places = slots(plans, 1 if own.index is not None else own.jobs)
@@ -93,6 +93,10 @@ def select(study: Study, patterns: Sequence[str] | None, index: int | None) -> l
         ValueError: If no run matches a pattern, or none has the number.
     """
     if index is not None:
+        if patterns is not None:
+            raise ValueError(
+                "`--index` names one run of all in --list, so that `--only` must be left out, but got both."
+            )
         if not 0 <= index < len(study.runs):
             raise ValueError(f"`--index` must lie between 0 and {len(study.runs) - 1}, but got {index}. See --list.")
         return [study.runs[index]]
@@ -146,20 +150,25 @@ def status(runs: Sequence[Run]) -> list[str]:
 
 def listed(study: Study, plans: Sequence[Planned]) -> list[str]:
     """The runs with their numbers and commands."""
-    number = {run.folder: k for k, run in enumerate(study.runs)}
     lines = []
-    for plan in plans:
-        lines.append(f"{number[plan.run.folder]}  {plan.run.title}  ({plan.run.folder})")
+    for number, plan in zip(_numbers(study, plans), plans, strict=True):
+        lines.append(f"{number}  {plan.run.title}  ({plan.run.folder})")
         at = "  # at the point that will be chosen" if plan.run.point is None else ""
         lines.append(f"   grail-lightning fit {shlex.join(plan.arguments)}{at}")
     return lines
+
+
+def _numbers(study: Study, plans: Sequence[Planned]) -> list[int]:
+    """The number of each run among all runs of the sweep."""
+    number = {run.folder: k for k, run in enumerate(study.runs)}
+    return [number[plan.run.folder] for plan in plans]
 
 
 def summary(outcome: Outcome) -> list[str]:
     """How the runs have ended."""
     numbers = ((outcome.finished, "finished"), (outcome.failed, "failed"), (outcome.left, "not finished"))
     lines = [", ".join(f"{len(runs)} {what}" for runs, what in numbers if runs or what == "finished")]
-    lines += [f"failed: {run.title}: {record.error} ({run.folder / 'fit.log'})" for run, record in outcome.failed]
+    lines += [f"failed: {run.title}: {record.error}" for run, record in outcome.failed]
     if outcome.failed or outcome.left:
         lines.append("The same command goes on.")
     return lines
@@ -173,5 +182,16 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def _found(file: Path) -> Path:
-    """The file, or the one of that name among the configs of the package."""
-    return file if file.is_file() else shipped(file) or file
+    """The file, or the one of that name among the configs of the package.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    found = file if file.is_file() else shipped(file)
+    if found is None:
+        there = "is a folder" if file.is_dir() else "does not exist"
+        raise ValueError(
+            f"A sweep is read from a YAML file, but {file} {there} (looked in {Path.cwd()} and among the configs of "
+            "the package). Correct the path."
+        )
+    return found

@@ -7,7 +7,7 @@ from datetime import datetime
 from statistics import fmean
 
 from grail_lightning.sweep.grid import Run
-from grail_lightning.sweep.records import Record
+from grail_lightning.sweep.records import LOG, Record
 
 Group = tuple[str, str]
 
@@ -49,7 +49,7 @@ class Progress:
             how = f"finished in {duration(record.seconds)}"
             how += f", held-out accuracy {record.outcome}" if record.outcome else ""
         else:
-            how = f"failed: {record.error}" if record.state == "failed" else "interrupted"
+            how = f"failed, see {run.folder / LOG}" if record.state == "failed" else "interrupted"
         self._ended += record.state != "interrupted"
         self._line(f"{run.title}: {how}", left)
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from grail_lightning.cli.commands import DEBUG_HINT, MISTAKE
 from grail_lightning.runtime.folder_lock import LOCK, held
 from grail_lightning.runtime.run_folder import MARKER, mark_if_new
 from grail_lightning.sweep.grid import Run
@@ -20,7 +21,7 @@ State = Literal["waiting", "interrupted", "failed", "finished"]
 OUTCOME = "held-out accuracy: "
 # The last line of a traceback, or that of a user's mistake.
 _ERROR = re.compile(r"^(?:[\w.]+: error: |(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b)")
-_TAIL_BYTES, _LONGEST = 65_536, 400
+_TAIL_BYTES, _LONGEST = 65_536, 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Record:
         state: `waiting` before its first attempt; `interrupted` from the beginning of an attempt until its end.
         seconds: Seconds of its attempts that came to an end while their sweep watched.
         attempts: The number of times that it was started.
-        error: The last line of its error; "" without one.
+        error: The last line of its error, or the beginning of that line; "" without one.
         outcome: The line with the run's outcome; "" without one.
     """
 
@@ -131,7 +132,20 @@ def read_log(run: Run, start: int) -> tuple[str, str]:
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]  # A bar rewrites its line with \r.
     outcome = next((line for line in reversed(lines) if line.startswith(OUTCOME)), "")
     error = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
-    return outcome.removeprefix(OUTCOME), error[:_LONGEST]
+    return outcome.removeprefix(OUTCOME), _shortened(error.removeprefix(MISTAKE).removesuffix(DEBUG_HINT))
+
+
+def _shortened(text: str) -> str:
+    """The first sentences or words of a text that is too long; the log has all of it."""
+    text = text.strip()
+    if len(text) <= _LONGEST:
+        return text
+    start = text[: _LONGEST - 1]
+    sentences, space, _ = start.rpartition(". ")
+    if space:
+        return f"{sentences}. …"
+    words, space, _ = start.rpartition(" ")
+    return f"{words} …" if space else f"{start}…"
 
 
 def _claim_folder(run: Run) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grail_lightning.report.command import main, make_parser
-from tests.report.made import HOSTILE, answers, chances, keep_samples, make_run, study
+from tests.report.made import HOSTILE, SAMPLING, answers, chances, keep_samples, make_run, study
 
 
 class _Page(html.parser.HTMLParser):
@@ -150,7 +150,29 @@ def test_tasks_are_sections_of_their_own(tmp_path, capsys):
             keep_samples(run / "test" / "samples", {task: answers(chances(number, 0.5))})
     text = _report(capsys, *sorted(tmp_path.iterdir()))
     assert text.count("acc@3, and differences from A") == 2
-    assert text.index("\nwords\n") > text.index("sums\n")
+    assert text.index("\nTrained on task words\n") > text.index("Trained on task sums\n")
+    assert text.count("Tasks are not compared with each other.") == 2
+
+
+def test_a_run_of_a_sweep_and_another_one_are_compared_or_refused(tmp_path, capsys):
+    for name, sweep in (("one", {"method": "A", "task": "sums", "seed": 0}), ("two", None), ("three", None)):
+        run = make_run(tmp_path / name, sweep=sweep)
+        sampling = SAMPLING | ({"temperature": 1.0} if name == "three" else {})
+        keep_samples(run / "test" / "samples", {"A": answers(chances(20, 0.5))}, sampling=sampling)
+    assert "differences from X" in _report(capsys, f"X={tmp_path / 'one'}", f"Y={tmp_path / 'two'}")
+    assert main([f"X={tmp_path / 'one'}", f"Y={tmp_path / 'three'}"]) == 2
+    assert "differ in `sampling.temperature` (0.6, 1.0)" in capsys.readouterr().err
+
+
+def test_a_method_is_the_baseline_at_whatever_point_a_sweep_chose_for_it(tmp_path, capsys):
+    for number, (method, task, rate) in enumerate(
+        [("GRAIL", "a", 0.2), ("GRPO", "a", 0.1), ("GRAIL", "b", 0.1), ("GRPO", "b", 0.3)]
+    ):
+        sweep = {"method": method, "task": task, "seed": 0, "point": {"model.optimizer.lr": rate}}
+        make_run(tmp_path / f"r{number}", {0: 0.1}, sweep)
+    text = _report(capsys, *sorted(tmp_path.iterdir()), "--baseline=GRPO")
+    assert text.count("differences from GRPO") == 2
+    assert "Values of the sweep's grid: GRAIL: lr=0.2; GRPO: lr=0.1." in text
 
 
 def test_what_a_reader_must_know_is_said(tmp_path, capsys):
@@ -170,7 +192,10 @@ def test_what_a_reader_must_know_is_said(tmp_path, capsys):
             ["empty"],
             r"empty must hold the samples of an evaluation .* but it holds neither\. Run `grail-lightning test`",
         ),
-        (["good", "--baseline=GRIAL"], r"`--baseline` must be one of good, but got 'GRIAL'\."),
+        (["good", "--baseline=GRIAL"], r"`--baseline` must be one of 'good', but got 'GRIAL'\."),
+        (["good", "--output=o.pdf"], r"`--output` must end in \.md, \.csv, \.html, but got o\.pdf\. Take one of these"),
+        (["good", "--output=o"], r"`--output` must end in \.md, \.csv, \.html, but got o\."),
+        (["good", "good"], r"Each run must be given once, but good is given twice"),
         (["good", "--pass_at=4"], r"`--pass_at` must lie between 1 and the 3 samples of each problem, but got 4\."),
         (["good", "--maj_at=0"], r"`--maj_at` must lie between 1 and the 3 samples of each problem, but got 0\."),
         (
@@ -206,6 +231,7 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
     make_run(tmp_path / "two", {0: 0.1}, data={"class_path": "MathData"})
     assert main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
+    assert not Path("o.pdf").exists()
     assert re.match(rf"grail_lightning\.report: error: {said}", line)
 
 

@@ -113,9 +113,19 @@ def test_seeds_are_columns_of_one_table_and_are_paired(tmp_path):
     for name in ("value", "low", "high", "p_value"):
         assert getattr(found, name) == pytest.approx(getattr(known, name))
     assert found.seeds.df == 2
-    # Without one of the baseline's seeds they cannot be paired.
-    lines = compared(_evaluated(*given[1:]), "GRPO", [])
-    assert _line(lines, "simple average", "GRAIL", "acc@3").difference.seeds.df != 2
+
+
+def test_seeds_that_only_one_method_has_are_left_out_of_the_difference(tmp_path):
+    given = study(tmp_path, {"GRPO": 0.0, "GRAIL": 0.1}, seeds=3)
+    fewer = _line(compared(_evaluated(*given[1:]), "GRPO", []), "simple average", "GRAIL", "acc@3")
+    same = _line(compared(_evaluated(*given[1:3], *given[4:]), "GRPO", []), "simple average", "GRAIL", "acc@3")
+    assert (fewer.seeds, fewer.pairs) == (3, 2)
+    assert fewer.difference == same.difference
+    assert fewer.estimate != same.estimate, "its own figure is of all of its seeds"
+    alone = _line(compared(_evaluated(*given[:4]), "GRPO", []), "simple average", "GRAIL", "acc@3")
+    assert (alone.seeds, alone.pairs, alone.difference.seeds) == (1, 1, None)
+    apart = _line(compared(_evaluated(*given[:2], given[5]), "GRPO", []), "simple average", "GRAIL", "acc@3")
+    assert apart.pairs is None
 
 
 def test_each_average_is_a_family_and_the_datasets_together_are_one(tmp_path):

@@ -20,7 +20,21 @@ def test_a_run_its_stage_and_its_samples_are_the_same_run(tmp_path):
     assert [one.samples for (one,) in found] == [run / "test" / "samples"] * 3
     assert {one.folder.resolve() for (one,) in found} == {run}
     assert {one.seed for (one,) in found} == {0}
-    assert len(find_runs([str(run), str(run / "test")])) == 1, "one run is counted once"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["{a}", "{a}"], r"given once, but \S*a is given twice\. Leave one out"),
+        (["{a}", "{a}/test"], r"given once, but \S*a and \S*a/test are one\."),
+        (["A={a}", "B={a}"], r"given once, but A=\S*a and B=\S*a are one\."),
+    ],
+)
+def test_a_run_that_is_given_twice_is_refused(given, said, tmp_path):
+    run = make_run(tmp_path / "a", {0: 0.1})
+    keep_samples(run / "test" / "samples", RIGHT)
+    with pytest.raises(ValueError, match=said):
+        find_runs([argument.format(a=run) for argument in given])
 
 
 def test_a_test_comes_before_a_validation_and_the_last_validation_counts(tmp_path):
@@ -61,6 +75,32 @@ def test_a_sweep_says_what_belongs_together(tmp_path):
         ("words", "GRAIL"): (3,),
         ("sums", "GRAIL, lr=0.1"): (3,),
     }
+
+
+def test_the_point_that_a_sweep_chose_is_not_a_part_of_the_name(tmp_path):
+    """Each method, on each task, has a rate of its own."""
+    for number, (method, task, rate) in enumerate([("GRPO", "a", 0.1), ("GRAIL", "a", 0.2), ("GRPO", "b", 0.3)]):
+        sweep = {"method": method, "task": task, "seed": 0, "point": {"model.optimizer.lr": rate}}
+        make_run(tmp_path / f"r{number}", {0: 0.1}, sweep)
+    found = find_methods(find_runs(sorted(map(str, tmp_path.iterdir()))))
+    assert [(m.task, m.name, m.runs[0].point) for m in found] == [
+        ("a", "GRPO", "lr=0.1"),
+        ("a", "GRAIL", "lr=0.2"),
+        ("b", "GRPO", "lr=0.3"),
+    ]
+
+
+def test_runs_of_one_task_are_beside_runs_of_none_and_those_of_several_tasks_are_not(tmp_path):
+    for name, task in (("one", "a"), ("two", "b")):
+        make_run(tmp_path / name, {0: 0.1}, {"method": "GRPO", "task": task, "seed": 0})
+    make_run(tmp_path / "three", {0: 0.1})
+    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
+    assert [method.task for method in find_methods(find_runs([one, three]))] == ["", ""]
+    assert [method.task for method in find_methods(find_runs([one, two]))] == ["a", "b"]
+    with pytest.raises(
+        ValueError, match=r"within a task of a sweep, but \S*three belongs to none, and others to a, b\."
+    ):
+        find_methods(find_runs([one, two, three]))
 
 
 def test_a_name_given_by_the_user_comes_first(tmp_path):

@@ -87,6 +87,19 @@ def test_the_script_for_slurm_has_a_task_for_each_run(tmp_path, capsys):
     assert lines[-1].endswith('study.yaml --index "$SLURM_ARRAY_TASK_ID"')
 
 
+def test_the_script_for_slurm_of_some_runs_has_their_numbers(tmp_path, capsys):
+    file = write_study(
+        tmp_path, methods={"A": GRID, "B": GRID, "C": {"model.credit": "Uniform"}}, seeds=[0, 1], choose={"seeds": [9]}
+    )
+    listed = said(capsys, file, "--list", "--only", "B", "C__sums__1")
+    numbers = [int(line.split()[0]) for line in listed if line[0] != " "]
+    assert numbers == [2, 3, 5, 8, 9]
+    lines = said(capsys, file, "--slurm-script", "--only", "B", "C__sums__1")
+    assert "#SBATCH --array=2-3,5,8-9" in lines
+    assert "#   sbatch --array=2-3 SCRIPT" in lines
+    assert "#   sbatch --array=5,8-9 --dependency=afterok:JOB SCRIPT" in lines
+
+
 def test_the_script_for_slurm_says_how_a_choice_comes_first(tmp_path, capsys):
     file = write_study(
         tmp_path,
@@ -106,6 +119,10 @@ def test_the_script_for_slurm_says_how_a_choice_comes_first(tmp_path, capsys):
     [
         (["--only", "GRIAL"], "`--only` must match the name of a run or a method (GRAIL, GRPO), but got 'GRIAL'"),
         (["--index", "4"], "`--index` must lie between 0 and 1, but got 4"),
+        (
+            ["--index", "0", "--only", "GRAIL"],
+            "`--index` names one run of all in --list, so that `--only` must be left",
+        ),
         (["--jobs", "0"], "`--jobs` must be at least 1, but got 0"),
         (["--jobs", "two"], "Argument --jobs: invalid int value: 'two'. See --help."),
         (["--list", "--status"], "not allowed with argument"),
@@ -114,6 +131,13 @@ def test_the_script_for_slurm_says_how_a_choice_comes_first(tmp_path, capsys):
 )
 def test_a_wrong_option_of_the_command_is_one_line(tmp_path, capsys, arguments, message):
     assert message in fails(capsys, write_study(tmp_path), *arguments)
+
+
+@pytest.mark.parametrize(("name", "said"), [("absent.yaml", "does not exist"), ("folder", "is a folder")])
+def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys, name, said):
+    (tmp_path / "folder").mkdir()
+    line = fails(capsys, tmp_path / name, "--list")
+    assert f"A sweep is read from a YAML file, but {tmp_path / name} {said} (looked in " in line
 
 
 def test_a_run_that_waits_for_a_choice_is_no_task_of_its_own(tmp_path, capsys):

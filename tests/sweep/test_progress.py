@@ -50,7 +50,7 @@ def test_each_change_is_a_line(runs):
         "[0/3] GRPO, sums, seed 0: started",
         "[1/3] GRPO, sums, seed 0: finished in 46 s, held-out accuracy 0.4 -> 0.9 (8 problems); about 1 h 07 min left",
         "[1/3] GRAIL, sums, seed 0: started, attempt 2",
-        "[2/3] GRAIL, sums, seed 0: failed: ValueError: no",
+        f"[2/3] GRAIL, sums, seed 0: failed, see {runs[1].folder / 'fit.log'}",
         "[2/3] GRPO, sums, seed 1: interrupted",
         "[3/3] GRAIL, sums, seed 1: finished in another call",
     ]

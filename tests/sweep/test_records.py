@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from grail_lightning.cli.commands import DEBUG_HINT, MISTAKE
 from grail_lightning.runtime.folder_lock import held
 from grail_lightning.runtime.run_folder import MARKER
 from grail_lightning.sweep.grid import read_study
@@ -95,12 +96,14 @@ def test_a_folder_in_which_a_fit_is_at_work_is_not_made_ready(run):
             "RuntimeError: no memory",
         ),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory.\n", "", "torch.cuda.OutOfMemoryError: CUDA out of memory."),
-        ("Seed set to 0\ngrail-lightning: error: `policy` must be\n", "", "grail-lightning: error: `policy` must be"),
+        (f"Seed set to 0\n{MISTAKE}`policy` must be. {DEBUG_HINT}\n", "", "`policy` must be."),
+        (f"{MISTAKE}`a` must be 1. Take 1. {'Or ' * 90} 2. {DEBUG_HINT}\n", "", "`a` must be 1. Take 1. …"),
+        ("ValueError: " + "many words " * 30, "", "ValueError: " + "many words " * 17 + "…"),
         ("Loading: 0%\rLoading: 100%\r\n\n", "", "Loading: 100%"),
         ("KeyboardInterrupt\n", "", "KeyboardInterrupt"),
         ("\udcff\x00 odd\n".encode(errors="surrogateescape").decode("latin1"), "", "ÿ\x00 odd"),
         ("", "", ""),
-        ("x" * 10_000, "", "x" * 400),
+        ("x" * 10_000, "", "x" * 199 + "…"),
     ],
 )
 def test_the_last_line_of_an_error_is_found_in_the_log(run, text, outcome, error):

@@ -62,10 +62,12 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(tmp_path, capsys):
     assert (here["state"], there["state"]) == ("finished", "failed")
     assert {"method": "Here", "task": "sums", "seed": 0}.items() <= here.items()
     assert there["error"] == f"FileNotFoundError: [Errno 2] No such file or directory: '{needed}'"
-    assert any(line.endswith(f"There, sums, seed 0: failed: {there['error']}") for line in lines)
+    assert any(
+        line.endswith(f"There, sums, seed 0: failed, see {tmp_path / 'study/There__sums__0/fit.log'}") for line in lines
+    )
     assert lines[-3:-1] == [
         "1 finished, 1 failed",
-        f"failed: There, sums, seed 0: {there['error']} ({tmp_path / 'study' / 'There__sums__0' / 'fit.log'})",
+        f"failed: There, sums, seed 0: {there['error']}",
     ]
     exported = tmp_path / "study" / "Here__sums__0" / "export" / "model.safetensors"
     before = exported.stat().st_mtime_ns
