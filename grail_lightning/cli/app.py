@@ -39,6 +39,7 @@ from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcomma
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.help_pages import first_screen, show
+from grail_lightning.cli.lists import whole_lists
 from grail_lightning.cli.methods import as_given, expand_methods
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
@@ -127,7 +128,8 @@ class GrailCLI(LightningCLI):
         given = args if isinstance(args, list) else sys.argv[1:]
         print_options(self._subcommand_parsers, given)
         try:
-            super().parse_arguments(parser, args)
+            with whole_lists():
+                super().parse_arguments(parser, args)
         except ArgumentError as error:
             parsers = [sub for name, sub in self._subcommand_parsers.items() if name in given[:1]]
             known = {name for sub in parsers for name, _ in sub.get_defaults().items()}

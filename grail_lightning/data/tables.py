@@ -23,8 +23,8 @@ from grail_lightning.tasks.base import Messages, Task
 from grail_lightning.tasks.math import MathTask
 
 # jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as
-# the option, unless the type includes paths.
-Datasets: TypeAlias = str | Path | DatasetSpec | list[str | Path | DatasetSpec] | None
+# the option, unless the type includes paths. They come last, because it would write any value as text for them.
+Datasets: TypeAlias = str | DatasetSpec | list[str | DatasetSpec | Path] | Path | None
 
 
 class TableData(PromptData):
