@@ -62,9 +62,11 @@ def find_methods(runs: Sequence[Run]) -> list[Method]:
         runs: The runs.
 
     Raises:
-        ValueError: If two runs of one method have the same seed, or runs of no task stand beside those of several.
+        ValueError: If two runs of one method have the same seed, runs of no task stand beside those of several, or
+            runs that chose a point of a sweep's grid beside others.
     """
     _check_tasks(runs)
+    _check_choosing(runs)
     apart = all(run.task for run in runs)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -107,6 +109,16 @@ def _check_tasks(runs: Sequence[Run]) -> None:
         raise ValueError(
             f"Runs are compared within a task of a sweep, but {without.given} belongs to none, and others to "
             f"{', '.join(tasks)}. Leave it out, or report it beside the runs of one task."
+        )
+
+
+def _check_choosing(runs: Sequence[Run]) -> None:
+    reported = next((run for run in runs if run.sweep and not run.sweep.get("choosing")), None)
+    choosing = next((run for run in runs if run.sweep.get("choosing")), None)
+    if reported is not None and choosing is not None:
+        raise ValueError(
+            f"Runs that chose a point of a grid must not be reported beside others, which would flatter the point, but "
+            f"{choosing.given} is one and {reported.given} is not. Report them apart."
         )
 
 

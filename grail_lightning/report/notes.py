@@ -20,19 +20,19 @@ def of_curves(methods: Sequence[Method], curves: Sequence[Curve], ends: Sequence
     """Which runs the curves leave out, and where they are compared."""
     notes = []
     if curves and (out := [run.given for run in unfinished(methods)]):
-        notes.append(f"Left out of the curves, since the sweep has not finished them: {', '.join(out)}.")
+        notes.append(f"Left out of the curves, since the sweep has not finished them: {'; '.join(out)}.")
     if shorter := [run for curve in curves for run in curve.shorter]:
         notes.append(
-            f"Left out of the curves, since they ended before other runs of their method: {', '.join(shorter)}."
+            f"Left out of the curves, since they ended before other runs of their method: {'; '.join(shorter)}."
         )
     longer = [curve.method for curve in curves if ends and curve.steps[-1] > ends[0].step]
     if longer:
         notes.append(
             f"{CURVE} is compared at step {ends[0].step}, the last one that all methods have; there are later ones of "
-            f"{', '.join(longer)}."
+            f"{'; '.join(longer)}."
         )
     if single := [end.method for end in ends if end.seeds == 1]:
-        notes.append(f"One seed has no interval and no difference over seeds: {', '.join(single)}.")
+        notes.append(f"One seed has no interval and no difference over seeds: {'; '.join(single)}.")
     return notes + _same_training(methods)
 
 
@@ -63,7 +63,7 @@ def of_figures(
         notes.append("A method with one seed is compared as that one run: other seeds may differ by more.")
     runs = [f"{m.name} ({len(m.evaluated)} of {len(m.runs)})" for m in methods if len(m.evaluated) < len(m.runs)]
     if runs:
-        notes.append(f"Not all runs have samples: {', '.join(runs)}.")
+        notes.append(f"Not all runs have samples: {'; '.join(runs)}.")
     return notes + _same_weights(evaluated)
 
 
@@ -77,7 +77,7 @@ def _pairs(methods: Sequence[Method], tested: Sequence[Line | End]) -> list[str]
             found.setdefault(line.pairs, {})[line.method] = None
     notes = []
     for pairs, names in found.items():
-        said = ", ".join(names)
+        said = "; ".join(names)
         if pairs is None:
             notes.append(f"Not paired over seeds, of which too few are the same as the baseline's: {said}.")
         else:

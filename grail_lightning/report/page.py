@@ -14,7 +14,7 @@ from grail_lightning.report.curves import End
 from grail_lightning.report.plot import COLOURS, curves_svg, dash
 from grail_lightning.report.results import Line
 from grail_lightning.report.sections import Section, Table, tables
-from grail_lightning.report.text import plain, printable
+from grail_lightning.report.text import TITLE, plain, printable
 from grail_lightning.views.page import asset, policy_hash
 
 _WIDTH = 100.0
@@ -63,7 +63,7 @@ def _table(table: Table) -> dict[str, Any]:
     rows = [[plain(cell) for cell in row] for row in table.rows]
     bars = _bars(table.lines)
     return {
-        "title": plain(table.title),
+        "title": plain(table.title, TITLE),
         "head": table.head,
         "words": table.words,
         "rows": [{"cells": cells, "bar": bar} for cells, bar in zip(rows, bars or [None] * len(rows), strict=True)],

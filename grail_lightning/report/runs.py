@@ -13,7 +13,7 @@ import yaml
 
 from grail_lightning.evaluation.records import FACTS, read_evaluation
 
-SWEEP = "sweep.json"
+SWEEP, CHOICE = "sweep.json", "choice.json"
 # Where samples are looked for in a run's folder, in this order; of several validations the last one counts.
 _STAGES = ("test", "validate", "validation/step_*")
 # How many folders above its samples a run's own folder can be.
@@ -79,11 +79,15 @@ def find_runs(given: Sequence[str]) -> list[Run]:
     """
     found: dict[Path, Run] = {}
     for argument in given:
+        if Path(argument).name == CHOICE and Path(argument).is_file():
+            continue  # A sweep leaves it beside the runs that choose, and `FOLDER/*` names it, too.
         run = _find(argument)
         other = found.setdefault((run.samples or run.folder).resolve(), run)
         if other is not run:
             twice = f"{argument} is given twice" if other.given == argument else f"{other.given} and {argument} are one"
             raise ValueError(f"Each run must be given once, but {twice}. Leave one out.")
+    if not found:
+        raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
     return list(found.values())
 
 
@@ -93,7 +97,8 @@ def _find(argument: str) -> Run:
         name, _, given = argument.partition("=")
         path = Path(given)
     if not path.is_dir():
-        raise ValueError(f"A run must be a folder, but there is no folder {path}. Give one such as runs/quickstart.")
+        there = f"{path} is a file" if path.exists() else f"there is no folder {path}"
+        raise ValueError(f"A run must be a folder, but {there}. Give one such as runs/quickstart.")
     samples = _samples(path)
     folder = _run_folder(path)
     facts = _read_facts(samples) if samples else {}

@@ -144,8 +144,17 @@ def _settings_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> lis
     first, second = _mapping(one.get("sampling")), _mapping(two.get("sampling"))
     pairs |= {f"sampling.{name}": (first.get(name), second.get(name)) for name in [*first, *second]}
     first, second = _mapping(one.get("grading")), _mapping(two.get("grading"))
-    pairs |= {f"grading of {name}": (first[name], second[name]) for name in first if name in second}
-    return [f"`{name}` ({a!r:.60}, {b!r:.60})" for name, (a, b) in pairs.items() if a != b]
+    pairs |= {f"grading of {name}": _differing(first[name], second[name]) for name in first if name in second}
+    return [f"`{name}` ({a!r:.100}, {b!r:.100})" for name, (a, b) in pairs.items() if a != b]
+
+
+def _differing(one: Any, two: Any) -> tuple[Any, Any]:
+    """Two mappings without what they have in common; anything else as it is."""
+    if not (isinstance(one, dict) and isinstance(two, dict)):
+        return one, two
+    names = [name for name in {**one, **two} if name not in one or name not in two or one[name] != two[name]]
+    first, second = ({name: of[name] for name in names if name in of} for of in (one, two))
+    return first, second
 
 
 def _problems_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:

@@ -18,17 +18,17 @@ from grail_lightning.report.curves import CURVE, End
 from grail_lightning.report.results import Line
 from grail_lightning.report.sections import Section, Table, tables
 
-LONGEST = 80
+LONGEST, TITLE = 80, 160
 COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
     *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "paired_seeds"),
 )
 
 
-def plain(text: str) -> str:
-    """A text without control characters, which are written out, and of at most 80 characters."""
+def plain(text: str, longest: int = LONGEST) -> str:
+    """A text without control characters, which are written out, and of at most so many characters."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def terminal(sections: Sequence[Section]) -> str:
@@ -65,7 +65,8 @@ def _lines(sections: Sequence[Section], markdown: bool) -> Iterator[str]:
             yield _escaped(printable(fact)) if markdown else printable(fact)
         for table in tables(section):
             yield ""
-            yield f"### {said(table.title)}" if markdown else said(table.title)
+            title = plain(table.title, TITLE)
+            yield f"### {_escaped(title)}" if markdown else title
             if markdown:
                 yield ""
             yield from _table(table, said, markdown)

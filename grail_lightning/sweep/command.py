@@ -78,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
         check_writable(study.folder, "`folder`, or `--output`,")
         places = slots(plans, 1 if own.index is not None else own.jobs)
     number = len(places.environments)
-    print(f"{len(plans)} runs in {study.folder}, {number} at once ({places.reason})", flush=True)
+    said = f"{len(plans)} runs in {study.folder}, {number} at once ({places.reason})"
+    print(said if own.index is None else f"{plans[0].run.title} (--index {own.index}) in {study.folder}", flush=True)
     outcome = Runner(study, planner, places, lambda line: print(line, flush=True)).run(plans)
     print("\n".join(summary(outcome)), flush=True)
     raise SystemExit(exit_code(outcome))

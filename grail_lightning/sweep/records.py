@@ -58,6 +58,8 @@ def write_record(run: Run, record: Record) -> None:
     known: dict[str, Any] = {"method": run.method, "task": run.task, "seed": run.seed}
     if run.point:
         known["point"] = dict(run.point)
+    if run.choosing:
+        known["choosing"] = True
     part = run.folder / f"{RECORD}.part"
     with part.open("w") as file:
         json.dump(known | asdict(record), file, indent=1)

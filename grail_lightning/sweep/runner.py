@@ -108,6 +108,11 @@ class Runner:
                 self._progress.note(told(point, group, self.study))
                 at = {plan.run.folder: plan for plan in planned}
                 self._waiting = [at.get(plan.run.folder, plan) for plan in self._waiting]
+        for group in sorted(groups & {run.group for run, _ in self._outcome.failed if run.choosing}):
+            self._progress.note(
+                f"{', '.join(group)}: no point can be chosen, since a run that chooses has failed. The same command "
+                "tries it again; or take its values out of the grid"
+            )
         self._outcome.left += [p.run for p in self._waiting if p.run.point is None and p.run.group in given_up]
         self._waiting = [p for p in self._waiting if p.run.point is not None or p.run.group not in given_up]
 

@@ -104,7 +104,7 @@ def test_runs_that_a_sweep_has_not_finished_do_not_cut_other_methods_short(tmp_p
     assert re.search(r"the sweep has not finished them: \S*r1\.", said)
     assert "compared at step 10, the last one that all methods have; there are later ones of GRPO." in said
     assert "The baseline is GRPO: GRAIL has no curve here." in said
-    assert "One seed has no interval and no difference over seeds: GRPO, OAR-G." in said
+    assert "One seed has no interval and no difference over seeds: GRPO; OAR-G." in said
 
 
 def test_seeds_of_one_name_with_other_validations_are_refused(tmp_path):

@@ -187,6 +187,7 @@ def test_what_a_reader_must_know_is_said(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["broken/samples/evaluation.json"], r"A run must be a folder, but \S+ is a file\."),
         (["absent"], r"A run must be a folder, but there is no folder absent\. Give one"),
         (
             ["empty"],

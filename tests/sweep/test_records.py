@@ -43,6 +43,15 @@ def test_the_record_says_what_a_report_needs(run):
     assert sorted(file.name for file in run.folder.iterdir()) == [RECORD]
 
 
+def test_the_record_of_a_run_that_chooses_says_so(tmp_path):
+    grid = {"grid": {"model.optimizer.lr": [1e-4, 2e-4]}}
+    runs = read_study(write_study(tmp_path, methods={"GRAIL": grid}, choose={"seeds": [9]})).runs
+    for run in (runs[0], runs[-1].at({"model.optimizer.lr": 1e-4})):
+        write_record(run, Record(state="finished"))
+    said = [json.loads((run.folder / RECORD).read_text()).get("choosing") for run in (runs[0], runs[-1])]
+    assert said == [True, None]
+
+
 def test_one_process_has_a_run(run):
     claim = Claim(run)
     with pytest.raises(ValueError, match="in use"):

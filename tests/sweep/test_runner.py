@@ -156,6 +156,17 @@ def test_a_point_is_chosen_before_its_runs_begin(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_choice_that_a_failure_prevents_is_said_once(tmp_path, capsys):
+    callbacks = [{"class_path": "tests.sweep.parts.NeedsFile", "init_args": {"file": str(tmp_path / "absent")}}]
+    methods = {"GRPO": {"trainer.callbacks": callbacks, "grid": {"model.optimizer.lr": [1e-4, 2e-4]}}}
+    file = write_study(tmp_path, methods=methods, choose={"seeds": [9]})
+    assert call(file, "--jobs=2") == 1
+    said = capsys.readouterr().out
+    assert said.count("GRPO, sums: no point can be chosen, since a run that chooses has failed.") == 1
+    assert said.splitlines()[-4] == "0 finished, 2 failed, 1 not finished"
+
+
+@pytest.mark.slow
 def test_an_array_task_of_slurm_runs_its_run_alone(tmp_path, capsys, monkeypatch):
     file = write_study(tmp_path)
     main([str(file), "--slurm-script"])
