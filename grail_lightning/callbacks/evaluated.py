@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning._version import __version__
 from grail_lightning.callbacks.hooks import data_of
@@ -127,7 +128,7 @@ def evaluation_facts(trainer: Trainer, module: GrailModule, batches: Batches, st
 
 
 def dataset_facts(trainer: Trainer, batches: Batches) -> dict[str, Any]:
-    """The number, identity and source of the problems of each dataset.
+    """The number, identity and source of the problems of each dataset. A test warns of those that are there twice.
 
     `first` is the number of rows of a dataset of which only the first are evaluated (`limit`, or a limit of the
     Trainer's), else None.
@@ -135,6 +136,8 @@ def dataset_facts(trainer: Trainer, batches: Batches) -> dict[str, Any]:
     ids: dict[str, list[str]] = {}
     for place, problem in batches.ids.items():
         ids.setdefault(place.dataset, []).append(problem)
+    if trainer.state.fn == "test":
+        _tell_repeated(ids)
     data = data_of(trainer)
     found = {
         name: {
@@ -156,6 +159,17 @@ def dataset_facts(trainer: Trainer, batches: Batches) -> dict[str, Any]:
                 if spec.limit is not None and (spec.where or rows > spec.limit):
                     found[name]["first"] = min(evaluated, spec.limit)
     return found
+
+
+def _tell_repeated(ids: dict[str, list[str]]) -> None:
+    """Warn of problems that a dataset has several times: a test draws the same responses to them."""
+    for name, problems in ids.items():
+        if repeated := len(problems) - len(set(problems)):
+            rank_zero_warn(
+                f"{repeated} of the {len(problems)} problems of {name or 'the data'} repeat an earlier one. They get "
+                "the same responses and are counted again, so the intervals are too narrow. Remove the rows, or keep "
+                "this in mind."
+            )
 
 
 def _grading(task: Task) -> dict[str, Any]:

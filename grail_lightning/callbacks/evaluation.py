@@ -238,6 +238,8 @@ class Evaluation(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the files of the samples; what is written stays."""
+        if self._kept is not None:
+            self._kept.tell_interrupted(exception)
         self._close()
 
     def _what(self, plan: EvaluationPlan, problems: float) -> dict[str, Any]:

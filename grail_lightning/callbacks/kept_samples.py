@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.evaluated import Batches, Place
 from grail_lightning.callbacks.records import prompt_text
@@ -97,6 +98,13 @@ class KeptSamples:
             write_evaluation(self.folder, self.facts)
             rank_zero_info(f"The samples are in {self.folder}.")
         self.close()
+
+    def tell_interrupted(self, exception: BaseException) -> None:
+        """Say that a test or a validation which Ctrl-C or SIGTERM has ended is continued by its command."""
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self._trainer.state.fn != "fit":
+            rank_zero_info(
+                f"The samples of whole batches are kept in {self.folder}; the same command goes on with them."
+            )
 
     def close(self) -> None:
         """Close the file and unlock the folder."""

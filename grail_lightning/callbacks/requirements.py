@@ -15,6 +15,7 @@ from grail_lightning.callbacks.choices import UNUSABLE_CALLBACKS
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.export import ExportPolicy
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of
+from grail_lightning.callbacks.kept_samples import short_columns
 from grail_lightning.callbacks.monitors import check_monitors
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
@@ -182,6 +183,22 @@ def _check_prompts(trainer: Trainer, pl_module: LightningModule, stage: str) -> 
             length = len(module.encode(prompts[0].messages))
             limit = (module.sampling if training else drawn).max_response_length
             check_length(module.policy_name, module.loading, limit, length)
+    if evaluation is not None and stage in ("test", "validate"):
+        _tell_missing_columns(data, stage, evaluation.by)
+
+
+def _tell_missing_columns(data: PromptData, stage: str, columns: Sequence[str]) -> None:
+    """Say before sampling by which columns no problem can be told apart."""
+    for column in columns:
+        if not any(
+            short_columns(prompt).get(column) is not None
+            for prompts, _ in _datasets(data, stage, validated=True)
+            for prompt in prompts
+        ):
+            rank_zero_info(
+                f"`evaluation.by` names {column!r}, but no problem has a column of that name with a number or a short "
+                "text: there will be no lines for it."
+            )
 
 
 def _check_engine(pl_module: LightningModule) -> None:

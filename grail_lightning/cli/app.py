@@ -67,6 +67,7 @@ ALWAYS_ON = {
     "last_checkpoint": LastCheckpoint,
     "watchdog": Watchdog,
 }
+INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
 LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
     "gradient_clip_val": (
         (None, 0),
@@ -232,7 +233,7 @@ def main(args: ArgsType = None) -> None:
 
 @contextmanager
 def mistakes_in_one_line() -> Iterator[None]:
-    """A context that reports a user's mistake in one line, and ends the process with exit code 2."""
+    """A context that reports a user's mistake in one line with exit code 2, and ends with 130 after Ctrl-C."""
     with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
         try:
             yield
@@ -244,6 +245,10 @@ def mistakes_in_one_line() -> Iterator[None]:
             if os.environ.get("GRAIL_DEBUG"):
                 traceback.print_exc()
             refuse(as_given(one_line(error), sys.argv[1:]))
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
+                raise SystemExit(INTERRUPTED) from None
+            raise
 
 
 def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:

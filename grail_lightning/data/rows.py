@@ -46,7 +46,13 @@ class RowPrompts(Sequence[Prompt]):
         row = dict(self.table.rows[self.indices[index]])
         answers = answers_in(row[self.spec.answer])  # Several ones are one list, whose order does not matter.
         row |= {"problem": str(row[self.spec.problem]), "answer": ", ".join(map(str, answers))}
-        prompt = dataclasses.replace(prompt_of(self.task, row), dataset=self.spec.label)
+        try:
+            made = prompt_of(self.task, row)
+        except ValueError as error:  # The same one, which still tells where it was raised.
+            if type(error) is ValueError:
+                error.args = (f"{self.table.place(self.indices[index])}: {error}",)
+            raise
+        prompt = dataclasses.replace(made, dataset=self.spec.label)
         return prompt if self.change is None else self.change(prompt)
 
     def take(self, indices: Sequence[int]) -> RowPrompts:

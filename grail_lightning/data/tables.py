@@ -14,7 +14,7 @@ from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
-from grail_lightning.data.local import in_folder, with_columns_of
+from grail_lightning.data.local import in_folder, is_local, with_columns_of
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.names import metric_names
 from grail_lightning.data.rows import RowPrompts, within_length
@@ -169,8 +169,9 @@ class MathData(TableData):
         few_shot: Worked examples before each question; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
-        folder: A folder with a copy of each dataset, which is read instead of `path`: ``NAME.jsonl``, ``.json`` or
-            ``.parquet``. Its columns are those that the dataset names, or `problem` and `answer`.
+        folder: A folder with a copy of each dataset of the hub, which is read instead: ``NAME.jsonl``, ``.json`` or
+            ``.parquet``. Its columns are those that the dataset names, or `problem` and `answer`. A `path` that is a
+            file or a folder here is read as it is.
 
     Raises:
         ValueError: If a file is missing, two datasets of a split have one name, or a number is out of range; in `setup`
@@ -203,11 +204,13 @@ class MathData(TableData):
             curriculum,
             kept,
         )
-        self.folder = folder
+        self.folder, self._copies = folder, set[str]()
         given: dict[Split, Datasets] = {"train": train, "val": val, "test": test, "predict": predict}
         self.specs = {split: _as_specs(datasets) for split, datasets in given.items()}
         if folder is not None:
+            local = {spec.path for specs in self.specs.values() for spec in specs if is_local(spec)}
             self.specs = {split: [in_folder(spec, folder) for spec in specs] for split, specs in self.specs.items()}
+            self._copies = {spec.path for specs in self.specs.values() for spec in specs} - local
         for split, specs in self.specs.items():
             _check_names(split, specs)
             for spec in specs:
@@ -227,7 +230,7 @@ class MathData(TableData):
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The datasets of a split."""
         found = [(spec, read_table(spec)) for spec in self.specs[split]]
-        return found if self.folder is None else [(with_columns_of(spec, table), table) for spec, table in found]
+        return [(with_columns_of(spec, table) if spec.path in self._copies else spec, table) for spec, table in found]
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:

@@ -1,4 +1,4 @@
-r"""Look at kept samples: `python -m grail_lightning.evaluation regrade RUN/test/samples`.
+r"""Look at kept samples: `python -m grail_lightning.evaluation regrade RUN`.
 
 `regrade` grades the samples again without sampling, says which verdicts have changed, and prints the table anew. With
 `--output FOLDER` it writes the samples with their new verdicts; the old files stay as they are.
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grail_lightning.evaluation", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     regrade = commands.add_parser("regrade", help="grade kept samples again, without sampling")
-    regrade.add_argument("folder", type=Path, help="a folder `samples`, or the folder that holds it")
+    regrade.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
     regrade.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
     options = parser.parse_args(arguments)
     try:
@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _regrade(folder: Path, output: Path | None) -> None:
-    folder = folder / "samples" if (folder / "samples").is_dir() else folder
+    inside = (folder / part for part in ("samples", "test/samples"))
+    folder = next((part for part in inside if part.is_dir()), folder)
     facts = read_evaluation(folder)
     if output is not None and output.exists():
         raise ValueError(f"`--output` must be a new folder, but {output} exists. Give another, or remove it.")

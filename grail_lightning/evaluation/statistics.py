@@ -95,6 +95,7 @@ def average_interval(
     intervals: Sequence[Interval],
     weights: Sequence[float] | None = None,
     least: float = 0.0,
+    most: float = 1.0,
 ) -> Interval:
     r"""The interval of an average of independent means, recovered from their own intervals.
 
@@ -105,14 +106,45 @@ def average_interval(
         means: One mean for each dataset.
         intervals: The interval of each mean.
         weights: The weight of each mean, with the sum 1; default equal weights (the simple average).
-        least: The smallest possible value: 0 for figures, −1 for differences. The largest is 1.
+        least: The smallest possible value: 0 for figures, −1 for differences.
+        most: The largest one.
     """
     share = np.full(len(means), 1 / len(means)) if weights is None else np.asarray(weights, dtype=float)
     centre = float(share @ np.asarray(means, dtype=float))
     limits = zip(share, means, intervals, strict=True)
     gaps = np.array([(part * (mean - low), part * (high - mean)) for part, mean, (low, high) in limits])
     below, above = np.sqrt((gaps**2).sum(0))
-    return max(least, centre - float(below)), min(1.0, centre + float(above))
+    return max(least, centre - float(below)), min(most, centre + float(above))
+
+
+def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> Interval:
+    r"""The 95 % interval of a mean over responses whose number differs from problem to problem, such as a mean length.
+
+    With a problem's sum :math:`y` over its :math:`x` responses the mean is :math:`R = \sum y / \sum x`, and
+
+    .. math:: e = y - R x, \quad
+        v = \sum_d \frac{N_d}{N_d - 1} \sum_{i \in d} (e_i - \bar e_d)^2 \Big/ \Bigl(\sum x\Bigr)^2, \quad
+        R \pm t \sqrt v
+
+    that is, Student's interval of a mean over problems where all have as many responses. The degrees of freedom are
+    those of the problems that have such a response. Without two of them in any dataset the limits are NaN.
+
+    Args:
+        sums: ``[N_d]`` for each dataset: the sum of each problem, not negative.
+        counts: ``[N_d]`` for each dataset: the number of responses of each problem.
+
+    Source: the combined ratio estimate of a stratified sample (Cochran, Sampling Techniques, 1977, chapter 6).
+    """
+    y, x = ([np.asarray(part, dtype=float) for part in parts] for parts in (sums, counts))
+    total = sum(float(part.sum()) for part in x)
+    df = sum(max(int(np.count_nonzero(part)) - 1, 0) for part in x)
+    if not df:
+        return math.nan, math.nan
+    mean = sum(float(part.sum()) for part in y) / total
+    rest = [top - mean * bottom for top, bottom in zip(y, x, strict=True)]
+    variance = sum(float(part.var(ddof=1)) * len(part) for part in rest if len(part) > 1) / total**2
+    half = t_quantile((1 + CONFIDENCE) / 2, df) * math.sqrt(variance)
+    return max(0.0, mean - half), mean + half
 
 
 def vote_noise(shares: ArrayLike, num_samples: int, k: int) -> Floats:

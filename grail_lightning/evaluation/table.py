@@ -5,6 +5,7 @@ Shapes: ``N`` problems, ``n`` samples of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.evaluation.problems import Problem
-from grail_lightning.evaluation.statistics import average_interval, mean_interval, vote_noise
+from grail_lightning.evaluation.statistics import average_interval, mean_interval, ratio_interval, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 ERRORS = ("capped", "unparseable", "timeout", "crashed")
@@ -37,6 +38,16 @@ class TableOptions:
     first: Mapping[str, int] = field(default_factory=dict)
 
 
+LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}
+"""The columns of lengths: whether they are of right responses or of the others; None for all."""
+FAILURES: dict[str, Callable[[Problem], Sequence[bool]]] = {
+    "truncated": lambda problem: [not ended for ended in problem.finished],
+    "no answer": lambda problem: [status == "missing" for status in problem.statuses],
+    "grading errors": lambda problem: [status in ERRORS for status in problem.statuses],
+}
+"""The columns of failures: which samples of a problem are one."""
+
+
 class _Shares(NamedTuple):
     """One figure of each problem ``[N]``, and its variance ``[N]`` over other samples of the problem."""
 
@@ -45,7 +56,7 @@ class _Shares(NamedTuple):
 
 
 def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
-    """The table: a line for each dataset, then both averages; lengths and failures; and parts by column.
+    """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column.
 
     Args:
         problems: The problems, of one dataset after the other.
@@ -62,6 +73,7 @@ def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
         }
         there = _accuracies(split, options, averages=False) if split else f"No problem has a column {column!r}."
         blocks.append(there)
+    blocks.append("In brackets: 95 % intervals.")
     return "\n\n".join(blocks)
 
 
@@ -90,29 +102,73 @@ def _accuracies(parts: Mapping[str, Sequence[Problem]], options: TableOptions, *
 
 def _responses(parts: Mapping[str, Sequence[Problem]]) -> str:
     """Lengths in tokens, and the shares of responses that were cut, have no answer or could not be graded."""
-    everything = [problem for problems in parts.values() for problem in problems]
-    rows = [*parts.items(), *([("all", everything)] if len(parts) > 1 else [])]
-    head = ["mean tokens", "of right", "of wrong", "truncated", "no answer", "grading errors"]
-    return _lines(head, [(name, _failures(problems)) for name, problems in rows])
+    datasets = list(parts.values())
+    size = sum(map(len, datasets))
+    weights = {"weighted by size": [len(problems) / size for problems in datasets]}
+    weights |= {"simple average": [1 / len(datasets)] * len(datasets)}
+    head, rows = [], [(name, list[str]()) for name in (*parts, *(weights if len(parts) > 1 else []))]
+    for column, kind in LENGTHS.items():
+        lengths = [_lengths(problems, kind) for problems in datasets]
+        found = [_mean([length]) for length in lengths]
+        cells = [*found, _mean(lengths), _average_length(found)]
+        head.append(column)
+        for (_, row), (value, limits) in zip(rows, cells, strict=False):
+            row.append("-" if math.isnan(value) else _cell(value, limits, 1))
+    for column, is_one in FAILURES.items():
+        shares = [_failures(problems, is_one) for problems in datasets]
+        single = [(float(s.values.mean()), mean_interval(s.values, s.noise)) for s in shares]
+        head.append(column)
+        for (_, row), (value, limits) in zip(
+            rows, [*single, *(_weighted(single, w) for w in weights.values())], strict=False
+        ):
+            row.append(_cell(value, limits))
+    return _lines(head, rows)
 
 
-def _failures(problems: Sequence[Problem]) -> list[str]:
-    lengths = [number for problem in problems for number in problem.lengths]
-    correct = [right for problem in problems for right in problem.correct]
-    statuses = [status for problem in problems for status in problem.statuses]
-    cut = sum(not ended for problem in problems for ended in problem.finished)
-    total = len(lengths)
+class _Lengths(NamedTuple):
+    """The tokens of the responses of one kind ``[N]``, and the number of these responses ``[N]``, of each problem."""
 
-    def mean(numbers: list[int]) -> str:
-        return f"{sum(numbers) / len(numbers):.1f}" if numbers else "-"
+    tokens: list[int]
+    number: list[int]
 
-    return [
-        mean(lengths),
-        *(mean([n for n, right in zip(lengths, correct, strict=True) if right is wanted]) for wanted in (True, False)),
-        f"{cut / total:.3f}",
-        f"{statuses.count('missing') / total:.3f}",
-        f"{sum(statuses.count(status) for status in ERRORS) / total:.3f}",
+
+_Estimate = tuple[float, tuple[float, float]]  # A figure, and its limits.
+
+
+def _lengths(problems: Sequence[Problem], kind: bool | None) -> _Lengths:
+    """The lengths of all responses, or of the right or the wrong ones."""
+    kept = [
+        [n for n, right in zip(problem.lengths, problem.correct, strict=True) if kind in (None, right)]
+        for problem in problems
     ]
+    return _Lengths([sum(part) for part in kept], [len(part) for part in kept])
+
+
+def _mean(lengths: Sequence[_Lengths]) -> _Estimate:
+    """The mean length of the responses of some datasets, all alike; NaN without any."""
+    tokens, number = (sum(sum(part[k]) for part in lengths) for k in (0, 1))
+    limits = ratio_interval([part.tokens for part in lengths], [part.number for part in lengths])
+    return (tokens / number if number else math.nan), limits
+
+
+def _average_length(found: Sequence[_Estimate]) -> _Estimate:
+    """The mean of the datasets' means; NaN if one has no response of the kind."""
+    means, limits = zip(*found, strict=True)
+    known = not any(math.isnan(low) for low, _ in limits)
+    return sum(means) / len(means), average_interval(means, limits, most=math.inf) if known else (math.nan, math.nan)
+
+
+def _weighted(found: Sequence[_Estimate], weights: Sequence[float]) -> _Estimate:
+    """The weighted average of the datasets' shares."""
+    means, limits = zip(*found, strict=True)
+    return sum(w * mean for w, mean in zip(weights, means, strict=True)), average_interval(means, limits, weights)
+
+
+def _failures(problems: Sequence[Problem], is_one: Callable[[Problem], Sequence[bool]]) -> _Shares:
+    """The share of the samples of each problem that are something."""
+    found = torch.tensor([is_one(problem) for problem in problems])
+    number, there = found.shape[1], found.sum(1)
+    return _Shares(pass_at_k(number, there, 1), pass_at_k_variance(number, there, 1))
 
 
 def _shares(problems: Sequence[Problem], options: TableOptions) -> list[_Shares]:
@@ -143,14 +199,14 @@ def _average(
     parts = weights or [1 / len(shares)] * len(shares)
     cells = []
     for column in zip(*shares.values(), strict=True):
-        means = [float(s.values.mean()) for s in column]
-        limits = average_interval(means, [mean_interval(s.values, s.noise) for s in column], parts)
-        cells.append(_cell(sum(part * mean for part, mean in zip(parts, means, strict=True)), limits))
+        found = [(float(s.values.mean()), mean_interval(s.values, s.noise)) for s in column]
+        cells.append(_cell(*_weighted(found, parts)))
     return [cells[0], *spread, *cells[1:]]
 
 
-def _cell(mean: float, interval: tuple[float, float]) -> str:
-    return f"{mean:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+def _cell(mean: float, interval: tuple[float, float], digits: int = 3) -> str:
+    low, high = ("-" if math.isnan(limit) else f"{limit:.{digits}f}" for limit in interval)
+    return f"{mean:.{digits}f} [{low}, {high}]"
 
 
 def _lines(head: list[str], rows: list[tuple[str, list[str]]]) -> str:

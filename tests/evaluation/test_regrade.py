@@ -7,7 +7,7 @@ import pytest
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
+from grail_lightning.callbacks import Evaluation, Preflight
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.evaluation import Sample, read_evaluation, read_samples
 from grail_lightning.evaluation.__main__ import main
@@ -56,6 +56,12 @@ def test_the_table_of_regraded_samples_is_that_of_the_test(tested, capsys):
     said = capsys.readouterr().out
     assert said.startswith(f"21 samples of {folder / 'samples'}, 0 with another verdict\n")
     assert said.endswith(f"\n\n{table}\n")
+
+
+def test_the_folder_of_a_run_is_regraded_as_its_test(tested, capsys):
+    folder, table = tested
+    assert main(["regrade", str(folder.parent)]) == 0
+    assert table in capsys.readouterr().out
 
 
 def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, capsys, tmp_path):
@@ -137,17 +143,20 @@ def test_a_line_with_other_fields_is_named(change, tmp_path, capsys):
     assert "rank_00000.jsonl, line 1: expected a JSON object" in capsys.readouterr().err
 
 
-def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys):
+def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):
     rows = [{"problem": f"{k}+1?", "answer": str(k + 1), "level": 1 + k % 2, "solution": "x" * 300} for k in range(6)]
     data = MathData(test=DatasetSpec(write(tmp_path, rows), name="sums", limit=4))
     evaluation = Evaluation(num_samples=2, by=("level", "subject"))
-    figures = trainer(-1, evaluation, default_root_dir=str(tmp_path)).test(
+    figures = trainer(-1, evaluation, Preflight(), default_root_dir=str(tmp_path)).test(
         module(sampling=Sampling(max_response_length=8)), data, verbose=False
     )[0]
     said = capsys.readouterr().out
+    (told,) = [line for line in caplog.messages if "`evaluation.by`" in line]
+    assert "names 'subject', but no problem has" in told
+    assert caplog.messages.index(told) < caplog.messages.index(f"The samples are in {tmp_path}/test/samples.")
     assert "sums (first 4)  " in said
     assert "sums (first 4), level 1" in said
-    assert said.endswith("\n\nNo problem has a column 'subject'.\n")
+    assert "\n\nNo problem has a column 'subject'.\n" in said
     assert {name for name in figures if "level" in name} == {
         f"test/sums/level_{level}/{name}" for level in (1, 2) for name in ("accuracy", "pass_at_1")
     }
@@ -156,3 +165,14 @@ def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_
     assert [s.columns for s in read_samples(folder)][:2] == [{"level": 1}] * 2
     assert main(["regrade", str(folder)]) == 0
     assert said.strip() in capsys.readouterr().out
+
+
+def test_problems_that_a_dataset_has_twice_are_counted_and_told(tmp_path, capsys):
+    rows = [{"problem": f"{k % 4}+1?", "answer": str(k % 4 + 1)} for k in range(6)]
+    data = MathData(test=DatasetSpec(write(tmp_path, rows), name="twice"))
+    with pytest.warns(UserWarning, match="^2 of the 6 problems of twice repeat an earlier one.") as told:
+        run_test(tmp_path, data=data, sampling=Sampling(max_response_length=8))
+    assert sum("repeat an earlier one" in str(warning.message) for warning in told) == 1
+    samples = list(read_samples(tmp_path / "test" / "samples"))
+    assert len(samples) == 6 * 3
+    assert {(s.index, s.seed) for s in samples if s.index == 4} == {(4, s.seed) for s in samples if s.index == 0}

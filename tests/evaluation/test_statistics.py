@@ -11,6 +11,7 @@ from grail_lightning.evaluation.statistics import (
     difference_interval,
     holm,
     mean_interval,
+    ratio_interval,
     sign_flip_p,
 )
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
@@ -183,3 +184,30 @@ def test_what_was_not_tested_does_not_count_in_a_family():
     assert math.isnan(corrected[0])
     assert math.isnan(corrected[2])
     assert holm([]) == []
+
+
+def test_a_mean_length_of_problems_with_as_many_responses_has_students_interval():
+    lengths = np.array([10.0, 14.0, 30.0, 22.0])
+    expected = scipy.stats.t.interval(0.95, 3, loc=lengths.mean(), scale=scipy.stats.sem(lengths))
+    assert ratio_interval([3 * lengths], [[3, 3, 3, 3]]) == pytest.approx(expected)
+    # Of two datasets the differences between them do not count.
+    both = ratio_interval([3 * lengths, 3 * (lengths + 1000)], [[3] * 4, [3] * 4])
+    half = scipy.stats.t.ppf(0.975, 6) * scipy.stats.sem(lengths) / math.sqrt(2)
+    assert both == pytest.approx((519 - half, 519 + half))
+
+
+def test_a_mean_length_of_right_responses_is_covered_where_long_problems_have_few_of_them():
+    generator = np.random.default_rng(0)
+    # A problem is right with the probability p, evenly drawn, and then has 100 · (2 - p) tokens: E[xy]/E[x] = 400/3.
+    covered = 0
+    for _ in range(400):
+        p = generator.uniform(size=40)
+        right = generator.binomial(3, p)
+        low, high = ratio_interval([100 * (2 - p) * right], [right])
+        covered += low <= 400 / 3 <= high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+@pytest.mark.parametrize(("sums", "counts"), [([[0.0, 0.0]], [[0, 0]]), ([[7.0, 0.0]], [[1, 0]]), ([[3.0]], [[2]])])
+def test_a_mean_length_of_fewer_than_two_problems_has_no_interval(sums, counts):
+    assert all(math.isnan(limit) for limit in ratio_interval(sums, counts))

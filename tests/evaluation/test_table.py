@@ -83,9 +83,10 @@ def test_figures_of_datasets_and_both_averages():
     assert all(re.fullmatch(r"0\.\d{3} \[0\.\d{3}, [01]\.\d{3}\]", rows["a"][name]) for name in ("acc@3", "maj@2"))
 
 
-def test_lengths_and_failures():
+def test_lengths_and_failures_have_intervals_and_both_averages():
     rows = _rows(evaluation_table(PROBLEMS, TableOptions()).split("\n\n")[1])
-    assert rows["a"] == {
+    figures = {name: {column: cell.partition(" ")[0] for column, cell in row.items()} for name, row in rows.items()}
+    assert figures["a"] == {
         "mean tokens": "20.0",
         "of right": "10.0",
         "of wrong": "30.0",
@@ -93,9 +94,28 @@ def test_lengths_and_failures():
         "no answer": "0.000",
         "grading errors": "0.000",
     }
-    assert (rows["b"]["of right"], rows["b"]["no answer"], rows["b"]["grading errors"]) == ("-", "0.667", "0.333")
-    assert rows["b"]["truncated"] == "0.667"
-    assert rows["all"]["mean tokens"] == "23.3"
+    assert (rows["b"]["of right"], figures["b"]["no answer"], figures["b"]["grading errors"]) == ("-", "0.667", "0.333")
+    assert figures["b"]["truncated"] == "0.667"
+    assert list(rows) == ["a", "b", "weighted by size", "simple average"]
+    assert figures["weighted by size"]["mean tokens"] == "23.3"
+    assert figures["simple average"] == {
+        "mean tokens": "25.0",
+        "of right": "-",  # "b" has none
+        "of wrong": "30.0",
+        "truncated": "0.333",
+        "no answer": "0.333",
+        "grading errors": "0.167",
+    }
+    # Two problems with the mean lengths 50/3 and 70/3: Student's interval, t = 12.706, of 20 ± t · (20/3)/√2/√2 < 0.
+    assert rows["a"]["mean tokens"] == "20.0 [0.0, 62.4]"
+    assert rows["b"]["mean tokens"] == "30.0 [-, -]"  # One problem says nothing about others.
+    # Wilson's interval of 0 in 2 for the truncated ones of "a": its upper limit is z²/(2 + z²).
+    assert rows["a"]["truncated"] == "0.000 [0.000, 0.658]"
+    assert all("[" in cell for row in rows.values() for cell in row.values() if cell != "-")
+
+
+def test_the_table_says_what_its_brackets_are():
+    assert evaluation_table(PROBLEMS, TableOptions(by=("level",))).endswith("\n\nIn brackets: 95 % intervals.")
 
 
 def test_parts_by_column_stand_in_the_order_of_their_values():

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
@@ -23,6 +23,14 @@ from tests.runs import module, trainer
 
 SEED = 2
 SAMPLING = Sampling(max_response_length=40)
+
+
+class Interrupts(Callback):
+    """Ctrl-C before the second batch of a test."""
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if batch_idx == 1:
+            raise KeyboardInterrupt
 
 
 def run_test(folder, *callbacks, ours=None, data=None, sampling=SAMPLING, num_problems=7, **changes):
