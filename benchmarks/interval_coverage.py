@@ -14,6 +14,8 @@ and `wide` (a beta distribution of concentration 20 and 1), `all or nothing` (ea
   the difference of two.
 - `seeds`: a method's figure and the difference of two methods from S seeds, whose own effect has a standard deviation
   of up to 0, 0.5, 1 and 3 standard errors of the problems (evenly distributed); difficulties are `wide`, 1 sample.
+- `lengths`: the mean length of all, of right and of wrong responses. The lengths of a problem's responses are lognormal
+  (sigma 0.5) around e^(6 + h) tokens, where h is the probability of a wrong one. Widths are shares of the truth.
 """
 
 import argparse
@@ -26,7 +28,8 @@ import torch
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from grail_lightning.evaluation.comparison import difference, estimate
+from grail_lightning.evaluation.comparison import Estimate, difference, estimate
+from grail_lightning.evaluation.statistics import ratio_interval
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 CONCENTRATION = {"same": math.inf, "mild": 20.0, "wide": 1.0, "all or nothing": 0.0}
@@ -205,7 +208,37 @@ def _seeds(number, rate, count, effect, options):
     return cells
 
 
-PARTS = {"mean": mean, "difference": difference_of_runs, "average": average, "seeds": seeds}
+def lengths(options: argparse.Namespace) -> list[Cell]:
+    kinds = ("all", "right", "wrong")
+    print(f"\nlengths\n{'problems':>8} {'samples':>8} {'rate':>6}" + "".join(f"{kind:>18}" for kind in kinds))
+    cells = []
+    for number in options.problems:
+        for samples in options.samples:
+            for rate in options.rates:
+                row = _lengths(number, samples, rate, options)
+                print(f"{number:>8} {samples:>8} {rate:>6}" + "".join(f"  {cell}" for cell in row), flush=True)
+                cells += row
+    return cells
+
+
+def _lengths(number, samples, rate, options):
+    """Difficulties are `wide`. A sample in which fewer than two problems have such a response has no interval."""
+    every = chances(rate, 1.0, (np.arange(100_000) + 0.5) / 100_000)
+    centre = np.exp(6 + (1 - every) + 0.5**2 / 2)
+    truths = [float((centre * share).sum() / share.sum()) for share in (np.ones_like(every), every, 1 - every)]
+    draw, cells = np.random.default_rng(options.seed), (Cell(), Cell(), Cell())
+    for _ in range(options.repetitions):
+        p = chances(rate, 1.0, draw.random(number))[:, None]
+        right = draw.random((number, samples)) < p
+        tokens = np.exp(6 + (1 - p) + 0.5 * draw.standard_normal((number, samples)))
+        for cell, kind, truth in zip(cells, (right | True, right, ~right), truths, strict=True):
+            low, high = ratio_interval([(tokens * kind).sum(1)], [kind.sum(1)])
+            if not math.isnan(low):
+                cell.add(Estimate(value=math.nan, low=low / truth, high=high / truth), 1.0)
+    return list(cells)
+
+
+PARTS = {"mean": mean, "difference": difference_of_runs, "average": average, "seeds": seeds, "lengths": lengths}
 
 
 def main() -> None:

@@ -120,30 +120,34 @@ def average_interval(
 def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> Interval:
     r"""The 95 % interval of a mean over responses whose number differs from problem to problem, such as a mean length.
 
-    With a problem's sum :math:`y` over its :math:`x` responses the mean is :math:`R = \sum y / \sum x`, and
+    With a problem's sum :math:`y` over its :math:`x` responses the mean is :math:`R = \sum y / \sum x`. Its variance is
+    the jackknife's, which leaves out one problem after the other:
 
-    .. math:: e = y - R x, \quad
-        v = \sum_d \frac{N_d}{N_d - 1} \sum_{i \in d} (e_i - \bar e_d)^2 \Big/ \Bigl(\sum x\Bigr)^2, \quad
+    .. math:: u = \frac{y - R x}{1 - x / X_d}, \quad
+        v = \sum_d \frac{N_d - 1}{N_d} \sum_{i \in d} (u_i - \bar u_d)^2 \Big/ \Bigl(\sum_d X_d\Bigr)^2, \quad
         R \pm t \sqrt v
 
-    that is, Student's interval of a mean over problems where all have as many responses. The degrees of freedom are
-    those of the problems that have such a response. Without two of them in any dataset the limits are NaN.
+    with the responses :math:`X_d` of a dataset. Where all problems have as many responses, this is Student's interval
+    of a mean over problems. The degrees of freedom are those of the problems that have such a response. If a dataset
+    has only one of them, or none has any, the limits are NaN.
 
     Args:
         sums: ``[N_d]`` for each dataset: the sum of each problem, not negative.
         counts: ``[N_d]`` for each dataset: the number of responses of each problem.
 
-    Source: the combined ratio estimate of a stratified sample (Cochran, Sampling Techniques, 1977, chapter 6).
+    Source: the combined ratio estimate of a stratified sample (Cochran, Sampling Techniques, 1977, chapter 6). The
+    coverage is measured by ``benchmarks/interval_coverage.py``.
     """
-    y, x = ([np.asarray(part, dtype=float) for part in parts] for parts in (sums, counts))
-    total = sum(float(part.sum()) for part in x)
-    df = sum(max(int(np.count_nonzero(part)) - 1, 0) for part in x)
-    if not df:
+    pairs = [(np.asarray(y, dtype=float), np.asarray(x, dtype=float)) for y, x in zip(sums, counts, strict=True)]
+    pairs = [(y, x) for y, x in pairs if x.any()]
+    having = [int(np.count_nonzero(x)) for _, x in pairs]
+    if min(having, default=0) < 2:
         return math.nan, math.nan
-    mean = sum(float(part.sum()) for part in y) / total
-    rest = [top - mean * bottom for top, bottom in zip(y, x, strict=True)]
-    variance = sum(float(part.var(ddof=1)) * len(part) for part in rest if len(part) > 1) / total**2
-    half = t_quantile((1 + CONFIDENCE) / 2, df) * math.sqrt(variance)
+    total = sum(float(x.sum()) for _, x in pairs)
+    mean = sum(float(y.sum()) for y, _ in pairs) / total
+    left_out = [(y - mean * x) / (1 - x / x.sum()) for y, x in pairs]
+    variance = sum(float(u.var()) * (len(u) - 1) for u in left_out) / total**2
+    half = t_quantile((1 + CONFIDENCE) / 2, sum(having) - len(having)) * math.sqrt(variance)
     return max(0.0, mean - half), mean + half
 
 

@@ -208,6 +208,8 @@ def test_a_mean_length_of_right_responses_is_covered_where_long_problems_have_fe
     assert 0.92 <= covered / 400 <= 0.98
 
 
-@pytest.mark.parametrize(("sums", "counts"), [([[0.0, 0.0]], [[0, 0]]), ([[7.0, 0.0]], [[1, 0]]), ([[3.0]], [[2]])])
+@pytest.mark.parametrize(
+    ("sums", "counts"), [([[0.0, 0.0]], [[0, 0]]), ([[7.0, 0.0]], [[1, 0]]), ([[3.0], [4.0, 5.0]], [[2], [1, 1]])]
+)
 def test_a_mean_length_of_fewer_than_two_problems_has_no_interval(sums, counts):
     assert all(math.isnan(limit) for limit in ratio_interval(sums, counts))
