@@ -233,7 +233,7 @@ def over_seeds(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> 
     """The difference of two methods' means over seeds, with Student's or Welch's interval and test; None for one seed.
 
     It is about other seeds on the same problems: the problems' part is not known. Where the seeds' differences are all
-    the same, the p-value is that of the sign-flip test.
+    the same, nothing is known of their spread: the limits are NaN, and the p-value is that of the sign-flip test.
 
     Args:
         ours: ``[S]``: a figure of each seed of the method.
@@ -245,12 +245,12 @@ def over_seeds(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> 
     if spread is None:
         return None
     value = float(a.mean() - b.mean())
-    half = t_quantile((1 + CONFIDENCE) / 2, spread.df) * math.sqrt(spread.variance)
+    half = _half_width(spread)
     known = sign_flip_p((a - b)[0]) if paired and not spread.variance else None
     return Difference(
         value=value,
-        low=max(-1.0, value - half),
-        high=min(1.0, value + half),
+        low=max(value - half, -1.0),
+        high=min(value + half, 1.0),
         p_value=_tail(value, math.sqrt(spread.variance), spread.df) if known is None else known,
         problems_error=0.0,
         problems_df=spread.df,
@@ -259,7 +259,7 @@ def over_seeds(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> 
 
 
 def seeds_estimate(values: Sequence[float]) -> Estimate:
-    """A mean over seeds with Student's 95 % interval; for one seed the limits are NaN.
+    """A mean over seeds with Student's 95 % interval; the limits are NaN for one seed, and if all seeds are alike.
 
     Args:
         values: ``[S]`` in [0, 1]: a figure of each seed.
@@ -268,5 +268,10 @@ def seeds_estimate(values: Sequence[float]) -> Estimate:
     mean, spread = float(table.mean()), seed_spread([table], [1.0])
     if spread is None:
         return Estimate(value=mean, low=math.nan, high=math.nan)
-    half = t_quantile((1 + CONFIDENCE) / 2, spread.df) * math.sqrt(spread.variance)
-    return Estimate(value=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
+    half = _half_width(spread)
+    return Estimate(value=mean, low=max(mean - half, 0.0), high=min(mean + half, 1.0))
+
+
+def _half_width(spread: SeedSpread) -> float:
+    """Of Student's interval over seeds; NaN, which `max` and `min` return if it comes first, if all seeds are alike."""
+    return t_quantile((1 + CONFIDENCE) / 2, spread.df) * math.sqrt(spread.variance) if spread.variance else math.nan

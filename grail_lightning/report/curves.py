@@ -138,10 +138,14 @@ def compare_ends(curves: Sequence[Curve], baseline: str) -> list[End]:
         ends.append(end)
     corrected = holm([math.nan if end.difference is None else end.difference.p_value for end in ends])
     tests = sum(end.difference is not None for end in ends)
-    return [
-        end if end.difference is None else replace(end, corrected=p_value, detectable=end.difference.detectable(tests))
-        for end, p_value in zip(ends, corrected, strict=True)
-    ]
+    tested = []
+    for end, p_value in zip(ends, corrected, strict=True):
+        if (found := end.difference) is not None:
+            # Seeds that differ all alike tell nothing of what could be shown.
+            least = math.nan if math.isnan(found.low) else found.detectable(tests)
+            end = replace(end, corrected=p_value, detectable=least)
+        tested.append(end)
+    return tested
 
 
 def other_validation(methods: Sequence[Method]) -> str | None:

@@ -170,7 +170,8 @@ def _tested(line: Line | End, baseline: str | None) -> list[str]:
     if line.difference is None:
         return [""] * 4
     shown = interval(line.difference, signed=True)
-    detectable = ">1" if line.detectable > 1 else f"{line.detectable:.3f}"  # No difference is that large.
+    least = "" if math.isnan(line.detectable) else f"{line.detectable:.3f}"
+    detectable = ">1" if line.detectable > 1 else least  # No difference is that large.
     return [shown, p_text(line.difference.p_value), p_text(line.corrected), detectable]
 
 

@@ -9,7 +9,7 @@ import scipy.stats
 from grail_lightning.report.curves import compare_ends, other_validation, read_curves
 from grail_lightning.report.methods import find_methods
 from grail_lightning.report.runs import find_runs
-from grail_lightning.report.sections import Options, make_section
+from grail_lightning.report.sections import Options, make_section, tables
 from tests.report.made import answers, chances, config, keep_samples, make_run
 
 VALUES = {"GRPO": [[0.1, 0.30, 0.40], [0.1, 0.25, 0.44], [0.1, 0.31, 0.42]]}
@@ -138,8 +138,20 @@ def test_one_seed_has_a_curve_and_no_interval(tmp_path):
 
 def test_seeds_that_differ_alike_have_the_sign_flip_tests_p_value(tmp_path):
     methods = _runs(tmp_path, {"GRPO": [[0.5]] * 4, "GRAIL": [[0.75]] * 4})
-    (found,) = [e.difference for e in compare_ends(read_curves(methods), "GRPO") if e.difference]
-    assert found.p_value == 2 / 2**4
+    section = make_section(methods, Options(baseline="GRPO"))
+    (found,) = [end for end in section.ends if end.difference]
+    assert found.difference.p_value == 2 / 2**4
+    assert np.isnan([found.difference.low, found.difference.high, found.detectable, found.estimate.low]).all()
+    ends = next(table for table in tables(section) if "at step" in table.title)
+    assert next(row for row in ends.rows if row[0] == "GRAIL") == [
+        "GRAIL",
+        "4",
+        "0.750",
+        "+0.250",
+        "0.125",
+        "0.125",
+        "",
+    ]
 
 
 def test_a_run_without_the_curve_is_left_out(tmp_path):
