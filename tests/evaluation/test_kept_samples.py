@@ -127,15 +127,16 @@ def test_a_complete_test_is_done_anew_and_the_earlier_one_is_kept(undisturbed, t
 
 def _other_weights():
     other = module()
-    load = other._load
+    configure = other.configure_model
 
-    def moved(trainable):
-        policy = load(trainable)
-        with torch.no_grad():
-            next(policy.parameters()).add_(1e-3)
-        return policy
+    def moved():
+        loaded = other.policy is not None
+        configure()
+        if not loaded:
+            with torch.no_grad():
+                next(other.policy.parameters()).add_(1e-3)
 
-    other._load = moved
+    other.configure_model = moved
     return {"ours": other}
 
 

@@ -43,7 +43,10 @@ def test_a_run_is_the_base_config_with_its_overrides_its_seed_and_its_folder(tmp
     [
         (True, ["TensorBoardLogger"]),
         ("CSVLogger", ["CSVLogger"]),
-        ([{"class_path": "TensorBoardLogger", "init_args": {"save_dir": "a"}}, "CSVLogger"], ["TensorB", "CSVLogger"]),
+        (
+            [{"class_path": f"{kind}Logger", "init_args": {"save_dir": "a"}} for kind in ("TensorBoard", "CSV")],
+            ["TensorBoardLogger", "CSVLogger"],
+        ),
         (
             {"class_path": "tests.sweep.parts.Elsewhere", "init_args": {"save_dir": "a", "address": "b"}},
             ["Elsewhere", "TensorBoardLogger"],
