@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.shell import RUN, SHORT
 
 STEPS = 40
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
 OPTIONS = [
     *SHORT,
     "--trainer.num_nodes=2",
@@ -43,7 +44,9 @@ class Nodes:
         program += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
         program += ["-m", "grail_lightning", "fit", *OPTIONS, *options]
         with (self.folder / f"{node}.txt").open("w") as file:
-            return subprocess.Popen(program, stdout=file, stderr=file, cwd=self.folder, start_new_session=True)
+            return subprocess.Popen(
+                program, stdout=file, stderr=file, cwd=self.folder, env=ENVIRONMENT, start_new_session=True
+            )
 
     def trainer(self, node):
         """The id of the one training process of a node."""

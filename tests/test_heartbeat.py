@@ -61,6 +61,13 @@ def test_a_rank_that_is_killed_is_named_to_every_other_one(ranks):
     assert ranks.told[1].empty()
 
 
+def test_a_rank_that_is_killed_before_its_first_interval_is_over_is_missed_too(ranks):
+    ranks.beats[1].start()
+    ranks.kill(1)
+    ranks.start(0)
+    assert ranks.told[0].get(timeout=10 * PATIENCE).startswith("rank 1 on ")
+
+
 def test_ranks_that_are_slow_to_begin_or_have_finished_are_not_missed(ranks):
     ranks.start(0, 1)
     ranks.beats[1].stop()
@@ -89,9 +96,9 @@ def test_the_cause_of_a_broken_connection_is_the_rank_without_heartbeats(ranks):
 def test_a_store_that_has_ended_is_noticed():
     made = Ranks(2)
     made.start(0, 1)
-    made.store = None
-    made.beats[0]._store = None  # The server ends with its last owner.
     made.beats[0]._over.set()
+    made.beats[0]._thread.join()
+    made.store = made.beats[0]._store = None  # The server ends with its last owner.
     gc.collect()
     said = made.told[1].get(timeout=10 * PATIENCE)
     assert said.startswith("the process that holds the store of the run cannot be reached")

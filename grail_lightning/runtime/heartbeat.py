@@ -59,6 +59,7 @@ class Heartbeat:
     def start(self) -> None:
         """Begin."""
         self._store.set(f"host/{self._rank}", socket.gethostname())
+        self._store.add(f"beat/{self._rank}", 1)  # One that stops before its thread's first beat is missed, too.
         self._thread.start()
 
     def stop(self, reason: str | None = None) -> None:
