@@ -1,4 +1,4 @@
-"""A short run on two CPU processes with a vLLM server, printed as JSON by each; `check_ranks` starts it.
+"""A short run on two CPU processes with a vLLM server, printed as JSON by each; `assert_ranks_in_step` starts it.
 
 python tests/served_ranks.py ddp|fsdp2 URL
 """
@@ -24,7 +24,7 @@ from tests.runs import Watch, module, problems, trainer
 GREEDY = Sampling(max_response_length=32, temperature=0)
 
 
-def check_ranks(strategy, url):
+def assert_ranks_in_step(strategy, url):
     """Run it, and check that the ranks stay in step and sample with the weights of the policy."""
     printed = run_script(__file__, strategy, url, ranks=2, timeout=600)
     reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]

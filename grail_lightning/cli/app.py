@@ -183,9 +183,7 @@ class GrailCLI(LightningCLI):
             keep_tables(self.trainer.loggers)
         if subcommand == "test":
             kwargs["verbose"] = False  # `Evaluation` prints its own table, with intervals.
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Watchdog):
-                callback.before_meeting(self.trainer)
+        self.config_init[subcommand].watchdog.before_meeting(self.trainer)
         return kwargs
 
     def fit(self, **kwargs: Any) -> None:

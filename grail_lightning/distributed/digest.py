@@ -6,7 +6,8 @@ import hashlib
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from grail_lightning.runtime.collectives import whole_tensor
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -17,7 +18,7 @@ def weights_digest(module: nn.Module) -> str:
     """
     found = hashlib.sha256()
     for name, weight in sorted(module.state_dict().items()):
-        whole = (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().cpu().contiguous()
-        found.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
-        found.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+        values = whole_tensor(weight).cpu().contiguous()
+        found.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        found.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from grail_lightning.distributed.master_weights import HALF, MasterWeights, average_gradients
 from grail_lightning.functional.tokens import gradient_so_far
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.collectives import whole_tensor
 
 
 class Gradients:
@@ -126,4 +127,4 @@ def clip_gradients(weights: list[Tensor], max_norm: float | None) -> float:
     """Scale the gradients of some weights down to `max_norm`; returns their norm before. None only measures."""
     limit = float("inf") if max_norm is None else max_norm
     norm = torch.nn.utils.clip_grad_norm_(weights, limit)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return float(whole_tensor(norm))

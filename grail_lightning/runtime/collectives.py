@@ -32,6 +32,14 @@ def all_reduce(values: Tensor, op: str) -> Tensor:
     return reduced
 
 
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The tensor without a graph; one that FSDP2 has sharded is gathered from all ranks, which is a collective."""
+    from torch.distributed.tensor import DTensor
+
+    found = tensor.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
 def pad_to_longest_rank(parts: Sequence[T], filler: T, device: torch.device) -> list[T]:
     """This rank's parts, filled up to the number of parts of the rank that has the most."""
     most = int(all_reduce(torch.tensor(len(parts), device=device), "max"))

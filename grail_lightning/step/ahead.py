@@ -31,7 +31,7 @@ from grail_lightning.engines import RolloutEngine, build_batch
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
-from grail_lightning.step.sampler import Sampler
+from grail_lightning.step.sampler import Sampler, training_key
 from grail_lightning.tasks.base import Prompt
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
@@ -102,8 +102,8 @@ class Ahead:
             drawn = self._landed(prompts, sampler)
             sampler.push()  # After the engine has finished with the weights before, and before these change.
             if drawn is None:
-                drawn = _Drawn(batch=sampler.draw(prompts, _key(step)), step=step)
-            self._begin(sampler, peek(), step, _key(step + planned))
+                drawn = _Drawn(batch=sampler.draw(prompts, training_key(step)), step=step)
+            self._begin(sampler, peek(), step, training_key(step + planned))
         figures = {"sampling/staleness": float(step - drawn.step)}
         if drawn.seconds is not None:
             figures["time/sample_ahead"] = drawn.seconds
@@ -201,11 +201,6 @@ def _cancel_all() -> None:
 
 # Not `atexit`, whose functions are called after the threads of pools, such as an engine's, have been waited for.
 threading._register_atexit(_cancel_all)  # type: ignore[attr-defined]
-
-
-def _key(step: int) -> SeedKey:
-    """The random stream of a batch, which is that of a run without `sample_ahead`."""
-    return ("train", step, 0)
 
 
 def _options(sampler: Sampler) -> str:

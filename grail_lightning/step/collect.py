@@ -16,7 +16,7 @@ from grail_lightning.batch.rows import join
 from grail_lightning.runtime.collectives import all_reduce, sum_by_name, world_size
 from grail_lightning.step.ahead import Ahead
 from grail_lightning.step.options import Execution
-from grail_lightning.step.sampler import Sampler
+from grail_lightning.step.sampler import Sampler, training_key
 from grail_lightning.tasks.base import Prompt
 
 
@@ -36,8 +36,8 @@ def collect(
     if execution.sample_ahead:
         return ahead.collect(prompts, sampler, _peekable(loader).peek, step, execution.steps_per_batch)
     return refill(
-        sampler(prompts, ("train", step, 0)),
-        lambda further, number: sampler(further, ("train", step, number)),
+        sampler(prompts, training_key(step)),
+        lambda further, number: sampler(further, training_key(step, number)),
         loader,
         execution.refill_rounds,
     )

@@ -20,6 +20,16 @@ from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed
 from grail_lightning.tasks.base import Prompt
 
 
+def training_key(step: int, sampling: int = 0) -> SeedKey:
+    """The key of the random numbers of a training batch, sampled ahead or not.
+
+    Args:
+        step: The number of optimiser steps that the policy will have taken when the batch trains.
+        sampling: 0, or the number of the further sampling that replaces groups without a learning signal.
+    """
+    return "train", step, sampling
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """Samples and grades this rank's share of a batch.

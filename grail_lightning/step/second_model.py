@@ -19,7 +19,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.options import read_config
 from grail_lightning.policy.tokenizer import load_tokenizer
-from grail_lightning.runtime.collectives import rank, world_size
+from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.schedule import configured_options, keep_options, option_record
@@ -119,10 +119,12 @@ class TrainedModel(SecondModel):
         if self._gradients is None:
             return dict(self._restored)
         self._reshard()
-        weights = {name: _whole(weight) for name, weight in self._weights().items()}
+        weights = {name: whole_tensor(weight).cpu() for name, weight in self._weights().items()}
         optimizer = self._optimizer.state_dict()
         moments = {
-            index: {name: _whole(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+            index: {
+                name: whole_tensor(value).cpu() if isinstance(value, Tensor) else value for name, value in state.items()
+            }
             for index, state in optimizer["state"].items()
         }
         if isinstance(self.policy, FSDPModule) and rank():
@@ -192,12 +194,6 @@ class TrainedModel(SecondModel):
         for unit in self.policy.modules():
             if isinstance(unit, FSDPModule):
                 unit.reshard()
-
-
-def _whole(value: Tensor) -> Tensor:
-    """The tensor on the CPU, gathered from its shards."""
-    found = value.detach()
-    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
 
 
 def _like(value: Any, weight: Tensor) -> Any:

@@ -8,7 +8,6 @@ from grail_lightning.engines.vllm.requests import (
     Completion,
     first_ends,
     row_seed,
-    row_seeds,
     sample,
     sampling_parameters,
 )
@@ -17,6 +16,10 @@ from grail_lightning.tasks.base import Prompt
 
 TASK = ArithmeticTask()
 PROMPTS = [Prompt(messages=text, reference="", task=TASK) for text in ("Compute 7+5-3+8-2.", "Compute 1+2+3.")]
+
+
+def _seeds(seed, rows):
+    return [row_seed(seed, row) for row in range(rows)]
 
 
 class Sampler:
@@ -59,7 +62,7 @@ def test_greedy_texts_are_those_of_the_own_engine(arithmetic):
     engine = HFEngine()
     engine.update_weights(arithmetic)
     expected = engine.generate(PROMPTS, 2, sampling, seed=3)
-    found = sample(arithmetic, PROMPTS, 2, sampling, row_seeds(3, 2 * len(PROMPTS)), Sampler(arithmetic))
+    found = sample(arithmetic, PROMPTS, 2, sampling, _seeds(3, 2 * len(PROMPTS)), Sampler(arithmetic))
     assert torch.equal(found.response_ids, expected.response_ids)
     assert torch.equal(found.finished, expected.finished)
     assert found.texts == expected.texts
@@ -68,10 +71,8 @@ def test_greedy_texts_are_those_of_the_own_engine(arithmetic):
 
 def test_what_was_sampled_beyond_the_end_is_cut_off(arithmetic):
     sampling = Sampling(max_response_length=50, temperature=0.0)
-    exact = sample(arithmetic, PROMPTS, 1, sampling, row_seeds(0, 1 * len(PROMPTS)), Sampler(arithmetic))
-    beyond = sample(
-        arithmetic, PROMPTS, 1, sampling, row_seeds(0, 1 * len(PROMPTS)), Sampler(arithmetic, past_end=True)
-    )
+    exact = sample(arithmetic, PROMPTS, 1, sampling, _seeds(0, len(PROMPTS)), Sampler(arithmetic))
+    beyond = sample(arithmetic, PROMPTS, 1, sampling, _seeds(0, len(PROMPTS)), Sampler(arithmetic, past_end=True))
     assert exact.finished.all()
     assert beyond.texts == exact.texts
     assert torch.equal(beyond.response_mask, exact.response_mask)
@@ -81,9 +82,9 @@ def test_what_was_sampled_beyond_the_end_is_cut_off(arithmetic):
 def test_a_response_that_ends_without_a_reason_is_continued_without_stop_strings(arithmetic):
     """A greedy response does not depend on where it was interrupted."""
     sampling = Sampling(max_response_length=30, temperature=0.0, stop=("nowhere in it",))
-    whole = sample(arithmetic, PROMPTS, 1, sampling, row_seeds(0, 1 * len(PROMPTS)), Sampler(arithmetic))
+    whole = sample(arithmetic, PROMPTS, 1, sampling, _seeds(0, len(PROMPTS)), Sampler(arithmetic))
     sampler = Sampler(arithmetic, early=4)
-    found = sample(arithmetic, PROMPTS, 1, sampling, row_seeds(0, 1 * len(PROMPTS)), sampler)
+    found = sample(arithmetic, PROMPTS, 1, sampling, _seeds(0, len(PROMPTS)), sampler)
     assert found.texts == whole.texts
     assert torch.equal(found.finished, whole.finished)
     (first, second) = sampler.calls
@@ -96,7 +97,7 @@ def test_a_response_that_vllm_gives_up_is_an_error_that_names_the_lengths(arithm
         return [Completion(request.prompt[:2], [-1.0, -1.0]) for request in requests]
 
     with pytest.raises(ValueError, match=r"ended a response after 2 of 9 tokens.*`max_model_len`"):
-        sample(arithmetic, PROMPTS, 1, Sampling(max_response_length=9), row_seeds(0, 1 * len(PROMPTS)), give_up)
+        sample(arithmetic, PROMPTS, 1, Sampling(max_response_length=9), _seeds(0, len(PROMPTS)), give_up)
 
 
 def test_stop_strings_end_rows_where_decoding_would_have_ended_them(arithmetic):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.served_ranks import check_ranks
+from tests.served_ranks import assert_ranks_in_step
 from tests.shell import RUN, fails, main
 from tests.vllm_routes import SmallServer
 
@@ -67,5 +67,5 @@ def test_a_run_whose_server_goes_away_goes_on_with_another_one(undisturbed, tmp_
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_push_once_and_sample_with_the_same_weights(strategy):
     with SmallServer() as server:
-        check_ranks(strategy, server.url)
+        assert_ranks_in_step(strategy, server.url)
     assert server.worker.loads == 5

@@ -22,6 +22,7 @@ def check(servers, **options):
 def test_servers_with_the_policys_model_pass_the_check():
     with SmallServer() as one, SmallServer() as other:
         check([one, other])
+        assert [server.count("grail_status") for server in (one, other)] == [1, 1]
 
 
 class Other(Worker):

@@ -13,7 +13,7 @@ from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 
 
-def _equal(found, expected):
+def assert_equal(found, expected):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
@@ -24,7 +24,7 @@ def _equal(found, expected):
 def test_names_and_tensors_are_those_of_a_saved_checkpoint(name, tied, tmp_path):
     policy = tiny(name, tmp_path / "made", tie_word_embeddings=tied)
     policy.save(tmp_path / "saved")
-    _equal(dict(checkpoint_weights(policy)), load_file(tmp_path / "saved" / "model.safetensors"))
+    assert_equal(dict(checkpoint_weights(policy)), load_file(tmp_path / "saved" / "model.safetensors"))
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], ["embed_tokens", "up_proj"]])
@@ -43,7 +43,7 @@ def test_adapters_are_merged_as_an_export_merges_them(targets, tmp_path):
     plain = {name.replace(".base_layer", "").removeprefix("model."): value for name, value in before.items()}
     changed = {name for name, value in found.items() if not torch.equal(value, plain[name])}
     assert changed, "the adapters must have an effect for this test to tell anything"
-    _equal(policy.state_dict(), before)
+    assert_equal(policy.state_dict(), before)
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=3)])
@@ -59,7 +59,7 @@ def test_sharded_weights_are_gathered_one_by_one_and_the_policy_stays_sharded(lo
             assert type(value) is not DTensor
             assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
             found[name] = value
-        _equal(found, expected)
+        assert_equal(found, expected)
         first = fingerprint(policy)
         assert same_on_all_ranks(fingerprint(policy), first)
         next(policy.blocks[0].mlp.up_proj.parameters()).to_local().data.mul_(1 + 1e-6)
@@ -76,7 +76,7 @@ def test_experts_of_a_mixture_are_handed_out_as_their_checkpoint_names_them(tmp_
     policy.save(tmp_path / "saved")
     expected = load_file(tmp_path / "saved" / "model.safetensors")
     assert any(".experts.3." in name for name in expected)
-    _equal(dict(checkpoint_weights(policy)), expected)
+    assert_equal(dict(checkpoint_weights(policy)), expected)
 
 
 def test_layers_that_keep_their_weights_transposed_are_merged_too(tmp_path):

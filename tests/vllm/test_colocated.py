@@ -200,6 +200,8 @@ def test_inference_mode_does_not_spoil_later_pushes(engine, policy):
         engine.update_weights(changed)
         engine.generate(PROMPTS, 1, Sampling(max_response_length=LIMIT), seed=0)
     engine.update_weights(policy)
+    sampling = Sampling(max_response_length=LIMIT, temperature=0.0)
+    assert engine.generate(PROMPTS, 1, sampling, seed=0).texts == _own(policy, sampling, 1).texts
 
 
 def test_a_trainer_in_another_precision_is_noticed_if_the_bound_is_exact(engine, policy):

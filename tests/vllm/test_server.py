@@ -14,7 +14,7 @@ from grail_lightning.engines.vllm.client import ServerClient
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.options import resolve_policy
 from tests.runs import problems
-from tests.served_ranks import check_ranks
+from tests.served_ranks import assert_ranks_in_step
 from tests.shell import SHORT, main
 from tests.vllm_servers import ROOT, Served, python_with_vllm
 
@@ -145,4 +145,4 @@ def test_a_run_trains_evaluates_and_tests_with_a_server(served, tmp_path, monkey
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_push_once_and_sample_with_the_same_weights(strategy, served):
-    check_ranks(strategy, served.url)
+    assert_ranks_in_step(strategy, served.url)

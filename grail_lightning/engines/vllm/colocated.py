@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.engines.vllm.probe import (
     Bound,
     Gap,
@@ -23,7 +22,7 @@ from grail_lightning.engines.vllm.probe import (
     measure_gap,
     probe_requests,
 )
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, SeededEngine, sample
 from grail_lightning.engines.vllm.start import starting
 from grail_lightning.engines.vllm.versions import check_vllm, installed_version
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
@@ -43,7 +42,7 @@ _OURS = (
 )
 
 
-class VLLMEngine(RolloutEngine):
+class VLLMEngine(SeededEngine):
     """vLLM in the process that trains, on the same devices.
 
     It starts with the first rollouts. The weights are pushed before each sampling if they have changed, one parameter
@@ -130,21 +129,13 @@ class VLLMEngine(RolloutEngine):
         self._compare(policy, measure_gap(policy, requests, completions), since)
         self._pushed = now
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
-        """See `RolloutEngine.generate`.
-
-        Raises:
-            ValueError: Before `update_weights`, and see `grail_lightning.engines.vllm.requests.sample`.
-        """
-        return self.generate_seeded(prompts, group_size, sampling, row_seeds(seed, len(prompts) * group_size))
-
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
         """See `RolloutEngine.generate_seeded`.
 
         Raises:
-            ValueError: See `generate`.
+            ValueError: Before `update_weights`, and see `grail_lightning.engines.vllm.requests.sample`.
         """
         if self._policy is None:
             raise ValueError("`VLLMEngine` has no weights yet. Call `update_weights(policy)` first.")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import build_batch, check_room
+from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
 from grail_lightning.engines.ending import Ending
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
@@ -137,6 +137,19 @@ def _continued(
     return joined
 
 
+class SeededEngine(RolloutEngine):
+    """An engine that draws each row by a seed of its own; a batch's one seed gives each row one."""
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
+        """See `RolloutEngine.generate`.
+
+        Raises:
+            ValueError: See `generate_seeded` of the engine.
+        """
+        seeds = [row_seed(seed, row) for row in range(len(prompts) * group_size)]
+        return self.generate_seeded(prompts, group_size, sampling, seeds)
+
+
 def row_seed(seed: int, row: int) -> int:
     """The seed of one row of a batch, ``0 ≤ s < 2^63``.
 
@@ -144,11 +157,6 @@ def row_seed(seed: int, row: int) -> int:
     from this seed alone, so they do not depend on the other rows, or on the server that samples them.
     """
     return (derive_seed("vllm", seed) + row) % _SEEDS
-
-
-def row_seeds(seed: int, number: int) -> list[int]:
-    """The seeds of the rows of a batch, from the batch's one."""
-    return [row_seed(seed, row) for row in range(number)]
 
 
 def sampling_parameters(sampling: Sampling, end_token_ids: Sequence[int], seed: int) -> dict[str, Any]:

@@ -16,13 +16,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.engines.vllm import probe
 from grail_lightning.engines.vllm.client import ServerClient, ServerGone
 from grail_lightning.engines.vllm.protocol import Pushed, Status, deal
 from grail_lightning.engines.vllm.publish import WeightFile, check_places, most_tensors
 from grail_lightning.engines.vllm.remote import RemoteServer
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, SeededEngine, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import read_config, resolve_policy
@@ -34,7 +33,7 @@ T = TypeVar("T")
 _COMPARED = ("vocab_size", "hidden_size", "num_hidden_layers")
 
 
-class VLLMServer(RolloutEngine):
+class VLLMServer(SeededEngine):
     """An engine that samples with vLLM servers, to which it pushes the weights of the policy.
 
     `docs/vllm.md` has the command that starts a server. The prompts of a rank are dealt to the servers in turn, the
@@ -230,21 +229,13 @@ class VLLMServer(RolloutEngine):
 
     # --- rollouts -----------------------------------------------------------------------------------------------
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
-        """See `RolloutEngine.generate`. No collective: ranks may sample different numbers of prompts.
-
-        Raises:
-            ValueError: Before `update_weights`; if a server stays away or refuses a prompt; or see `sample`.
-        """
-        return self.generate_seeded(prompts, group_size, sampling, row_seeds(seed, len(prompts) * group_size))
-
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """See `RolloutEngine.generate_seeded`.
+        """See `RolloutEngine.generate_seeded`. No collective: ranks may sample different numbers of prompts.
 
         Raises:
-            ValueError: See `generate`.
+            ValueError: Before `update_weights`; if a server stays away or refuses a prompt; or see `sample`.
         """
         if self._policy is None or self._pushed is None:
             raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.policy import Policy
-from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.collectives import all_reduce, whole_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,18 +48,10 @@ def _merged(model: PreTrainedModel) -> Iterator[Named]:
             continue
         seen.add(id(value))
         place, inside, rest = name.rpartition("base_layer.")
-        whole = _whole(value)
+        weight = whole_tensor(value)
         if inside and rest == "weight":
-            whole = _with_update(adapted[place], whole)
-        yield place + rest, whole
-
-
-def _whole(value: Tensor) -> Tensor:
-    """The tensor without a graph, gathered from all ranks if it is sharded."""
-    from torch.distributed.tensor import DTensor
-
-    value = value.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
+            weight = _with_update(adapted[place], weight)
+        yield place + rest, weight
 
 
 def _with_update(layer: Any, weight: Tensor) -> Tensor:
@@ -67,10 +59,10 @@ def _with_update(layer: Any, weight: Tensor) -> Tensor:
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
             down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-            update = _whole(up) @ _whole(down)
+            update = whole_tensor(up) @ whole_tensor(down)
             turned = update.T if getattr(layer, "fan_in_fan_out", False) else update
         elif adapter in layer.lora_embedding_A:
-            turned = (_whole(layer.lora_embedding_B[adapter]) @ _whole(layer.lora_embedding_A[adapter])).T
+            turned = (whole_tensor(layer.lora_embedding_B[adapter]) @ whole_tensor(layer.lora_embedding_A[adapter])).T
         else:
             continue
         weight = weight + (turned * layer.scaling[adapter]).to(weight.dtype)
