@@ -28,7 +28,7 @@ from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
 from grail_lightning.step.assign import make_forward, token_weights
 from grail_lightning.step.collect import check_loader, collect
-from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.continuations import SampledContinuations, check_continuations
 from grail_lightning.step.optimizer import take_step
 from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.options import Execution, Objective
@@ -82,6 +82,7 @@ class GrailModule(pl.LightningModule):
         self.policy_name, self.loading, self.sampling = policy, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
+        check_continuations(self.credit, objective)
         check_training(self.credit, policy, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
@@ -197,7 +198,7 @@ class GrailModule(pl.LightningModule):
             figures = self.take_steps(update)
         weights = update.forward.weights()
         labelled = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
-        figures = report(batch, weights, labelled, update.forward.entropies) | drawn | figures
+        figures = report(update.forward, weights, labelled) | drawn | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
@@ -237,7 +238,8 @@ class GrailModule(pl.LightningModule):
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if self.credit.refresh == "update":
                     before = replace(self.credit_context(), earlier=update.forward.weights())
-                    update.reweigh(token_weights(self.credit, self.control, self._policy, update.forward.batch, before))
+                    rollouts = update.forward.rollouts
+                    update.reweigh(token_weights(self.credit, self.control, self._policy, rollouts, before))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, self._backward, in_place=self.gradients.in_place)

@@ -41,7 +41,19 @@ def token_weights(batch, values=None, additive=None):
     return TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool), additive=additive)
 
 
-def update_of(policy, batch, weights=None, reference=None, *, credit=None, limit=9, seed=0, temperature=1.0, **options):
+def update_of(
+    policy,
+    batch,
+    weights=None,
+    reference=None,
+    *,
+    credit=None,
+    limit=9,
+    seed=0,
+    temperature=1.0,
+    continuations=None,
+    **options,
+):
     """The `Update` of a batch.
 
     Args:
@@ -53,11 +65,12 @@ def update_of(policy, batch, weights=None, reference=None, *, credit=None, limit
         limit: The longest response.
         seed: Of the order of groups.
         temperature: Of sampling.
+        continuations: What samples the continuations that the credit method asks for.
         options: Of `Objective` and of `Execution`.
     """
     objective, execution = configured(options)
     share = execution.share_prefixes
-    context = context_for(policy, execution.token_budget, temperature=temperature)
+    context = context_for(policy, execution.token_budget, temperature=temperature, continuations=continuations)
     if credit is not None:
         clock = PhaseClock(policy.device)
         forward = make_forward(credit, None, policy, batch, context, objective, clock, share=share)

@@ -115,6 +115,9 @@ class TokenCredit(ABC):
     needs_continuations: bool = False
     """Whether the method reads `CreditContext.continuations`."""
 
+    trains_continuations: bool = False
+    """Whether the update also trains on the continuations that the method has drawn (`Continuations.drawn`)."""
+
     training: Training | None = None
     """The options of a second model that the run trains for the method, as `CreditContext.second`; None without one."""
 

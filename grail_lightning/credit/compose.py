@@ -36,6 +36,7 @@ class WarmUp(TokenCredit):
         self.inner, self.steps = inner, steps
         self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
+        self.trains_continuations = inner.trains_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
@@ -102,6 +103,7 @@ class Product(TokenCredit):
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
         self.needs_reference = first.needs_reference or second.needs_reference
         self.needs_continuations = first.needs_continuations or second.needs_continuations
+        self.trains_continuations = first.trains_continuations or second.trains_continuations
         if first.training is not None and second.training is not None:
             raise ValueError("Only one of `first` and `second` may train a model, but got two. Replace one of them.")
         self.training = first.training or second.training
@@ -146,6 +148,7 @@ class PermutedRewards(TokenCredit):
         self.inner, self.mirrored = inner, mirrored
         self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
+        self.trains_continuations = inner.trains_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights of the batch with permuted rewards and verdicts."""

@@ -14,6 +14,7 @@ from grail_lightning.distributed.sharding import gathered
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.step.advantages import continued_advantages
 from grail_lightning.step.distillation import find_teacher
 from grail_lightning.step.forward import Forward, SaliencyForward
 from grail_lightning.step.options import Objective
@@ -35,7 +36,7 @@ def make_forward(
 
     Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It is
     not fused with a control, which may need all weights at once; with an entropy bonus or a teacher, whose gradients
-    that pass does not have; or with dropout, which saliency excludes.
+    that pass does not have; with continuations that are trained on, too; or with dropout, which saliency excludes.
 
     Two backward passes then follow one forward pass. Checkpointed blocks are recomputed in both, and sharded blocks
     (FSDP2) gathered in both; only the second one reaches the weights, so only it reduces gradients.
@@ -52,12 +53,16 @@ def make_forward(
     """
     teacher = find_teacher(policy, batch, objective.distillation, context.step)
     alone = control is not None or objective.entropy_coefficient > 0 or teacher is not None
+    alone = alone or credit.trains_continuations
     fused = None if alone else credit.as_saliency_credit()
     with clock.phase("credit"):
         if fused is not None and not has_dropout(policy):
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)
+        continued = None
+        if credit.trains_continuations and context.continuations is not None:
+            continued = continued_advantages(context.continuations.drawn(), batch, objective.scale_rewards)
     entropy_gradient = objective.entropy_coefficient > 0
     refreshed = credit.refresh == "update"
     return Forward(
@@ -69,6 +74,7 @@ def make_forward(
         entropy_gradient=entropy_gradient,
         refreshed=refreshed,
         teacher=teacher,
+        continued=continued,
     )
 
 

@@ -21,6 +21,7 @@ from grail_lightning.metrics import STATUSES
 from grail_lightning.policy.aligned import response_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.step.advantages import effective_weights, token_advantages
+from grail_lightning.step.forward import Forward
 from grail_lightning.tasks.base import StepKind
 
 Kind = Literal["mean", "std", "min", "max"]
@@ -94,13 +95,13 @@ def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str,
     return {"loss": loss, "shared_tokens": 1 - ran / whole} | {name: value / tokens for name, value in total.items()}
 
 
-def report(
-    batch: RolloutBatch, weights: TokenWeights, steps: dict[StepKind, Tensor] | None, entropies: Tensor
-) -> dict[str, float]:
+def report(forward: Forward, weights: TokenWeights, steps: dict[StepKind, Tensor] | None) -> dict[str, float]:
     """The figures of a step: of its rollouts and of their credit. A collective."""
-    tally = Tally()
+    tally, batch = Tally(), forward.rollouts
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, steps, entropies)
+    add_credit(tally, batch, weights, steps, forward.entropies[: len(batch), : batch.response_mask.shape[1]])
+    if forward.continued is not None:
+        tally.add("credit/continued_live", forward.continued.advantages != 0)
     figures = tally.compute()
     on_flawed, on_sound = (figures.pop(f"credit/weight_{kind}", math.nan) for kind in ("flawed", "sound"))
     return (
