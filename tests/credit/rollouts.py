@@ -26,6 +26,9 @@ class ByText(Continuations):
             found.append(Continued([1.0] * right + [0.0] * (number - right), [k < right for k in range(number)]))
         return found, number * len(places)
 
+    def drawn(self):
+        return None  # Nothing is sampled.
+
 
 def second_model(begun, make=lambda p: torch.optim.SGD(p, lr=0.1), schedule=None, max_grad_norm=None):
     """A model that is trained beside a policy and begins as a copy of another one."""
