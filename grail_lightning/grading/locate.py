@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers import Alignment, AnswerSpan, align
+from grail_lightning.answers.find.spans import special_ids
 from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 WhichBox = Literal["last", "first"]
 
 
-def align_rows(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> list[Alignment]:
-    """The alignment of each row's sampled tokens with the characters of its response."""
-    lengths = batch.response_lengths.tolist()
-    return [align(ids[:n], tokenizer) for ids, n in zip(batch.response_ids.tolist(), lengths, strict=True)]
+def align_rows(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: list[int] | None = None
+) -> list[Alignment]:
+    """The alignment of the sampled tokens of each row, or of some rows, with the characters of its response."""
+    some = slice(None) if rows is None else torch.tensor(rows, device=batch.response_ids.device)
+    ids, lengths = batch.response_ids[some].tolist(), batch.response_lengths[some].tolist()
+    special = special_ids(tokenizer)
+    return [align(row[:n], tokenizer, special) for row, n in zip(ids, lengths, strict=True)]
 
 
 def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:
@@ -98,8 +103,7 @@ def located_steps(
     located: list[list[LocatedStep] | None] = [None] * len(steps)
     if not labelled:
         return located
-    aligned_rows = align_rows(batch.select(torch.tensor(labelled)), tokenizer)
-    for row, aligned in zip(labelled, aligned_rows, strict=True):
+    for row, aligned in zip(labelled, align_rows(batch, tokenizer, labelled), strict=True):
         if aligned.text != batch.texts[row]:  # The engine decodes in another way.
             steps[row] = labelled_steps(aligned.text, batch.prompts[row])
         located[row] = [
@@ -128,10 +132,14 @@ def step_masks(
     if all(row is None for row in steps):
         return None
     kinds: tuple[StepKind, ...] = get_args(StepKind)
-    masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
+    places: dict[StepKind, list[int]] = {kind: [] for kind in kinds}
+    width = batch.response_mask.shape[1]
     for row, found in enumerate(steps):
         for step in found or []:
-            masks[step.kind][row, step.tokens] = True
+            places[step.kind] += [row * width + token for token in step.tokens]
+    masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
+    for kind, marked in places.items():
+        masks[kind].view(-1)[marked] = True
     return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
 
 

@@ -53,17 +53,18 @@ class Alignment:
         return [k for k in asked if starts[k] < stop and stops[k] > start and starts[k] < stops[k] and start < stop]
 
 
-def align(token_ids: Sequence[int], tokenizer: Any) -> Alignment:
+def align(token_ids: Sequence[int], tokenizer: Any, special: frozenset[int] | None = None) -> Alignment:
     """The character range of each token in the decoded text.
 
     Args:
         token_ids: [N] ids as they were sampled, special tokens and padding included.
         tokenizer: a Hugging Face tokenizer, of which only `decode`, `convert_ids_to_tokens` and the special tokens
             are used.
+        special: what `special_ids` returns for this tokenizer, if many rows are aligned.
     """
     ids = [int(token_id) for token_id in token_ids]
     text = _decode(tokenizer, ids)
-    tokens = _visible_tokens(tokenizer, ids)
+    tokens = _visible_tokens(tokenizer, ids, special_ids(tokenizer) if special is None else special)
     spans = None
     for pieces_of in (_byte_level_pieces, _sentencepiece_pieces):
         if spans is None and tokens is not None:
@@ -89,12 +90,17 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def _visible_tokens(tokenizer: Any, ids: list[int]) -> list[str | None] | None:
-    """Each id's entry in the vocabulary; None for what `decode` leaves out (special, or beyond it)."""
-    special = set(tokenizer.all_special_ids)
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids that `decode` leaves out with `skip_special_tokens`."""
+    special = {*tokenizer.all_special_ids}
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "get_added_tokens_decoder"):
         special |= {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    return frozenset(special)
+
+
+def _visible_tokens(tokenizer: Any, ids: list[int], special: frozenset[int]) -> list[str | None] | None:
+    """Each id's entry in the vocabulary; None for what `decode` leaves out (special, or beyond it)."""
     try:
         tokens = tokenizer.convert_ids_to_tokens(ids)
     except (IndexError, KeyError, ValueError, OverflowError):
