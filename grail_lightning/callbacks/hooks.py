@@ -45,6 +45,12 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     return found
 
 
+def subcommand_of(trainer: Trainer) -> str:
+    """What a trainer is running: fit, validate, test or predict."""
+    assert trainer.state.fn is not None, "hooks are called while it runs"
+    return trainer.state.fn.value
+
+
 def data_of(trainer: Trainer) -> LightningDataModule | None:
     """The data module of a run; None if it has loaders alone. Lightning does not declare the attribute."""
     found: LightningDataModule | None = getattr(trainer, "datamodule", None)

@@ -200,7 +200,7 @@ class GrailCLI(LightningCLI):
         return bool(getattr(self.trainer, "fast_dev_run", False))
 
 
-def check_groups(options: Any) -> None:
+def check_groups(options: Namespace) -> None:
     """Check that no group of options is null or a value, and that no callback of every run is listed a second time.
 
     Raises:
@@ -284,7 +284,7 @@ def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
     )
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -231,7 +231,7 @@ def _values(problems: Sequence[Problem], column: str) -> dict[str, list[Problem]
     found = _by(there, lambda problem: " ".join(str(problem.columns[column]).split()))
 
     def order(value: str) -> tuple[bool, Any]:
-        first: Any = found[value][0].columns[column]
+        first = found[value][0].columns[column]
         return (False, first) if isinstance(first, int | float) else (True, value)
 
     return {value: found[value] for value in sorted(found, key=order)}
