@@ -12,7 +12,7 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning._version import __version__
-from grail_lightning.callbacks.hooks import data_of, subcommand_of
+from grail_lightning.callbacks.hooks import data_of, policy_of, subcommand_of
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.digest import weights_digest
@@ -98,7 +98,6 @@ def evaluation_facts(trainer: Trainer, module: GrailModule, batches: Batches, st
         batches: The problems.
         step: The number of optimiser steps of the policy.
     """
-    assert module.policy is not None
     plan = module.evaluation
     tested = trainer.state.fn == "test"
     shares = {"prompts_per_batch": [loader.prompts_per_batch for loader in batches.loaders]}
@@ -112,7 +111,7 @@ def evaluation_facts(trainer: Trainer, module: GrailModule, batches: Batches, st
         "model": {
             "policy": module.policy_name,
             "checkpoint": str(trainer.ckpt_path) if trainer.ckpt_path else None,
-            "digest": weights_digest(module.policy),
+            "digest": weights_digest(policy_of(module)),
             "step": step,
             "precision": str(trainer.precision),
             # Differs with the tokenizer, the chat template and its options.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.policy import Policy
 from grail_lightning.step.outputs import StepOutput
 
 if TYPE_CHECKING:
@@ -32,6 +34,18 @@ def output_of(outputs: object) -> StepOutput:
     output = outputs["output"] if isinstance(outputs, Mapping) else outputs
     assert isinstance(output, StepOutput)
     return output
+
+
+def rollouts_of(output: StepOutput) -> RolloutBatch:
+    """The rollouts of a training step or of `predict`, which have advantages."""
+    assert isinstance(output.batch, RolloutBatch)
+    return output.batch
+
+
+def policy_of(module: GrailModule) -> Policy:
+    """The policy of a run that has begun."""
+    assert module.policy is not None, "`configure_model` loads the policy"
+    return module.policy
 
 
 def fast_dev_run(trainer: Trainer) -> bool:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from grail_lightning.answers import align
 from grail_lightning.answers.find.spans import Decoder
-from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.boards import log_histogram, log_picture, takes_pictures
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.records import prompt_text, rollout_facts
 from grail_lightning.credit import TokenWeights
 from grail_lightning.grading.locate import labelled_steps
@@ -104,8 +103,7 @@ class CreditPictures(Callback):
     def _draw(
         self, output: StepOutput, weights: TokenWeights, loggers: list[Logger], tokenizer: Decoder, step: int
     ) -> None:
-        batch = output.batch
-        assert isinstance(batch, RolloutBatch)
+        batch = rollouts_of(output)
         shares = effective_weights(batch.advantages, weights)
         pictures = {"credit/rollouts": heatmap(self._groups(output, shares, tokenizer, step), self.max_lines)}
         live = (batch.advantages != 0).nonzero().flatten()
