@@ -29,8 +29,7 @@ def given(options, tmp_path, monkeypatch):
             if isinstance(part, dict):
                 Path(f"{number}.yaml").write_text(yaml.safe_dump(part))
             arguments.append(f"--config={number}.yaml" if isinstance(part, dict) else part)
-        options.parse(arguments)
-        return options.saved()
+        return options.parse(arguments).saved()
 
     return saved
 

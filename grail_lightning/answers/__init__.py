@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grail_lightning.answers.compare.classes import answer_classes
+    from grail_lightning.answers.compare.classes import answer_classes, text_classes
     from grail_lightning.answers.compare.conventions import Conventions
     from grail_lightning.answers.find.boxes import Box, Boxed, box_content, find_boxes, last_box
     from grail_lightning.answers.find.forms import AnswerForm, AnswerSpan, LastNumber, Marker, Pattern
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from grail_lightning.answers.service.verifier import Verdict, Verifier
 
 __all__ = ["Alignment", "AnswerForm", "AnswerSpan", "Box", "Boxed", "Conventions", "LastNumber", "Marker", "Pattern"]
-__all__ += ["Verdict", "Verifier", "align", "answer_classes", "box_content", "find_boxes", "last_box", "token_span"]
+__all__ += ["Verdict", "Verifier", "align", "answer_classes", "box_content", "find_boxes", "last_box"]
+__all__ += ["text_classes", "token_span"]
 
 # Lazy, so that a worker process and `python -m grail_lightning.answers` load only what they use (PEP 562).
 _MODULE_OF = {
-    "answer_classes": "compare.classes",
+    **dict.fromkeys(["answer_classes", "text_classes"], "compare.classes"),
     "Conventions": "compare.conventions",
     **dict.fromkeys(["Box", "Boxed", "box_content", "find_boxes", "last_box"], "find.boxes"),
     **dict.fromkeys(["AnswerForm", "AnswerSpan", "LastNumber", "Marker", "Pattern"], "find.forms"),

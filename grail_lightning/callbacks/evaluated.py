@@ -12,7 +12,7 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning._version import __version__
-from grail_lightning.callbacks.hooks import data_of
+from grail_lightning.callbacks.hooks import data_of, policy_of, subcommand_of
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.digest import weights_digest
@@ -62,12 +62,14 @@ def evaluated_batches(trainer: Trainer) -> Batches | None:
     """
     loop = _loop(trainer)
     combined = loop._combined_loader  # Lightning's own properties give another loop's after a fit.
-    loaders: list[Any] = [] if combined is None else combined.flattened
+    loaders: list[EvaluationLoader] = []
     ids: dict[Place, str] = {}
     places: dict[tuple[int, int], list[Place]] = {}
-    for number, (loader, batches) in enumerate(zip(loaders, loop.max_batches, strict=True)):
+    given = [] if combined is None else combined.flattened
+    for number, (loader, batches) in enumerate(zip(given, loop.max_batches, strict=True)):
         if not isinstance(loader, EvaluationLoader):
             return None
+        loaders.append(loader)
         size = loader.prompts_per_batch
         for batch in range(int(min(batches, len(loader)))):
             here = range(batch * size, min((batch + 1) * size, len(loader.prompts)))
@@ -82,8 +84,7 @@ def evaluated_batches(trainer: Trainer) -> Batches | None:
 
 def samples_folder(trainer: Trainer) -> Path:
     """Where the samples of the present evaluation are kept. A broadcast: every rank must call it."""
-    assert trainer.state.fn is not None
-    stage = trainer.state.fn.value
+    stage = subcommand_of(trainer)
     part = f"validation/step_{trainer.global_step:08d}" if stage == "fit" else stage
     return RunFolder(trainer).path / part / "samples"
 
@@ -97,7 +98,6 @@ def evaluation_facts(trainer: Trainer, module: GrailModule, batches: Batches, st
         batches: The problems.
         step: The number of optimiser steps of the policy.
     """
-    assert module.policy is not None
     plan = module.evaluation
     tested = trainer.state.fn == "test"
     shares = {"prompts_per_batch": [loader.prompts_per_batch for loader in batches.loaders]}
@@ -111,7 +111,7 @@ def evaluation_facts(trainer: Trainer, module: GrailModule, batches: Batches, st
         "model": {
             "policy": module.policy_name,
             "checkpoint": str(trainer.ckpt_path) if trainer.ckpt_path else None,
-            "digest": weights_digest(module.policy),
+            "digest": weights_digest(policy_of(module)),
             "step": step,
             "precision": str(trainer.precision),
             # Differs with the tokenizer, the chat template and its options.
@@ -176,13 +176,10 @@ def _grading(task: Task) -> dict[str, Any]:
     """How a task grades: its class, and the form and comparison of its answers."""
     found: dict[str, Any] = {"task": _class_path(task), "compare": task.compare}
     if isinstance(task, AnswerTask):
-        form: Any = task.form
-        found["answer"] = {"class": _class_path(form), **(dataclasses.asdict(form) if _is_record(form) else {})}
+        form: object = task.form
+        options = dataclasses.asdict(form) if dataclasses.is_dataclass(form) and not isinstance(form, type) else {}
+        found["answer"] = {"class": _class_path(form), **options}
     return found
-
-
-def _is_record(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _class_path(value: object) -> str:

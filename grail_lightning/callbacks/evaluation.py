@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.evaluated import dataset_facts, evaluated_batches, evaluation_facts, samples_folder
 from grail_lightning.callbacks.figures import accuracy_names, figure_names
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.callbacks.judged import tell_policy
-from grail_lightning.callbacks.kept_samples import KeptSamples, samples_of
-from grail_lightning.callbacks.tally import OF_EACH_DATASET, Tally
+from grail_lightning.callbacks.running_evaluation import RunningEvaluation
+from grail_lightning.callbacks.tally import OF_EACH_DATASET
 from grail_lightning.callbacks.validating import is_over, validate
 from grail_lightning.data.names import metric_names
-from grail_lightning.evaluation.records import Sample
-from grail_lightning.evaluation.table import TableOptions, evaluation_table
-from grail_lightning.runtime.collectives import world_size
-from grail_lightning.runtime.seeds import derive_seed, run_seed
-from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
+from grail_lightning.evaluation.table import TableOptions
+from grail_lightning.step.outputs import EvaluationPlan
 from grail_lightning.tasks.base import Prompt
-
-if TYPE_CHECKING:
-    from grail_lightning.module import GrailModule
 
 
 class Evaluation(Callback):
@@ -87,11 +80,7 @@ class Evaluation(Callback):
         self.last: dict[str, Any] = {}
         self._finished = False
         self._loaded: int | None = None
-        self._step = 0
-        self._tally: Tally | None = None
-        self._kept: KeptSamples | None = None
-        self._counted = 0
-        self._first: dict[str, int] = {}
+        self._running: RunningEvaluation | None = None  # None outside of an evaluation, and in the sanity check.
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -120,7 +109,7 @@ class Evaluation(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the outcome of training, below the messages of other callbacks."""
-        self._close()
+        self._end()
         if self._finished:
             print(self.outcome())
         self._finished = False
@@ -171,18 +160,16 @@ class Evaluation(Callback):
     # --- what -------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reset the metrics, and open the folder of the samples."""
-        fitting = trainer.state.fn == "fit"
-        self._step = trainer.global_step if fitting else tell_policy(trainer, pl_module, self._loaded)
-        self._tally = Tally(self.pass_at, self.maj_at, self.by, pl_module.device)
-        self._counted = 0
-        self._close()
-        module = module_of(pl_module)
-        if trainer.state.fn == "test" or self.keep_samples == "all":
-            self._open(trainer, module)
-        if module.evaluation is not None:
-            done = self._kept.done if self._kept is not None else frozenset()
-            module.evaluation = replace(module.evaluation, done=done)
+        """Begin to count, and open the folder of the samples."""
+        self._end()
+        if trainer.sanity_checking:
+            return
+        module, stage = module_of(pl_module), trainer.state.fn
+        step = trainer.global_step if stage == "fit" else tell_policy(trainer, pl_module, self._loaded)
+        keep = self.keep_samples == "all" or (self.keep_samples == "test" and stage == "test")
+        shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by)
+        self._running = RunningEvaluation(trainer, module, shown, step, keep=keep and not fast_dev_run(trainer))
+        module.evaluation = replace(module.evaluation, done=self._running.done)
 
     on_test_start = on_validation_start
 
@@ -191,110 +178,47 @@ class Evaluation(Callback):
         trainer: Trainer,
         pl_module: LightningModule,
         outputs: object,
-        batch: object,
+        batch: list[Prompt],
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
         """Add the graded responses of a batch to the metrics, and keep them."""
-        if trainer.sanity_checking:
-            return
-        assert self._tally is not None
-        if self._kept is not None and (dataloader_idx, batch_idx) in self._kept.done:
-            assert isinstance(batch, list)
-            self._tally.add(self._kept.recalled(dataloader_idx, batch_idx), batch)
-            return
-        output = output_of(outputs)
-        samples = self._samples(trainer, output, batch_idx, dataloader_idx)
-        if self._kept is not None:
-            self._kept.write(samples)
-        self._tally.add(samples, output.batch.prompts)
+        if self._running is not None:
+            self._running.add(outputs, batch, batch_idx, dataloader_idx)
 
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics."""
-        if trainer.sanity_checking:
+        if self._running is None:
             return
-        figures = self._log(pl_module, "val")
+        figures = self._running.log(pl_module, "val")
         if trainer.state.fn == "fit":
             self.last = {
                 "step": trainer.global_step,
                 "accuracy": figures["accuracy"],
-                **self._what(module_of(pl_module).evaluation, figures["problems"]),
+                **self._running.conditions(figures["problems"]),
             }
             if trainer.global_step == 0:
                 self.first = self.last
-        self._close(complete=True)
+        self._end(complete=True)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics and print them as a table."""
-        assert self._tally is not None
-        self._log(pl_module, "test")
-        problems = self._tally.gathered()
-        if trainer.is_global_zero and problems:
-            shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by, first=self._first)
-            print(evaluation_table(problems, shown))
-        self._close(complete=True)
+        if self._running is None:
+            return
+        self._running.log(pl_module, "test")
+        if table := self._running.table():
+            print(table)
+        self._end(complete=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the files of the samples; what is written stays."""
-        if self._kept is not None:
-            self._kept.tell_interrupted(exception)
-        self._close()
+        if self._running is not None:
+            self._running.tell_interrupted(exception)
+        self._end()
 
-    def _what(self, plan: EvaluationPlan, problems: float) -> dict[str, Any]:
-        """The conditions of an accuracy: a text, and values that differ if the problems or the sampling differ."""
-        assert self._tally is not None
-        temperature = plan.sampling.temperature
-        drawn = f"temperature {temperature}" if temperature else "greedy"
-        samples = f" x {self.num_samples} samples" if self.num_samples > 1 else ""
-        return {
-            "conditions": f"{problems:.0f} problems{samples}, {drawn}",
-            "digest": self._tally.digest(),
-            "sampling": repr(plan),
-        }
-
-    def _samples(self, trainer: Trainer, output: StepOutput, batch: int, dataloader: int) -> list[Sample]:
-        """The samples of this rank's share of a batch."""
-        prompts: list[Prompt] = output.batch.prompts[:: self.num_samples]  # Rows of one group are neighbours.
-        rank, ranks = trainer.global_rank, trainer.world_size
-        if self._kept is not None:
-            indices = [place.number for place in self._kept.batches.of_rank(dataloader, batch, rank, ranks)]
-        else:  # Any numbers will do that tell problems apart.
-            indices = [(self._counted + number) * ranks + rank for number in range(len(prompts))]
-        self._counted += len(prompts)
-        if trainer.state.fn == "test":
-            seeds = test_seeds(prompts, self.num_samples)
-        else:
-            seed = derive_seed(run_seed(), *validation_key(dataloader, batch), rank)
-            seeds = [seed] * len(output.batch)
-        return samples_of(output, indices, seeds, self.num_samples)
-
-    def _log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
-        """Log all metrics and return them. Every rank computes the same metrics in the same order."""
-        assert self._tally is not None
-        figures = self._tally.compute()
-        logged = {f"{stage}/{name}": value for name, value in figures.items() if name != "problems"}
-        known = {name: value for name, value in logged.items() if value == value}
-        # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
-        pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
-        return figures
-
-    def _open(self, trainer: Trainer, module: GrailModule) -> None:
-        """Open the folder of the samples, unless they are not kept or the problems are not known beforehand."""
-        batches = None if trainer.sanity_checking else evaluated_batches(trainer)
-        self._first = {}
-        if batches is None:
-            return
-        datasets = dataset_facts(trainer, batches)
-        self._first = {name: found["first"] for name, found in datasets.items() if found["first"] is not None}
-        if self.keep_samples != "none" and not fast_dev_run(trainer):
-            shown = {"pass_at": list(self.pass_at), "maj_at": list(self.maj_at), "by": list(self.by)}
-            facts = evaluation_facts(trainer, module, batches, self._step) | {"datasets": datasets, "table": shown}
-            self._kept = KeptSamples(trainer, samples_folder(trainer), facts, batches)
-
-    def _close(self, *, complete: bool = False) -> None:
-        """Close the folder of the samples; a complete evaluation is marked as one."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.finish() if complete else kept.close()
+    def _end(self, *, complete: bool = False) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close(complete=complete)

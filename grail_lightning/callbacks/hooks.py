@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.policy import Policy
 from grail_lightning.step.outputs import StepOutput
 
 if TYPE_CHECKING:
@@ -34,6 +36,18 @@ def output_of(outputs: object) -> StepOutput:
     return output
 
 
+def rollouts_of(output: StepOutput) -> RolloutBatch:
+    """The rollouts of a training step or of `predict`, which have advantages."""
+    assert isinstance(output.batch, RolloutBatch)
+    return output.batch
+
+
+def policy_of(module: GrailModule) -> Policy:
+    """The policy of a run that has begun."""
+    assert module.policy is not None, "`configure_model` loads the policy"
+    return module.policy
+
+
 def fast_dev_run(trainer: Trainer) -> bool:
     """Whether the trainer only tries a few batches, and writes nothing. Lightning does not declare the attribute."""
     return bool(getattr(trainer, "fast_dev_run", False))
@@ -43,6 +57,12 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     """The callbacks of a run. Lightning does not declare the attribute."""
     found: list[Callback] = getattr(trainer, "callbacks", [])
     return found
+
+
+def subcommand_of(trainer: Trainer) -> str:
+    """What a trainer is running: fit, validate, test or predict."""
+    assert trainer.state.fn is not None, "hooks are called while it runs"
+    return trainer.state.fn.value
 
 
 def data_of(trainer: Trainer) -> LightningDataModule | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from grail_lightning.callbacks.hooks import module_of
+from grail_lightning.callbacks.hooks import module_of, subcommand_of
 from grail_lightning.runtime.run_folder import RunFolder
 
 
@@ -26,6 +26,5 @@ def tell_policy(trainer: Trainer, pl_module: LightningModule, loaded: int | None
     else:
         policy = f"as it was loaded from {module_of(pl_module).policy_name}, without a checkpoint."
         policy += f" Give `--ckpt_path last` for that of {last}." if last.exists() else ""
-    assert trainer.state.fn is not None
-    rank_zero_info(f"`{trainer.state.fn.value}` uses the policy {policy}")
+    rank_zero_info(f"`{subcommand_of(trainer)}` uses the policy {policy}")
     return step

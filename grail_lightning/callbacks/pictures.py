@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from grail_lightning.answers import align
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.answers.find.spans import Decoder
 from grail_lightning.callbacks.boards import log_histogram, log_picture, takes_pictures
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.records import prompt_text, rollout_facts
+from grail_lightning.credit import TokenWeights
 from grail_lightning.grading.locate import labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
@@ -92,17 +93,17 @@ class CreditPictures(Callback):
         if self.max_time_share < 1 and self.seconds + self._last > self.max_time_share * (start - self._began):
             return
         try:
-            self._draw(output, loggers, module_of(pl_module).tokenizer, trainer.global_step)
+            self._draw(output, output.weights, loggers, module_of(pl_module).tokenizer, trainer.global_step)
         except Exception as error:
             self._failed = True
             rank_zero_warn(f"No more pictures of the credit, because one could not be drawn: {error!r:.300}")
         self._last = time.perf_counter() - start
         self.seconds += self._last
 
-    def _draw(self, output: StepOutput, loggers: list[Logger], tokenizer: object, step: int) -> None:
-        batch, weights = output.batch, output.weights
-        assert isinstance(batch, RolloutBatch)
-        assert weights is not None
+    def _draw(
+        self, output: StepOutput, weights: TokenWeights, loggers: list[Logger], tokenizer: Decoder, step: int
+    ) -> None:
+        batch = rollouts_of(output)
         shares = effective_weights(batch.advantages, weights)
         pictures = {"credit/rollouts": heatmap(self._groups(output, shares, tokenizer, step), self.max_lines)}
         live = (batch.advantages != 0).nonzero().flatten()
@@ -116,7 +117,7 @@ class CreditPictures(Callback):
             if len(values):
                 log_histogram(logger, "credit/weights", values, step)
 
-    def _groups(self, output: StepOutput, shares: Tensor, tokenizer: object, step: int) -> list[ShownGroup]:
+    def _groups(self, output: StepOutput, shares: Tensor, tokenizer: Decoder, step: int) -> list[ShownGroup]:
         """Groups with a right and a wrong rollout; groups without a difference if there are no others."""
         batch = output.batch
         pairs = mixed_pairs(batch.correct.tolist(), batch.group.tolist())
@@ -143,7 +144,7 @@ def mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:
     return both or [(members[0], members[-1]) for members in rows.values()]
 
 
-def _shown(output: StepOutput, row: int, shares: Tensor, tokenizer: object) -> ShownRollout:
+def _shown(output: StepOutput, row: int, shares: Tensor, tokenizer: Decoder) -> ShownRollout:
     batch, prompt = output.batch, output.batch.prompts[row]
     length = int(batch.response_lengths[row])
     aligned = align(batch.response_ids[row, :length].tolist(), tokenizer)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers import Alignment
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.callbacks.hooks import rollouts_of
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, encodable, response_ids, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading.locate import align_rows, labelled_steps
@@ -59,8 +59,7 @@ def prediction_columns(
         method: The name of the configured credit method.
         compared: The weights of further methods by name.
     """
-    batch = output.batch
-    assert isinstance(batch, RolloutBatch), "`predict_step` gives advantages"
+    batch = rollouts_of(output)
     lengths, ids = batch.response_lengths.tolist(), response_ids(output)
     columns = rollout_columns(output)
     columns["token_ids"] = ids

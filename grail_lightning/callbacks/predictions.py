@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.callbacks.hooks import module_of, output_of
+from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of
 from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.callbacks.prediction_columns import method_names, prediction_columns, prediction_types
 from grail_lightning.callbacks.records import arrow_table
@@ -142,9 +141,7 @@ class PredictionWriter(Callback):
         """The weights of the further methods by name. A collective: every rank must call this, also without rows."""
         if not self.compare:
             return {}
-        policy, batch = module.policy, output.batch
-        assert policy is not None
-        assert isinstance(batch, RolloutBatch)
+        policy, batch = policy_of(module), rollouts_of(output)
         return {
             name: token_weights(method, module.control, policy, batch, module.credit_context())
             for name, method in zip(self._names[1:], self.compare, strict=True)

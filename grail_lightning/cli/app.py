@@ -33,6 +33,7 @@ from grail_lightning.callbacks import (
     Throughput,
     Watchdog,
 )
+from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
 from grail_lightning.callbacks.watchdog import lost_rank
 from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcommand, refuse
@@ -178,7 +179,7 @@ class GrailCLI(LightningCLI):
         weights = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only"))
         if weights is not None:
             check_weights(self.model.policy_name, self.model.loading, weights)
-        if subcommand != "fit" and not self._leaves_nothing():
+        if subcommand != "fit" and not fast_dev_run(self.trainer):
             folder.shared()
             keep_tables(self.trainer.loggers)
         if subcommand == "test":
@@ -191,16 +192,13 @@ class GrailCLI(LightningCLI):
         check_dtype(self.model.policy_name, self.model.loading)
         if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
             task.check_length(self.model.sampling.max_response_length)
-        folder, checkpoint = RunFolder(self.trainer), kwargs["ckpt_path"]
-        with nullcontext() if self._leaves_nothing() else folder.resumed(checkpoint) if checkpoint else folder.fresh():
+        folder, checkpoint, trial = RunFolder(self.trainer), kwargs["ckpt_path"], fast_dev_run(self.trainer)
+        with nullcontext() if trial else folder.resumed(checkpoint) if checkpoint else folder.fresh():
             keep_tables(self.trainer.loggers)
             self.trainer.fit(**kwargs)
 
-    def _leaves_nothing(self) -> bool:
-        return bool(getattr(self.trainer, "fast_dev_run", False))
 
-
-def check_groups(options: Any) -> None:
+def check_groups(options: Namespace) -> None:
     """Check that no group of options is null or a value, and that no callback of every run is listed a second time.
 
     Raises:
@@ -284,7 +282,7 @@ def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
     )
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

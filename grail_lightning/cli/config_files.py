@@ -61,7 +61,7 @@ def file_that_sets(args: Sequence[str], option: str) -> Path | None:
     return next((file for file in reversed(files) if _sets(read_options(file), option.split("."))), None)
 
 
-def _sets(options: Any, names: Sequence[str]) -> bool:
+def _sets(options: object, names: Sequence[str]) -> bool:
     if isinstance(options, list):
         return any(_sets(part, names) for part in options)
     if not names or not isinstance(options, dict):
@@ -107,7 +107,7 @@ def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
     """PyYAML's safe loader, which refuses a key that a mapping has twice: the first value would be lost."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         """The mapping of a node."""
         seen: set[str] = set()
         for key, _ in node.value:

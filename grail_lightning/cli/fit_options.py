@@ -28,44 +28,51 @@ class _Options(GrailCLI):
         return
 
 
+class ParsedFit:
+    """The options that a command line of ``fit`` and its config files give.
+
+    Attributes:
+        options: The options.
+    """
+
+    def __init__(self, cli: GrailCLI) -> None:
+        self._cli, self._config = cli, cli.config
+        self.options: Namespace = cli.config.fit
+
+    def build(self) -> None:
+        """Build the objects of the options, all but the Trainer; no weights are loaded.
+
+        Raises:
+            ValueError: If a value is refused by the class that it is for.
+        """
+        self._cli.parser.instantiate_classes(self._config)
+
+    def saved(self) -> dict[str, Any]:
+        """The options as a run saves them in its ``config.yaml``."""
+        return dict(yaml.safe_load(self._cli._parser("fit").dump(self.options, skip_none=False)))
+
+
 class FitOptions:
     """Parses command lines of ``fit`` one after the other. The parser, which takes a second to make, is made once."""
 
     def __init__(self) -> None:
         self._cli: GrailCLI | None = None
 
-    def parse(self, arguments: Sequence[str]) -> Namespace:
+    def parse(self, arguments: Sequence[str]) -> ParsedFit:
         """The options that a command line of ``fit`` and its config files give.
 
         Raises:
             ValueError: If an option is wrong.
         """
-        given = ["fit", *arguments]
-        if self._cli is None:
+        given, cli = ["fit", *arguments], self._cli
+        if cli is None:
             with _command_line(given):
-                self._cli = run(_Options, None)
+                cli = self._cli = run(_Options, None)
         else:
             with _command_line(expand_methods(expand_configs(given))):
-                self._cli.parse_arguments(self._cli.parser, None)
-            self._cli.before_instantiate_classes()
-        assert self._cli is not None
-        found: Namespace = self._cli.config.fit
-        return found
-
-    def build(self) -> None:
-        """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded.
-
-        Raises:
-            ValueError: If a value is refused by the class that it is for.
-        """
-        assert self._cli is not None
-        self._cli.parser.instantiate_classes(self._cli.config)
-
-    def saved(self) -> dict[str, Any]:
-        """The options that were parsed last, as a run saves them in its ``config.yaml``."""
-        assert self._cli is not None
-        text = self._cli._parser("fit").dump(self._cli.config.fit, skip_none=False)
-        return dict(yaml.safe_load(text))
+                cli.parse_arguments(cli.parser, None)
+            cli.before_instantiate_classes()
+        return ParsedFit(cli)
 
 
 def fit_options(arguments: list[str]) -> Namespace:
@@ -74,7 +81,7 @@ def fit_options(arguments: list[str]) -> Namespace:
     Raises:
         ValueError: If an option is wrong.
     """
-    return FitOptions().parse(arguments)
+    return FitOptions().parse(arguments).options
 
 
 @contextmanager

@@ -82,9 +82,14 @@ class Complaint:
     value: str | None = None
 
     @property
-    def is_type(self) -> bool:
-        """Whether the message states only the expected type."""
-        return TYPE.match(self.text) is not None and UNKNOWN_CLASS.match(self.text) is None
+    def kind(self) -> str | None:
+        """The expected type in words, if the message states nothing else."""
+        match = TYPE.match(self.text)
+        if match is None or UNKNOWN_CLASS.match(self.text):
+            return None
+        if match[2] is not None:
+            return "one of " + ", ".join(part.strip().strip("'") for part in match[2].split(","))
+        return KINDS.get(match[1] or match[3], match[1] or match[3])
 
 
 def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
@@ -103,7 +108,7 @@ def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
         return "", " ".join(text.split())
     found = _without_base_class(complaints(text))
     # A message with more than a type is about a value that is nearly right. The deepest one is the most specific.
-    specific = [c for c in found if not c.is_type and UNKNOWN_CLASS.match(c.text) is None]
+    specific = [c for c in found if c.kind is None and UNKNOWN_CLASS.match(c.text) is None]
     if specific:
         return _sentence(max(specific, key=lambda c: c.option.count(".")), list(known))
     depth = max(c.option.count(".") for c in found)
@@ -112,8 +117,8 @@ def refusal(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
     numbers = any(kind in ("int", "float") for c in deepest if (t := TYPE.match(c.text)) for kind in t.groups())
     if named is not None and not numbers:
         return _sentence(named, list(known))
-    typed = [c for c in deepest if c.is_type]
-    kinds = list(dict.fromkeys(_kind(c.text) for c in typed))
+    typed = [c for c in deepest if c.kind is not None]
+    kinds = list(dict.fromkeys(c.kind for c in typed if c.kind is not None))
     value = next((c.value for c in typed if c.value is not None), "")
     if {*kinds} <= {"null", "true or false"} and (names := choices(typed[0].option)):
         return typed[0].option, _class_expected(typed[0].option, names, value)
@@ -272,14 +277,6 @@ def _missing(option: str, owner: str, names: str) -> str:
         f"{', '.join(f'`{name}`' for name in options)} must be given, on the command line or in a file: "
         "`--config configs/quickstart.yaml` is one to begin with."
     )
-
-
-def _kind(text: str) -> str:
-    match = TYPE.match(text)
-    assert match is not None
-    if match[2] is not None:
-        return "one of " + ", ".join(part.strip().strip("'") for part in match[2].split(","))
-    return KINDS.get(match[1] or match[3], match[1] or match[3])
 
 
 def _listed(kinds: list[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
@@ -22,21 +23,21 @@ class SaveRunConfig(SaveConfigCallback):
     checkpoint has been loaded.
     """
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Save the config, except in a resumed fit. Lightning calls this for every stage."""
         name = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
         self._file = RunFolder(trainer).path / name
         if stage != "fit" or self.config.get("ckpt_path") is None:
             super().setup(trainer, pl_module, stage)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the config of a resumed run, and report the options that have changed."""
         if not self.already_saved:
             options = yaml.safe_load(self.parser.dump(self.config))
             tell_changes(self._file, options)
             super().setup(trainer, pl_module, "fit")
 
-    def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the file. Lightning calls this on the first rank."""
         text = self.parser.dump(self.config, skip_none=False)
         if stage != "fit" and self._file.exists() and self._file.read_text() != text:
@@ -59,7 +60,7 @@ def tell_changes(saved: Path, options: dict[str, Any]) -> None:
         rank_zero_info(f"Resuming with other options than {kept}: {'; '.join(changed)}")
 
 
-def flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
     """Nested options as dotted names and values."""
     if not isinstance(tree, dict):
         yield name, tree

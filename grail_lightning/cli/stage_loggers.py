@@ -26,7 +26,7 @@ class StageCSVLogger(CSVLogger):
         return os.path.join(super().log_dir, self.sub_dir)
 
 
-def beside_training(logger: Logger, given: Any, stage: str) -> Logger:
+def beside_training(logger: Logger, given: object, stage: str) -> Logger:
     """The same logger, writing to a sub-folder of the run's, ``runs/quickstart/validate``.
 
     TensorBoard shows it as a separate run in the same charts. A logger without a folder is returned unchanged.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jsonargparse import Namespace
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning.distributed.sharding import check_strategy
 
 
-def strategy_options(given: Any) -> Any:
+def strategy_options(given: object) -> object:
     """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it.
 
     Raises:
@@ -27,7 +26,7 @@ def strategy_options(given: Any) -> Any:
     return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
 
 
-def default_mesh_sizes(trainer: Any) -> None:
+def default_mesh_sizes(trainer: Trainer) -> None:
     """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node.
 
     Raises:
@@ -47,7 +46,7 @@ def default_mesh_sizes(trainer: Any) -> None:
             )
 
 
-def check_launcher(trainer: Any) -> None:
+def check_launcher(trainer: Trainer) -> None:
     """Check that torchrun or SLURM has started as many processes as there are devices; the run would wait for others.
 
     Raises:

@@ -6,7 +6,6 @@ r"""Look at kept samples: `python -m grail_lightning.evaluation regrade RUN`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,6 +22,7 @@ from grail_lightning.evaluation.records import (
 )
 from grail_lightning.evaluation.regrade import changed_verdicts, regraded, table_of
 from grail_lightning.evaluation.table import evaluation_table
+from grail_lightning.runtime.arguments import Parser, refused
 
 _SHOWN = 80
 
@@ -34,21 +34,24 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: The command line without the program's name; None for the process's own.
 
     Returns:
-        0, or 2 for a folder that cannot be read or written.
+        0, or 2 for a user's mistake, which is one line on stderr.
     """
-    parser = argparse.ArgumentParser(prog="python -m grail_lightning.evaluation", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    regrade = commands.add_parser("regrade", help="grade kept samples again, without sampling")
-    regrade.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
-    regrade.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
-    options = parser.parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         _regrade(options.folder, options.output)
     except (ValueError, OSError) as error:
-        said = f"{error.filename}: {error.strerror}. Choose another folder." if isinstance(error, OSError) else error
-        print(f"grail_lightning.evaluation: error: {said}", file=sys.stderr)
-        return 2
+        return refused("grail_lightning.evaluation", error, choose="folder")
     return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m grail_lightning.evaluation", description=__doc__.splitlines()[0])
+    regrade = parser.add_subparsers(dest="command", required=True).add_parser(
+        "regrade", help="grade kept samples again, without sampling"
+    )
+    regrade.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
+    regrade.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
+    return parser
 
 
 def _regrade(folder: Path, output: Path | None) -> None:

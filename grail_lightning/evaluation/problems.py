@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from grail_lightning.answers import Verdict, answer_classes
+from grail_lightning.answers import answer_classes, text_classes
 from grail_lightning.evaluation.records import Sample
 from grail_lightning.tasks.base import Comparison
 
@@ -63,15 +63,4 @@ def problems_of(samples: Iterable[Sample], compare: Comparison = "math") -> list
 def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
     if compare == "math":
         return answer_classes(predictions)
-    first: list[str] = []
-    votes = []
-    for prediction in predictions:
-        if prediction is None or not prediction.strip():
-            votes.append(-1)
-            continue
-        same = (Verdict.of_text(one, prediction, ignore_case=compare == "text").correct for one in first)
-        vote = next((number for number, equal in enumerate(same) if equal), len(first))
-        if vote == len(first):
-            first.append(prediction)
-        votes.append(vote)
-    return votes
+    return text_classes(predictions, ignore_case=compare == "text")

@@ -219,7 +219,7 @@ def _to_disk(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
     """Nested values as dotted names and values; an empty mapping is a value."""
     if not isinstance(tree, dict) or not tree:
         yield name, tree

@@ -116,7 +116,7 @@ def _responses(parts: Mapping[str, Sequence[Problem]]) -> str:
             row.append("-" if math.isnan(value) else _cell(value, limits, 1))
     for column, is_one in FAILURES.items():
         shares = [_failures(problems, is_one) for problems in datasets]
-        single = [(float(s.values.mean()), mean_interval(s.values, s.noise)) for s in shares]
+        single = [_figure(share) for share in shares]
         head.append(column)
         for (_, row), (value, limits) in zip(
             rows, [*single, *(_weighted(single, w) for w in weights.values())], strict=False
@@ -158,6 +158,11 @@ def _average_length(found: Sequence[_Estimate]) -> _Estimate:
     return sum(means) / len(means), average_interval(means, limits, most=math.inf) if known else (math.nan, math.nan)
 
 
+def _figure(shares: _Shares) -> _Estimate:
+    """The mean over problems."""
+    return float(shares.values.mean()), mean_interval(shares.values, shares.noise)
+
+
 def _weighted(found: Sequence[_Estimate], weights: Sequence[float]) -> _Estimate:
     """The weighted average of the datasets' shares."""
     means, limits = zip(*found, strict=True)
@@ -183,7 +188,7 @@ def _shares(problems: Sequence[Problem], options: TableOptions) -> list[_Shares]
 
 
 def _cells(problems: Sequence[Problem], shares: list[_Shares], several: bool) -> list[str]:
-    first, *others = (_cell(float(s.values.mean()), mean_interval(s.values, s.noise)) for s in shares)
+    first, *others = (_cell(*_figure(share)) for share in shares)
     return [first, *(_spread(problems) if several else []), *others]
 
 
@@ -197,11 +202,9 @@ def _average(
 ) -> list[str]:
     """Averages over datasets, equally weighted unless `weights` are given."""
     parts = weights or [1 / len(shares)] * len(shares)
-    cells = []
-    for column in zip(*shares.values(), strict=True):
-        found = [(float(s.values.mean()), mean_interval(s.values, s.noise)) for s in column]
-        cells.append(_cell(*_weighted(found, parts)))
-    return [cells[0], *spread, *cells[1:]]
+    columns = zip(*shares.values(), strict=True)
+    first, *others = (_cell(*_weighted([_figure(share) for share in column], parts)) for column in columns)
+    return [first, *spread, *others]
 
 
 def _cell(mean: float, interval: tuple[float, float], digits: int = 3) -> str:
@@ -231,7 +234,7 @@ def _values(problems: Sequence[Problem], column: str) -> dict[str, list[Problem]
     found = _by(there, lambda problem: " ".join(str(problem.columns[column]).split()))
 
     def order(value: str) -> tuple[bool, Any]:
-        first: Any = found[value][0].columns[column]
+        first = found[value][0].columns[column]
         return (False, first) if isinstance(first, int | float) else (True, value)
 
     return {value: found[value] for value in sorted(found, key=order)}

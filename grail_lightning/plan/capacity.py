@@ -85,7 +85,7 @@ class Planner:
         phases: list[Phase] = []
         calls, cached = 1, 0
         if settings.cache_tokens is not None:
-            rows, calls, decoding = self._decoding(settings, shapes, ranks)
+            rows, calls, decoding = self._decoding(settings, shapes, ranks, settings.cache_tokens)
             cached = decoding.cached_token
             phases.append(memory.sampling(always, shapes, placement, decoding, rows, settings.width))
         if own_pass(settings):
@@ -118,11 +118,12 @@ class Planner:
         key = ("blocks", micro, gradient, *_key(settings))
         return self._once(key, lambda: trace_blocks(self.config, settings, micro, number, gradient))
 
-    def _decoding(self, settings: Settings, shapes: Shapes, ranks: int) -> tuple[int, int, DecodingBytes]:
+    def _decoding(
+        self, settings: Settings, shapes: Shapes, ranks: int, cache_tokens: int
+    ) -> tuple[int, int, DecodingBytes]:
         """Rows of a call, the number of calls, and what decoding allocates."""
         prompts, rows = ranks_rows(settings, ranks)
-        assert settings.cache_tokens is not None
-        in_call = min(rows, max(settings.cache_tokens // settings.width, 1))
+        in_call = min(rows, max(cache_tokens // settings.width, 1))
         asked = min(prompts, math.ceil(in_call / settings.execution.group_size))
         sizes = {"prompts": asked, "rows": in_call, "width": settings.width}
         key = ("decoding", *sizes.values(), settings.sampling, *_key(settings))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.engines.cache import GrowingCache, can_drop_rows
@@ -94,7 +94,7 @@ def _run_blocks(
             if parameter.requires_grad:
                 # The sum over micro-batches exists already, and is counted elsewhere.
                 parameter.register_post_accumulate_grad_hook(_drop)  # type: ignore[no-untyped-call]
-        table: Any = policy.model.get_input_embeddings().weight
+        table: Tensor = policy.model.get_input_embeddings().weight
         leaf = gradient == "embeddings" or (gradient == "weights" and table.requires_grad)
         if shape.trees == "flex" or settings.loading.attention == "flash_attention_2":
             policy.model.set_attn_implementation(FUSED)
@@ -189,7 +189,7 @@ def _filled(states: Tensor, rows: int, length: int) -> Tensor:
     return states.new_empty(rows, states.shape[1], length, states.shape[-1])
 
 
-def _forward(policy: Policy, cache: Any, rows: int, tokens: int, begun: int, **options: int) -> Tensor:
+def _forward(policy: Policy, cache: Cache, rows: int, tokens: int, begun: int, **options: int) -> Tensor:
     ids = torch.zeros(rows, tokens, dtype=torch.long)
     mask = torch.ones(rows, begun + tokens, dtype=torch.long)
     out = policy.model(

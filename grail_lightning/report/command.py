@@ -14,7 +14,7 @@ from grail_lightning.report.page import page
 from grail_lightning.report.runs import find_runs
 from grail_lightning.report.sections import Options, Section, make_section
 from grail_lightning.report.text import comma_separated, markdown, terminal
-from grail_lightning.runtime.arguments import Parser
+from grail_lightning.runtime.arguments import Parser, refused
 
 FORMATS: dict[str, Callable[[Sequence[Section]], str]] = {
     "terminal": terminal,
@@ -77,9 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except (ValueError, OSError) as error:
-        said = f"{error.filename}: {error.strerror}. Choose another file." if isinstance(error, OSError) else str(error)
-        print(f"grail_lightning.report: error: {' '.join(said.split())}", file=sys.stderr)
-        return 2
+        return refused("grail_lightning.report", error, choose="file")
     return 0
 
 

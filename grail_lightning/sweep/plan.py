@@ -113,11 +113,11 @@ class RunPlanner:
 
     def _parse(self, run: Run, given: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
         """The options of a run, and those that it will save."""
-        fit = self._options.parse(given)
+        fit = self._options.parse(given).options
         _check_alone(fit)
-        self._options.parse([*given, *_into(run, fit.trainer.get("logger")), QUIET])
-        self._options.build()
-        return fit, self._options.saved()
+        whole = self._options.parse([*given, *_into(run, fit.trainer.get("logger")), QUIET])
+        whole.build()
+        return fit, whole.saved()
 
 
 def _check_alone(fit: Namespace) -> None:

@@ -3,10 +3,10 @@
 The same rollouts in several files are shown once, with the methods of all files side by side.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from grail_lightning.runtime.arguments import Parser, refused
 from grail_lightning.views.page import MAX_ROLLOUTS, write_page
 
 __all__ = ["main"]
@@ -19,24 +19,26 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: The command line without the program's name; None for the process's own.
 
     Returns:
-        0, or 2 for a file that cannot be read or written.
+        0, or 2 for a user's mistake, which is one line on stderr.
     """
-    parser = argparse.ArgumentParser(prog="python -m grail_lightning.views", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Parquet that `predict` wrote")
-    parser.add_argument("--output", type=Path, help="the page to write (default: the first file's name with .html)")
-    parser.add_argument("--max_rollouts", type=int, default=MAX_ROLLOUTS, help="default: %(default)s")
-    parser.add_argument("--title", help="the heading (default: the first file's path)")
-    options = parser.parse_args(arguments)
-    page = options.output or options.files[0].with_suffix(".html")
     try:
+        options = _parser().parse_args(arguments)
+        page = options.output or options.files[0].with_suffix(".html")
         if page in options.files:
             raise ValueError(f"`--output` must be a file of its own, but got {page}. Name another one.")
         print(write_page(options.files, page, options.max_rollouts, options.title))
     except (ValueError, OSError) as error:
-        said = f"{error.filename}: {error.strerror}. Choose another file." if isinstance(error, OSError) else error
-        print(f"grail_lightning.views: error: {said}", file=sys.stderr)
-        return 2
+        return refused("grail_lightning.views", error, choose="file")
     return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m grail_lightning.views", description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Parquet that `predict` wrote")
+    parser.add_argument("--output", type=Path, help="the page to write (default: the first file's name with .html)")
+    parser.add_argument("--max_rollouts", type=int, default=MAX_ROLLOUTS, help="default: %(default)s")
+    parser.add_argument("--title", help="the heading (default: the first file's path)")
+    return parser
 
 
 if __name__ == "__main__":

@@ -134,6 +134,15 @@ def test_a_folder_of_something_else_is_one_line(content, tmp_path, capsys):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [[], ["regrade"], ["grade", "samples"], ["regrade", "samples", "--out"]])
+def test_a_wrong_option_is_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("grail_lightning.evaluation: error: ")
+    assert said.endswith("See --help.\n")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("change", [{"index": "1"}, {"correct": 1}, {"columns": []}, {"more": 1}])
 def test_a_line_with_other_fields_is_named(change, tmp_path, capsys):
     write_evaluation(tmp_path, _facts(answer=BOXED))

@@ -165,6 +165,8 @@ def test_the_program_makes_a_page_of_files(tmp_path, capsys):
         (["text.parquet"], r"text.parquet must be a Parquet file .* but got: "),
         (["kept.parquet"], r"kept.parquet must be .* but it has no column `response`, .* get it by `predict`"),
         (["empty.parquet"], r"empty.parquet must hold at least one rollout, but got none"),
+        ([], r"The following arguments are required: FILE. See --help"),
+        (["good.parquet", "--max_rollouts=many"], r"Argument --max_rollouts: invalid int value: 'many'. See --help"),
         (["good.parquet", "--max_rollouts=0"], r"`max_rollouts` must be at least 1, but got 0"),
         (["good.parquet", "--output=good.parquet"], r"`--output` must be a file of its own"),
         (["good.parquet", "--output=/proc/no/page.html"], r"/proc/no: .* Choose another file"),

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from grail_lightning.answers.compare.conventions import Conventions
 from grail_lightning.answers.compare.judge import judge
-from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
+from grail_lightning.answers.grammar.normalise import capped, normalise, string_key, text_key
 
-__all__ = ["answer_classes"]
+__all__ = ["answer_classes", "text_classes"]
 
 _MOST_COMPARED = 64
 
@@ -43,6 +43,21 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
                 first.append(answer)
         found.append(number_of[key])
     return found
+
+
+def text_classes(answers: Sequence[str | None], *, ignore_case: bool) -> list[int]:
+    """The same of answers that are plain text, compared as `Verdict.of_text` compares them.
+
+    Args:
+        answers: The answers of the samples of one problem; None or blank text is no answer.
+        ignore_case: Whether upper and lower case are the same.
+
+    >>> text_classes(["Paris", None, "paris", "Rome"], ignore_case=True)
+    [0, -1, 0, 1]
+    """
+    keys = [text_key(answer or "", ignore_case=ignore_case) for answer in answers]
+    number_of: dict[str, int] = {}
+    return [number_of.setdefault(key, len(number_of)) if key else -1 for key in keys]
 
 
 def _equal(one: str, other: str, conventions: Conventions) -> bool:

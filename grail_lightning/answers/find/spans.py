@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, takewhile
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["Alignment", "align", "token_span"]
 
@@ -29,6 +29,20 @@ _BYTE_OF = dict(zip(map(chr, [*_PRINTABLE, *range(256, 256 + len(_OTHERS))]), _P
 _WINDOW = 8
 # A run of tokens that never completes a character is cut here, so that hostile ids cost linear time.
 _LONGEST_RUN = 64
+
+
+class Decoder(Protocol):
+    """What is used of a Hugging Face tokenizer; its `backend_tokenizer`, too, if it has one."""
+
+    @property
+    def all_special_ids(self) -> Sequence[int]:
+        """The ids of the special tokens."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> object:
+        """The text of tokens."""
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
+        """Each token's entry in the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +67,12 @@ class Alignment:
         return [k for k in asked if starts[k] < stop and stops[k] > start and starts[k] < stops[k] and start < stop]
 
 
-def align(token_ids: Sequence[int], tokenizer: Any, special: frozenset[int] | None = None) -> Alignment:
+def align(token_ids: Sequence[int], tokenizer: Decoder, special: frozenset[int] | None = None) -> Alignment:
     """The character range of each token in the decoded text.
 
     Args:
         token_ids: [N] ids as they were sampled, special tokens and padding included.
-        tokenizer: a Hugging Face tokenizer, of which only `decode`, `convert_ids_to_tokens` and the special tokens
-            are used.
+        tokenizer: a Hugging Face tokenizer.
         special: what `special_ids` returns for this tokenizer, if many rows are aligned.
     """
     ids = [int(token_id) for token_id in token_ids]
@@ -74,7 +87,7 @@ def align(token_ids: Sequence[int], tokenizer: Any, special: frozenset[int] | No
     return Alignment(text=text, starts=tuple(start for start, _ in spans), stops=tuple(stop for _, stop in spans))
 
 
-def token_span(token_ids: Sequence[int], tokenizer: Any, start: int, stop: int) -> list[int]:
+def token_span(token_ids: Sequence[int], tokenizer: Decoder, start: int, stop: int) -> list[int]:
     """Indices of the tokens that cover at least one character of the decoded text's range [start, stop).
 
     Args:
@@ -86,11 +99,11 @@ def token_span(token_ids: Sequence[int], tokenizer: Any, start: int, stop: int) 
     return align(token_ids, tokenizer).overlapping(start, stop)
 
 
-def _decode(tokenizer: Any, ids: list[int]) -> str:
+def _decode(tokenizer: Decoder, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def special_ids(tokenizer: Any) -> frozenset[int]:
+def special_ids(tokenizer: Decoder) -> frozenset[int]:
     """The ids that `decode` leaves out with `skip_special_tokens`."""
     special = {*tokenizer.all_special_ids}
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -99,7 +112,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(special)
 
 
-def _visible_tokens(tokenizer: Any, ids: list[int], special: frozenset[int]) -> list[str | None] | None:
+def _visible_tokens(tokenizer: Decoder, ids: list[int], special: frozenset[int]) -> list[str | None] | None:
     """Each id's entry in the vocabulary; None for what `decode` leaves out (special, or beyond it)."""
     try:
         tokens = tokenizer.convert_ids_to_tokens(ids)
@@ -184,7 +197,7 @@ def _broken_length(data: bytes, start: int) -> int:
     raise AssertionError("a replacement character without broken bytes")
 
 
-def _incremental_spans(tokenizer: Any, ids: list[int], text: str) -> list[tuple[int, int]]:
+def _incremental_spans(tokenizer: Decoder, ids: list[int], text: str) -> list[tuple[int, int]]:
     """What each token adds when decoded after its predecessors; tokens that only make text together share its range."""
     spans: list[tuple[int, int]] = []
     written = ""

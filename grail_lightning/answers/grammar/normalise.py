@@ -14,7 +14,7 @@ from grail_lightning.answers.grammar import spellings
 from grail_lightning.answers.grammar.brackets import TEXT, balanced, group_end
 from grail_lightning.answers.grammar.numerals import grouped, repeating
 
-__all__ = ["capped", "normalise", "string_key"]
+__all__ = ["capped", "normalise", "string_key", "text_key"]
 
 # Answers come again when they are short; what is kept of long ones would be a model's to grow.
 CACHED_CHARACTERS = 128
@@ -235,3 +235,9 @@ def string_key(text: str) -> str:
     r"""For string equality: `{x}` is `x`, and only the space between two digits tells anything."""
     text = re.sub(r"\{([A-Za-z0-9])\}", r"\1", text)
     return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+
+
+def text_key(text: str, *, ignore_case: bool) -> str:
+    """For equality of plain text: Unicode's compatible forms and runs of white space are the same."""
+    plain = " ".join(unicodedata.normalize("NFKC", text).split())
+    return plain.casefold() if ignore_case else plain

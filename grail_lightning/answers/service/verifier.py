@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 from grail_lightning.answers.compare.conventions import Conventions, Outcome
 from grail_lightning.answers.compare.judge import judge
+from grail_lightning.answers.grammar.normalise import text_key
 from grail_lightning.answers.service.pool import WorkerPool
 from grail_lightning.answers.service.worker import fault_of
 
@@ -53,10 +53,9 @@ class Verdict:
             prediction: the model's answer.
             ignore_case: whether upper and lower case are the same.
         """
-        sides = [" ".join(unicodedata.normalize("NFKC", text).split()) for text in (gold, prediction)]
-        if not sides[1]:
+        left, right = (text_key(text, ignore_case=ignore_case) for text in (gold, prediction))
+        if not right:
             return cls.missing(gold)
-        left, right = [text.casefold() for text in sides] if ignore_case else sides
         status = "right" if left == right else "wrong"
         return cls(correct=left == right, status=status, layer="string", gold=gold, prediction=prediction)
 
