@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
@@ -143,12 +144,11 @@ class GrailModule(pl.LightningModule):
         if self.gradients is not None:
             self.gradients.release()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser of the policy's trainable parameters, with its schedule."""
-        assert self.policy is not None
         restored = {name.removeprefix("policy."): weight for name, weight in self._restored.items()}
         self._restored = {}
-        self.gradients = Gradients(self.policy, self.trainer.strategy, restored)
+        self.gradients = Gradients(self._policy, self.trainer.strategy, restored)
         optimizer = self.gradients.make_optimizer(self.optimizer)
         self._options = configured_options(optimizer)
         return with_schedule(optimizer, self.scheduler)
@@ -226,7 +226,8 @@ class GrailModule(pl.LightningModule):
 
     def take_steps(self, update: Update) -> dict[str, float]:
         """Take the optimiser steps of a batch, or as many as `max_steps` allows; returns the last one's figures."""
-        assert self.gradients is not None
+        gradients = self.gradients
+        assert gradients is not None, "`configure_optimizers` makes them"
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         planned = len(update.plan.steps)
@@ -240,17 +241,16 @@ class GrailModule(pl.LightningModule):
                     update.reweigh(token_weights(self.credit, self.control, self._policy, update.forward.batch, before))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
-                figures = update.accumulate(number, self._backward, in_place=self.gradients.in_place)
-            figures |= take_step(self.gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
+                figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
+            figures |= take_step(gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         return figures
 
-    def _backward(self, loss: torch.Tensor, last: bool) -> None:
-        assert self.gradients is not None
-        with self.gradients.accumulating(last=last):
+    def _backward(self, gradients: Gradients, loss: torch.Tensor, last: bool) -> None:
+        with gradients.accumulating(last=last):
             self.manual_backward(loss)
 
     @property
