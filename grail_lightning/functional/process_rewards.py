@@ -72,10 +72,20 @@ def ranked_pairs(scores: Tensor, correct: Tensor, group: Tensor) -> tuple[float,
     return float((gaps > 0).sum()) + 0.5 * float((gaps == 0).sum()), int(pairs.sum())
 
 
-def _others(values: Tensor, group: Tensor) -> Tensor:
-    """``[B]``: the mean over the other rows of the group; 0 where there is none."""
+def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over the rows of each row's group, and their number; ``[B]`` each.
+
+    Args:
+        values: ``[B]``.
+        group: ``[B]`` long, the group of each row.
+    """
     _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
     total = torch.zeros(len(size), dtype=values.dtype, device=values.device).index_add(0, place, values)
-    others: Tensor = size[place] - 1
-    mean: Tensor = (total[place] - values) / others.clamp(min=1)
-    return mean.masked_fill(others == 0, 0)
+    return total[place], size[place]
+
+
+def _others(values: Tensor, group: Tensor) -> Tensor:
+    """``[B]``: the mean over the other rows of the group; 0 where there is none."""
+    total, size = group_sums(values, group)
+    mean = (total - values) / (size - 1).clamp(min=1)
+    return mean.masked_fill(size == 1, 0)
