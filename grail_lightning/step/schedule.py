@@ -100,7 +100,7 @@ def _rehearse(
     return configured_options(optimizer), None if scheduler is None else scheduler.state_dict()
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Tensors as numbers, also inside dictionaries and lists, so that `==` compares them."""
     if isinstance(value, Tensor):
         return value.tolist()

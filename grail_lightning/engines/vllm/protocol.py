@@ -51,7 +51,7 @@ class Status:
     errors: tuple[str, ...] = ()
 
 
-def read_status(answer: Any, url: str) -> Status:
+def read_status(answer: object, url: str) -> Status:
     """The state of a server, from what its workers answered.
 
     Raises:
