@@ -146,7 +146,7 @@ class PrefixWeights(TokenCredit):
         number = torch.bincount(nodes[valid])
         values = torch.zeros(nodes.shape, dtype=batch.advantages.dtype)
         values[valid] = 1 / number[nodes[valid]].to(values)
-        none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
+        none = torch.zeros_like(batch.advantages, dtype=torch.bool)
         shared = Mean(float((number[nodes[valid]] > 1).sum()), int(valid.sum()))
         return TokenWeights(values=values.to(mask.device), fallback=none, metrics={"in_tree": shared})
 

@@ -71,12 +71,11 @@ class UCAS(TokenCredit):
         lowered = shaped - self.token_penalty * _min_max(logit, mask)
         # The finished sum is clamped, so that shaped + additive is exactly 0 at the floor.
         additive = torch.where(shaped > 0, lowered.clamp(min=0), lowered) - shaped
-        none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
         return TokenWeights(
             values=values,
             scores=certainty,
             additive=additive.masked_fill(~mask, 0),
-            fallback=none,
+            fallback=torch.zeros_like(advantages, dtype=torch.bool),
             metrics={"self_certainty": Mean(masked_sum(certainty, mask).item(), mask.sum().item())},
         )
 
