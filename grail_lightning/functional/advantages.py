@@ -79,6 +79,18 @@ def group_advantages(
     return advantages.masked_fill(dead, 0).reshape(-1)
 
 
+def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over the rows of each row's group, and their number; ``[N]`` each.
+
+    Args:
+        values: ``[N]``.
+        group: ``[N]`` long, the group of each row.
+    """
+    _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
+    total = torch.zeros(len(size), dtype=values.dtype, device=values.device).index_add(0, place, values)
+    return total[place], size[place]
+
+
 def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     r"""The factor by which BNPO multiplies the centred rewards of each group.
 

@@ -5,8 +5,9 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from grail_lightning.functional.advantages import group_sums
 
 
 def process_advantages(
@@ -70,18 +71,6 @@ def ranked_pairs(scores: Tensor, correct: Tensor, group: Tensor) -> tuple[float,
     pairs = (group[:, None] == group) & correct[:, None] & ~correct
     gaps = (scores[:, None] - scores)[pairs]
     return float((gaps > 0).sum()) + 0.5 * float((gaps == 0).sum()), int(pairs.sum())
-
-
-def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over the rows of each row's group, and their number; ``[B]`` each.
-
-    Args:
-        values: ``[B]``.
-        group: ``[B]`` long, the group of each row.
-    """
-    _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
-    total = torch.zeros(len(size), dtype=values.dtype, device=values.device).index_add(0, place, values)
-    return total[place], size[place]
 
 
 def _others(values: Tensor, group: Tensor) -> Tensor:
