@@ -5,12 +5,7 @@ from __future__ import annotations
 from grail_lightning.data.modules import Split
 from grail_lightning.tasks.problems import Split as ProblemSplit
 
-PROBLEM_SPLITS: dict[Split, ProblemSplit] = {
-    "train": "train",
-    "val": "validation",
-    "test": "test",
-    "predict": "test",
-}
+PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 
 
 def split_sizes(num_train: int, num_val: int, num_test: int) -> dict[Split, int]:

@@ -80,12 +80,7 @@ def group_advantages(
 
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over the rows of each row's group, and their number; ``[N]`` each.
-
-    Args:
-        values: ``[N]``.
-        group: ``[N]`` long, the group of each row.
-    """
+    """The sum of ``values [N]`` over the rows of each row's group, and the number of these rows; ``[N]`` each."""
     _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
     total = torch.zeros(len(size), dtype=values.dtype, device=values.device).index_add(0, place, values)
     return total[place], size[place]

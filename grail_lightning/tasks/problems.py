@@ -168,12 +168,7 @@ class ProblemSpace:
 
 
 def split_rng(split: Split, seed: int, kind: str = "") -> random.Random:
-    """The random numbers by which problems of a split are chosen.
-
-    Args:
-        split: The split.
-        seed: The seed of the choice.
-        kind: The kind of problem; each has other numbers.
+    """The random numbers by which problems of a split are chosen, other ones for each kind of problem.
 
     Raises:
         ValueError: If the split is unknown.
@@ -247,15 +242,10 @@ def worked_lines(
     rng: random.Random,
     rates: tuple[float, float, float],
 ) -> tuple[list[str], int]:
-    """The lines of a solution with random mistakes, and its last result; see `demonstration`.
+    """The lines of a solution with random mistakes, at the rates of `demonstration`, and its last result.
 
-    Args:
-        problem: The problem to solve.
-        suggested: The operator that the words of each step suggest. If it is the wrong one, taking it is a
-            misconception.
-        line: A function from the index of a step, and ``a``, sign, ``b`` and result of its computation, to its line.
-        rng: The random numbers that decide where the mistakes are.
-        rates: The rates of slips, misconceptions and filler.
+    `suggested` holds the operator that the words of each step suggest; to take a wrong one is a misconception. `line`
+    makes the line of a step from the step's index, ``a``, sign, ``b`` and result.
     """
     slip_rate, misconception_rate, filler_rate = rates
     lines, total = [], problem.operands[0]
