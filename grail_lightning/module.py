@@ -90,7 +90,7 @@ class GrailModule(pl.LightningModule):
         self.reference: Reference | None = None
         self.second: TrainedModel | None = None
         self.gradients: Gradients | None = None
-        self.verifier: Verifier | None = None
+        self.verifier = Verifier()
         self.ahead = Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self.steps_left = 0  # The number of the last batch's steps that exceed `max_steps`.
@@ -128,7 +128,7 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Open the verifier pool, and forget the batch in flight of an earlier fit."""
+        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         self.verifier = Verifier()
         if stage == "fit":
             self.ahead.reset()
@@ -138,9 +138,7 @@ class GrailModule(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Close the verifier pool, and give the embeddings dense gradients again."""
-        if self.verifier is not None:
-            self.verifier.close()
-        self.verifier = None
+        self.verifier.close()
         if self.gradients is not None:
             self.gradients.release()
 
@@ -218,7 +216,7 @@ class GrailModule(pl.LightningModule):
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
         if prompts and all("response" in prompt.columns for prompt in prompts):
-            graded = grade_and_locate(given_batch(self._policy, prompts), self._open_verifier, self.tokenizer)
+            graded = grade_and_locate(given_batch(self._policy, prompts), self.verifier, self.tokenizer)
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
         batch = graded.with_advantages(graded.correct.float() * 2 - 1)
@@ -258,11 +256,6 @@ class GrailModule(pl.LightningModule):
         assert self.policy is not None, "`configure_model` loads the policy"
         return self.policy
 
-    @property
-    def _open_verifier(self) -> Verifier:
-        assert self.verifier is not None, "`setup` opens the verifier"
-        return self.verifier
-
     def _sampler(self, clock: PhaseClock, plan: EvaluationPlan | None = None) -> Sampler:
         """Samples and grades as in training, or by the plan of an evaluation."""
         return Sampler(
@@ -270,7 +263,7 @@ class GrailModule(pl.LightningModule):
             sampling=self.sampling if plan is None else plan.sampling,
             policy=self._policy,
             engine=self.engine,
-            verifier=self._open_verifier,
+            verifier=self.verifier,
             clock=clock,
             rank=self.global_rank,
         )
