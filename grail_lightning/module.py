@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
@@ -90,7 +91,7 @@ class GrailModule(pl.LightningModule):
         self.reference: Reference | None = None
         self.second: TrainedModel | None = None
         self.gradients: Gradients | None = None
-        self.verifier: Verifier | None = None
+        self.verifier = Verifier()
         self.ahead = Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self.steps_left = 0  # The number of the last batch's steps that exceed `max_steps`.
@@ -128,7 +129,7 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Open the verifier pool, and forget the batch in flight of an earlier fit."""
+        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         self.verifier = Verifier()
         if stage == "fit":
             self.ahead.reset()
@@ -138,18 +139,15 @@ class GrailModule(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Close the verifier pool, and give the embeddings dense gradients again."""
-        if self.verifier is not None:
-            self.verifier.close()
-        self.verifier = None
+        self.verifier.close()
         if self.gradients is not None:
             self.gradients.release()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser of the policy's trainable parameters, with its schedule."""
-        assert self.policy is not None
         restored = {name.removeprefix("policy."): weight for name, weight in self._restored.items()}
         self._restored = {}
-        self.gradients = Gradients(self.policy, self.trainer.strategy, restored)
+        self.gradients = Gradients(self._policy, self.trainer.strategy, restored)
         optimizer = self.gradients.make_optimizer(self.optimizer)
         self._options = configured_options(optimizer)
         return with_schedule(optimizer, self.scheduler)
@@ -219,7 +217,7 @@ class GrailModule(pl.LightningModule):
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
         if prompts and all("response" in prompt.columns for prompt in prompts):
-            graded = grade_and_locate(given_batch(self._policy, prompts), self._open_verifier, self.tokenizer)
+            graded = grade_and_locate(given_batch(self._policy, prompts), self.verifier, self.tokenizer)
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
         batch = graded.with_advantages(graded.correct.float() * 2 - 1)
@@ -227,7 +225,8 @@ class GrailModule(pl.LightningModule):
 
     def take_steps(self, update: Update) -> dict[str, float]:
         """Take the optimiser steps of a batch, or as many as `max_steps` allows; returns the last one's figures."""
-        assert self.gradients is not None
+        gradients = self.gradients
+        assert gradients is not None, "`configure_optimizers` makes them"
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         planned = len(update.plan.steps)
@@ -242,28 +241,22 @@ class GrailModule(pl.LightningModule):
                     update.reweigh(token_weights(self.credit, self.control, self._policy, rollouts, before))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
-                figures = update.accumulate(number, self._backward, in_place=self.gradients.in_place)
-            figures |= take_step(self.gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
+                figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
+            figures |= take_step(gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         return figures
 
-    def _backward(self, loss: torch.Tensor, last: bool) -> None:
-        assert self.gradients is not None
-        with self.gradients.accumulating(last=last):
+    def _backward(self, gradients: Gradients, loss: torch.Tensor, last: bool) -> None:
+        with gradients.accumulating(last=last):
             self.manual_backward(loss)
 
     @property
     def _policy(self) -> Policy:
         assert self.policy is not None, "`configure_model` loads the policy"
         return self.policy
-
-    @property
-    def _open_verifier(self) -> Verifier:
-        assert self.verifier is not None, "`setup` opens the verifier"
-        return self.verifier
 
     def _sampler(self, clock: PhaseClock, plan: EvaluationPlan | None = None) -> Sampler:
         """Samples and grades as in training, or by the plan of an evaluation."""
@@ -272,7 +265,7 @@ class GrailModule(pl.LightningModule):
             sampling=self.sampling if plan is None else plan.sampling,
             policy=self._policy,
             engine=self.engine,
-            verifier=self._open_verifier,
+            verifier=self.verifier,
             clock=clock,
             rank=self.global_rank,
         )

@@ -71,10 +71,7 @@ class OptimalBaseline(TokenCredit):
 
     def _energy(self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
         """``[B, T]`` float64: ``1 − 2π + Σπ²``, zero on other rows and outside the mask."""
-        found = measure_logits(policy, batch, context, rows, repeat_probability)
-        if not found:
-            return torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.response_mask.device)
-        own, repeated = (figure.double() for figure in found)
+        own, repeated = measure_logits(policy, batch, context, rows, repeat_probability)
         scored = torch.zeros_like(batch.response_mask)
         scored[rows] = batch.response_mask[rows]
-        return (1 - 2 * own + repeated).masked_fill(~scored, 0)
+        return (1 - 2 * own.double() + repeated.double()).masked_fill(~scored, 0)

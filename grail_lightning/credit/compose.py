@@ -15,7 +15,25 @@ from grail_lightning.credit.weigh import weigh_part
 from grail_lightning.policy import Policy
 
 
-class WarmUp(TokenCredit):
+class _Around(TokenCredit):
+    """A method around another one, which decides what it needs of the run and holds its state."""
+
+    def __init__(self, inner: TokenCredit) -> None:
+        self.inner = inner
+        self.refresh, self.training = inner.refresh, inner.training
+        self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
+        self.trains_continuations = inner.trains_continuations
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner method's state."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the inner method's state."""
+        self.inner.load_state_dict(state)
+
+
+class WarmUp(_Around):
     r"""A linear transition from uniform weights to those of another method.
 
     .. math:: w_t = 1 + \min(\text{step} / \text{steps},\ 1) \cdot (w^{inner}_t - 1)
@@ -33,10 +51,8 @@ class WarmUp(TokenCredit):
     def __init__(self, inner: TokenCredit, steps: int = 50) -> None:
         if steps < 1:
             raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
-        self.inner, self.steps = inner, steps
-        self.refresh, self.training = inner.refresh, inner.training
-        self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
-        self.trains_continuations = inner.trains_continuations
+        super().__init__(inner)
+        self.steps = steps
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
@@ -56,14 +72,6 @@ class WarmUp(TokenCredit):
         """The transition uses only a token's own weight, so the inner method decides."""
         inner = self.inner.as_saliency_credit()
         return None if inner is None else _FadedSaliency(inner, self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner method's state."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the inner method's state."""
-        self.inner.load_state_dict(state)
 
 
 class _FadedSaliency(SaliencyCredit):
@@ -131,7 +139,7 @@ class Product(TokenCredit):
         self.second.load_state_dict(state.get("second", {}))
 
 
-class PermutedRewards(TokenCredit):
+class PermutedRewards(_Around):
     """A control of methods that read rewards: they see those of each group in a random order.
 
     The responses, their tree, the advantages and each group's histogram of rewards stay the same, without information
@@ -145,10 +153,8 @@ class PermutedRewards(TokenCredit):
     """
 
     def __init__(self, inner: TokenCredit, mirrored: bool = False) -> None:
-        self.inner, self.mirrored = inner, mirrored
-        self.refresh, self.training = inner.refresh, inner.training
-        self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
-        self.trains_continuations = inner.trains_continuations
+        super().__init__(inner)
+        self.mirrored = mirrored
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights of the batch with permuted rewards and verdicts."""
@@ -165,14 +171,6 @@ class PermutedRewards(TokenCredit):
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
         weights = weigh_part(self.inner, policy, batch.replace(**permuted), context)
         return replace(weights, parts=(weights,))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner method's state."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the inner method's state."""
-        self.inner.load_state_dict(state)
 
 
 def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:

@@ -93,10 +93,6 @@ class DGPO(TokenCredit):
             )
             return tuple(layout.to_rows(figure) for figure in found)
 
-        found = measure_rows(policy, batch, context, rows, measure)
-        if not found:
-            nothing = torch.zeros(batch.response_mask.shape, device=batch.response_mask.device)
-            return nothing, nothing
-        distance, entropy = found
+        distance, entropy = measure_rows(policy, batch, context, rows, measure, 2)
         vocabulary = policy.model.config.get_text_config().vocab_size
         return distance, distance * (entropy / math.log(vocabulary)).clamp(min=0).pow(self.entropy_power)

@@ -29,6 +29,7 @@ def measure_rows(
     context: CreditContext,
     rows: Tensor,
     measure: Measure,
+    number: int,
     *,
     padded: bool = False,
 ) -> tuple[Tensor, ...]:
@@ -42,10 +43,11 @@ def measure_rows(
         context: The context whose token budget limits a forward pass.
         rows: ``[n]`` long, the rows to measure.
         measure: A function from a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
+        number: ``K``.
         padded: Whether every row is run by itself and padded on the right, whatever the policy supports.
 
     Returns:
-        ``K`` tensors ``[B, T]``, zero on the other rows; ``()`` if no rank has a row.
+        ``K`` tensors ``[B, T]``, zero on the other rows; in float32 if no rank has a row.
     """
     everything: tuple[Tensor, ...] = ()
     with explaining(policy):
@@ -58,7 +60,8 @@ def measure_rows(
             if not micro.stands_in:
                 for whole, figure in zip(everything, found, strict=True):
                     scatter(whole, micro.rows, figure)
-    return everything
+    mask = batch.response_mask
+    return everything or tuple(torch.zeros(mask.shape, device=mask.device) for _ in range(number))
 
 
 def measure_logits(
@@ -66,9 +69,9 @@ def measure_logits(
     batch: RolloutBatch,
     context: CreditContext,
     rows: Tensor,
-    figures: Callable[..., tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
-    """Measure some rows by a function of logits that works in chunks, such as `self_certainty`; see `measure_rows`.
+    figures: Callable[..., tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Two figures of some rows, from logits that exist in chunks; see `measure_rows`.
 
     Args:
         policy: The policy that runs the rows.
@@ -76,7 +79,7 @@ def measure_logits(
         context: The context, with token budget and temperature.
         rows: ``[n]`` long, the rows to measure.
         figures: A function of states ``[N, D]``, the head, and token ids ``[N]``, with the keywords ``temperature`` and
-            ``chunk_tokens``, that returns ``K`` tensors ``[N]``.
+            ``chunk_tokens``, that returns two tensors ``[N]``, such as `self_certainty`.
     """
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
@@ -89,7 +92,8 @@ def measure_logits(
         )
         return tuple(layout.to_rows(figure) for figure in found)
 
-    return measure_rows(policy, batch, context, rows, measure)
+    first, second = measure_rows(policy, batch, context, rows, measure, 2)
+    return first, second
 
 
 def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
@@ -99,7 +103,7 @@ def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows:
         stats: TokenStats = policy(layout, temperature=context.temperature, with_entropy=True)
         return (entropy_of(stats),)
 
-    return _only(measure_rows(policy, batch, context, rows, measure), batch)
+    return measure_rows(policy, batch, context, rows, measure, 1)[0]
 
 
 def logprobs(
@@ -122,8 +126,4 @@ def logprobs(
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
         return ((run or plain)(layout, temperature=context.temperature),)
 
-    return _only(measure_rows(policy, batch, context, rows, measure), batch)
-
-
-def _only(found: tuple[Tensor, ...], batch: RolloutBatch) -> Tensor:
-    return found[0] if found else torch.zeros(batch.response_mask.shape, device=batch.response_mask.device)
+    return measure_rows(policy, batch, context, rows, measure, 1)[0]

@@ -44,7 +44,8 @@ class HighEntropy(TokenCredit):
         threshold = quantile_of_all(all_gather_rows(found[mask]), 1 - self.share)
         kept = (found.double() >= threshold) & mask
         metrics = {"entropy_threshold": threshold.item()}
-        return TokenWeights(values=kept.to(found.dtype), scores=found, fallback=_none(batch), metrics=metrics)
+        none = torch.zeros_like(batch.advantages, dtype=torch.bool)
+        return TokenWeights(values=kept.to(found.dtype), scores=found, fallback=none, metrics=metrics)
 
 
 class AdvantageReweighting(TokenCredit):
@@ -75,9 +76,4 @@ class AdvantageReweighting(TokenCredit):
         scored = mask & weighed[:, None]
         probability = old.exp().masked_fill(~scored, 0)
         values = torch.where(scored, self.alpha * probability + (1 - self.alpha), mask.to(old.dtype))
-        return TokenWeights(values=values, scores=probability, fallback=_none(batch))
-
-
-def _none(batch: RolloutBatch) -> torch.Tensor:
-    """``[B]`` bool, all False: no row falls back."""
-    return torch.zeros(len(batch), dtype=torch.bool, device=batch.response_mask.device)
+        return TokenWeights(values=values, scores=probability, fallback=torch.zeros_like(weighed))

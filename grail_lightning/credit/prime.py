@@ -15,8 +15,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import logprobs
-from grail_lightning.credit.second_model import SecondModel, Training
+from grail_lightning.credit.second_model import Training
 from grail_lightning.functional import TokenStats
+from grail_lightning.functional.advantages import group_sums
 from grail_lightning.functional.process_rewards import discounted_returns, process_advantages, ranked_pairs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
@@ -91,26 +92,19 @@ class PRIME(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Train the reward model on the batch. Weights of 0, and the advantage as an additive stage."""
-        if context.second is None or context.reference is None:
-            raise ValueError(
-                "`PRIME` needs the frozen reference and the model that it trains, but the context has none. They are "
-                "there in `fit`: set `model.credit` to another method elsewhere."
-            )
-        mask = batch.response_mask
-        kept = self._kept(batch)
-        rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), context.second, kept)
-        scored = mask & kept[:, None]
+        mask, kept = batch.response_mask, self._kept(batch)
+        rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), kept)
+        scaled = rewards
         if self.normalise:
             largest = all_reduce(discounted_returns(rewards).abs().amax().reshape(1), "max")
             scaled = rewards / (largest + _NORM_EPS)
-        else:
-            scaled = rewards
-        factors = {"weight": self.weight, "discount": self.discount}
-        advantages = process_advantages(scaled, batch.correct, mask, batch.group, **factors)
+        advantages = process_advantages(
+            scaled, batch.correct, mask, batch.group, weight=self.weight, discount=self.discount
+        )
         dtype = torch.promote_types(batch.advantages.dtype, torch.float32)
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=dtype),
-            additive=whiten(advantages, scored).to(dtype),
+            additive=whiten(advantages, mask & kept[:, None]).to(dtype),
             # In the direction of the outcome: what a token gave to a right response, or took from a wrong one.
             scores=((2 * batch.correct.double() - 1)[:, None] * rewards).to(dtype),
             fallback=torch.zeros_like(kept),
@@ -119,19 +113,22 @@ class PRIME(TokenCredit):
 
     def _kept(self, batch: RolloutBatch) -> Tensor:
         """``[B]`` bool: rows of the groups whose accuracy is within the bounds, with a token."""
-        _, place, size = torch.unique(batch.group, return_inverse=True, return_counts=True)
-        right = torch.zeros(len(size), dtype=torch.float64, device=size.device)
-        mean: Tensor = (right.index_add(0, place, batch.correct.double()) / size)[place]
+        right, size = group_sums(batch.correct.double(), batch.group)
         low, high = self.accuracy
-        return (mean >= low) & (mean <= high) & batch.response_mask.any(1)
+        return (right / size >= low) & (right / size <= high) & batch.response_mask.any(1)
 
     def _rewards(
-        self, policy: Policy, batch: RolloutBatch, context: CreditContext, second: SecondModel, kept: Tensor
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, kept: Tensor
     ) -> tuple[Tensor, dict[str, float | Mean]]:
         """``[B, T]`` float64, the rewards ``r``, zero on other rows; and figures to log. Takes a step of ``φ``."""
+        second, reference = context.second, context.reference
+        if second is None or reference is None:
+            raise ValueError(
+                "`PRIME` needs the frozen reference and the model that it trains, but the context has none. They are "
+                "there in `fit`: set `model.credit` to another method elsewhere."
+            )
         rows, model = kept.nonzero().flatten(), second.beside(policy)
-        assert context.reference is not None
-        with context.reference.running(policy) as frozen:
+        with reference.running(policy) as frozen:
             base = logprobs(frozen, batch, context, rows).double()
         number = float(all_reduce(torch.tensor(float(len(rows)), device=base.device), "sum"))
         if not number:
@@ -162,8 +159,7 @@ class PRIME(TokenCredit):
         }
         metrics |= {f"reward_model_{name}": value for name, value in taken.items()}
         if self.double_forward:
-            kept_tokens = batch.response_mask & kept[:, None]
-            found = (logprobs(model, batch, context, rows).double() - base).masked_fill(~kept_tokens, 0)
+            found = logprobs(model, batch, context, rows).double() - base
         return self.beta * found, metrics
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -120,7 +121,9 @@ class AttentionRhythm(TokenCredit):
         mask, weighed = batch.response_mask, batch.advantages > 0
         if self.gate == "all":
             weighed = batch.advantages != 0
-        looks_back, influence = self._measure(policy, batch, context, weighed.nonzero().flatten())
+        rows, read = weighed.nonzero().flatten(), partial(_read, policy, options=self.attention)
+        with policy.eager_attention():
+            looks_back, influence = measure_rows(policy, batch, context, rows, read, 2, padded=True)
         change = _change(looks_back, mask)
         scores = change if self.rhythm == "pre_plan" else influence
         scored = mask & weighed[:, None]
@@ -149,22 +152,6 @@ class AttentionRhythm(TokenCredit):
             moved[row, place] -= part
             moved[row, giver] += part
         return moved
-
-    def _measure(
-        self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Lookback and influence, ``[B, T]`` each, zero on other rows."""
-
-        def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-            return _read(policy, layout, self.attention)
-
-        with policy.eager_attention():
-            found = measure_rows(policy, batch, context, rows, measure, padded=True)
-        if not found:
-            nothing = torch.zeros(batch.response_mask.shape, device=batch.response_mask.device)
-            return nothing, nothing
-        looks_back, influence = found
-        return looks_back, influence
 
 
 def _change(looks_back: Tensor, mask: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.states import States, find_state, marked_states, prefix_states
 from grail_lightning.credit.value_memory import ValueMemory
-from grail_lightning.functional.advantages import EQUAL_REWARDS
+from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums
 from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
 from grail_lightning.policy import Policy
 from grail_lightning.policy.aligned import response_nodes
@@ -146,15 +146,14 @@ class PrefixWeights(TokenCredit):
         number = torch.bincount(nodes[valid])
         values = torch.zeros(nodes.shape, dtype=batch.advantages.dtype)
         values[valid] = 1 / number[nodes[valid]].to(values)
-        none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
+        none = torch.zeros_like(batch.advantages, dtype=torch.bool)
         shared = Mean(float((number[nodes[valid]] > 1).sum()), int(valid.sum()))
         return TokenWeights(values=values.to(mask.device), fallback=none, metrics={"in_tree": shared})
 
 
 def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
     """``[B]``: 1 over the unbiased standard deviation of each row's group + 1e-4; 0 without a deviation."""
-    _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
-    mean = torch.zeros(len(size), dtype=torch.float64).index_add(0, place, outcomes) / size
-    squares = torch.zeros_like(mean).index_add(0, place, (outcomes - mean[place]).square())
+    total, size = group_sums(outcomes, group)
+    squares, _ = group_sums((outcomes - total / size).square(), group)
     std = (squares / (size - 1).clamp(min=1)).sqrt()
-    return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)[place]
+    return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)

@@ -62,7 +62,7 @@ class UCAS(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights and additive stage of a batch whose advantages are set."""
         mask, advantages = batch.response_mask, batch.advantages
-        certainty, logit = self._measure(policy, batch, context)
+        certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
         surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
         exponent = torch.where(advantages > 0, -self.reward_scale * surety, self.penalty_scale * surety)
         factor = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
@@ -71,19 +71,13 @@ class UCAS(TokenCredit):
         lowered = shaped - self.token_penalty * _min_max(logit, mask)
         # The finished sum is clamped, so that shaped + additive is exactly 0 at the floor.
         additive = torch.where(shaped > 0, lowered.clamp(min=0), lowered) - shaped
-        none = torch.zeros(len(batch), dtype=torch.bool, device=mask.device)
         return TokenWeights(
             values=values,
             scores=certainty,
             additive=additive.masked_fill(~mask, 0),
-            fallback=none,
+            fallback=torch.zeros_like(advantages, dtype=torch.bool),
             metrics={"self_certainty": Mean(masked_sum(certainty, mask).item(), mask.sum().item())},
         )
-
-    def _measure(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> tuple[Tensor, Tensor]:
-        """Self-certainty and the sampled token's logit, ``[B, T]`` each, zero outside the mask."""
-        certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
-        return certainty, logit
 
 
 def _min_max(values: Tensor, mask: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from grail_lightning.data.generated import PROBLEM_SPLITS, split_sizes
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
 from grail_lightning.tasks.arithmetic import ArithmeticTask
 from grail_lightning.tasks.problems import ProblemSpace
-from grail_lightning.tasks.problems import Split as ProblemSplit
 
 
 class ArithmeticData(PromptData):
@@ -46,17 +46,13 @@ class ArithmeticData(PromptData):
         kept: Kept | None = None,
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
-        for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
-            if number < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {number}.")
         self.problems, self.seed = problems, seed
-        self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+        self.sizes = split_sizes(num_train, num_val, num_test)
         self.task, self.kept = task or ArithmeticTask(), kept
 
     def load(self, split: Split) -> list[PromptSet]:
         """Draw the problems of a split."""
         if split == "predict" and self.kept is not None:
             return kept_rollouts(self.kept, self.task, self.trainer)
-        names: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
-        drawn = self.problems.sample(self.sizes[split], names[split], self.seed)
+        drawn = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
         return [PromptSet("arithmetic", [prompt_of(self.task, {"problem": p.expression}) for p in drawn])]

@@ -22,10 +22,8 @@ def in_folder(spec: DatasetSpec, folder: str) -> DatasetSpec:
     if is_local(spec):
         return spec
     place = Path(folder).expanduser()
-    file = next(
-        (place / f"{spec.label}{suffix}" for suffix in FILE_SUFFIXES if (place / f"{spec.label}{suffix}").is_file()),
-        None,
-    )
+    candidates = (place / f"{spec.label}{suffix}" for suffix in FILE_SUFFIXES)
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         there = sorted(found.name for found in place.iterdir())[:10] if place.is_dir() else []
         holds = f"it holds {', '.join(there)}" if there else "it holds no file" if place.is_dir() else "it is no folder"

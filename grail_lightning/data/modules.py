@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
-from grail_lightning.runtime.collectives import world_size
+from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 
 Split = Literal["train", "val", "test", "predict"]
@@ -56,7 +55,7 @@ class PromptData(pl.LightningDataModule, ABC):
         Raises:
             ValueError: If the stage has no data.
         """
-        rank, ranks = _placement(self.trainer)
+        number, ranks = _placement(self.trainer)
         for split in STAGES[stage]:
             sets = self.load(split)
             if not sets and not (stage == "fit" and split == "val"):
@@ -64,10 +63,10 @@ class PromptData(pl.LightningDataModule, ABC):
             if split == "train":
                 seed = derive_seed(run_seed(), "data")
                 sets = _overfitted(sets, self.trainer, self.prompts_per_batch)
-                self._training = TrainingLoader(sets, self.prompts_per_batch, seed, rank, ranks, self.curriculum)
+                self._training = TrainingLoader(sets, self.prompts_per_batch, seed, number, ranks, self.curriculum)
             else:
                 size = self.eval_prompts_per_batch
-                self._evaluation[split] = [EvaluationLoader(s.prompts, size, rank, ranks) for s in sets]
+                self._evaluation[split] = [EvaluationLoader(s.prompts, size, number, ranks) for s in sets]
 
     def train_dataloader(self) -> TrainingLoader:
         """The training loader, the same for the whole fit, so that each epoch continues at its position."""
@@ -100,7 +99,7 @@ def _placement(trainer: pl.Trainer | None) -> tuple[int, int]:
     """The rank of this process and the number of ranks."""
     if trainer is not None:
         return trainer.global_rank, trainer.world_size
-    return (torch.distributed.get_rank() if world_size() > 1 else 0), world_size()
+    return rank(), world_size()
 
 
 def _overfitted(sets: list[PromptSet], trainer: pl.Trainer | None, prompts_per_batch: int) -> list[PromptSet]:

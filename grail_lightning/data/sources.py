@@ -164,7 +164,7 @@ def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
     return kept
 
 
-def answers_in(value: Any) -> list[Any]:
+def answers_in(value: object) -> list[object]:
     """The answers that a cell holds: those of a list, such as OlympiadBench's `final_answer`, or the one that it is."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
@@ -254,7 +254,7 @@ def _without_bars() -> Iterator[str]:
             datasets.enable_progress_bars()
 
 
-def _cell(table: Table, index: int, row: Mapping[str, Any], column: str) -> Any:
+def _cell(table: Table, index: int, row: Mapping[str, object], column: str) -> object:
     if column not in row:
         there = getattr(table.rows, "column_names", None) or list(row)
         raise ValueError(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from grail_lightning.answers import Marker
 from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.few_shot import FewShot
+from grail_lightning.data.generated import PROBLEM_SPLITS, split_sizes
 from grail_lightning.data.kept import Kept
 from grail_lightning.data.modules import Split
 from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.data.tables import TableData
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.math import MathTask
-from grail_lightning.tasks.problems import Split as ProblemSplit
 from grail_lightning.tasks.word_problems import WordProblemSpace
-
-_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 
 
 class WordProblemData(TableData):
@@ -60,13 +58,10 @@ class WordProblemData(TableData):
         task = task or MathTask(answer=Marker())
         sizes = prompts_per_batch, eval_prompts_per_batch
         super().__init__(task, *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
-        for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
-            if number < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {number}.")
         self.problems, self.seed = problems, seed
-        self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+        self.sizes = split_sizes(num_train, num_val, num_test)
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The generated problems of a split, as one table."""
-        rows = self.problems.sample(self.sizes[split], _SPLITS[split], self.seed)
-        return [(DatasetSpec("word_problems", split=_SPLITS[split]), Table(f"word problems ({split})", rows))]
+        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        return [(DatasetSpec("word_problems", split=PROBLEM_SPLITS[split]), Table(f"word problems ({split})", rows))]

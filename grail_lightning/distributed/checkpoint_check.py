@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, check_whole, damaged
@@ -20,7 +20,9 @@ _SHARDS = (".metadata", "meta.pt")  # The files of a folder of shards that are n
 _REFUSED = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
 
 
-def check_checkpoint(path: str | None, strategy: Any, weights_only: bool | None = None) -> Mapping[str, Any] | None:
+def check_checkpoint(
+    path: str | None, strategy: Strategy, weights_only: bool | None = None
+) -> Mapping[str, Any] | None:
     """Check that a checkpoint is one of a run, and that torch will read it, without reading its tensors.
 
     Args:
@@ -47,7 +49,7 @@ def check_checkpoint(path: str | None, strategy: Any, weights_only: bool | None 
     return weights
 
 
-def _content(file: Path, weights_only: bool | None) -> Any:
+def _content(file: Path, weights_only: bool | None) -> object:
     """What a file holds. Its tensors are mapped into memory, so that none is read before it is used."""
     try:
         return _read(file, weights_only, mapped=zipfile.is_zipfile(file))
@@ -58,7 +60,7 @@ def _content(file: Path, weights_only: bool | None) -> Any:
             raise _refusal(file, error) from error
 
 
-def _read(file: Path, weights_only: bool | None, *, mapped: bool) -> Any:
+def _read(file: Path, weights_only: bool | None, *, mapped: bool) -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # About pickles of other protocols.
         return torch.load(file, mmap=mapped, map_location="cpu", weights_only=weights_only)
@@ -88,7 +90,7 @@ def _is_torchs(file: Path) -> bool:
         return False
 
 
-def _state(file: Path, content: Any) -> dict[str, Any]:
+def _state(file: Path, content: object) -> dict[str, Any]:
     """The content of a file, which must be the state of a run."""
     keys = ("state_dict", "global_step", "pytorch-lightning_version")
     if not isinstance(content, dict) or not all(key in content for key in keys):

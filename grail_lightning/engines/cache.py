@@ -13,28 +13,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 _GROWTH_TOKENS = 64
 
 
-class _Room:
-    """Keys and values of one layer, in tensors with free columns at the end.
-
-    Args:
-        keys: ``[n, H, L + free, d]``.
-        values: ``[n, H, L + free, d]``.
-        length: ``L``, the number of cached tokens.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
-        self.keys, self.values, self.length = keys, values, length
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append ``[n, H, t, d]``; returns all keys and all values ``[n, H, L+t, d]``, as views."""
-        stop = self.length + key_states.shape[-2]
-        self.keys[..., self.length : stop, :] = key_states
-        self.values[..., self.length : stop, :] = value_states
-        return self.keys[..., :stop, :], self.values[..., :stop, :]
-
-
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
     """A `DynamicLayer` with free columns at the end: a step writes one column instead of copying the whole cache.
 
@@ -54,19 +32,16 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no t
         """Append ``[n, H, t, d]``; returns all keys and values ``[n, H, L+t, d]``, as views of the larger tensors."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        room = self._make_room(key_states, value_states, key_states.shape[-2])
-        self.keys, self.values = room.update(key_states, value_states)
-        return self.keys, self.values
-
-    def _make_room(self, keys: Tensor, values: Tensor, number: int) -> _Room:
-        """Tensors with free columns for at least `number` further tokens, shaped like the given keys and values."""
-        start = self.get_seq_length()
-        stop = start + number
+        rows, start = len(key_states), self.get_seq_length()
+        stop = start + key_states.shape[-2]
         space = self._space
         if space is None or stop > space[0].shape[-2]:
             columns = max(stop, min(self.limit, stop + max(_GROWTH_TOKENS, stop // 4)))
-            space = self._grow(keys, values, len(keys), columns)
-        return _Room(space[0][: len(keys)], space[1][: len(keys)], start)
+            space = self._grow(key_states, value_states, rows, columns)
+        for table, new in zip(space, (key_states, value_states), strict=True):
+            table[:rows, :, start:stop] = new
+        self.keys, self.values = (table[:rows, :, :stop] for table in space)
+        return self.keys, self.values
 
     def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Allocate tensors of the given number of rows and columns, and copy the cached tokens into them."""

@@ -128,11 +128,11 @@ class HFEngine(RolloutEngine):
         with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
                 call = part or [policy.encode(".")]
-                drawn = (
-                    self._compact(policy, call, sampling, noise(len(responses), len(call)))
-                    if compact
-                    else self._generate(policy, call, sampling)
-                )
+                if compact:
+                    numbers = noise(len(responses), len(call))
+                    drawn = Decoding(policy, call, sampling, numbers, synchronised=self._equal_passes).run()
+                else:
+                    drawn = self._generate(policy, call, sampling)
                 lengths = drawn.lengths.tolist()[: len(part)]
                 responses += [ids[:length] for ids, length in zip(drawn.ids.tolist(), lengths, strict=False)]
                 logprobs += [row[:length] for row, length in zip(drawn.logprobs.tolist(), lengths, strict=False)]
@@ -161,10 +161,6 @@ class HFEngine(RolloutEngine):
             )
         self._told = True
         return False
-
-    def _compact(self, policy: Policy, rows: list[list[int]], sampling: Sampling, noise: Tensor) -> Sampled:
-        """Sample with the loop of `Decoding`, which removes finished rows."""
-        return Decoding(policy, rows, sampling, noise, synchronised=self._equal_passes).run()
 
     def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> Sampled:
         """Sample with Transformers' own loop."""

@@ -79,6 +79,13 @@ def group_advantages(
     return advantages.masked_fill(dead, 0).reshape(-1)
 
 
+def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of ``values [N]`` over the rows of each row's group, and the number of these rows; ``[N]`` each."""
+    _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
+    total = torch.zeros(len(size), dtype=values.dtype, device=values.device).index_add(0, place, values)
+    return total[place], size[place]
+
+
 def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     r"""The factor by which BNPO multiplies the centred rewards of each group.
 

@@ -120,13 +120,13 @@ def hellinger(
     Returns:
         ``d`` in [0, 1] and ``H`` in nats, ``[N]`` each.
     """
-    distance, entropy = [hidden.new_zeros(0, dtype=torch.float32)], [hidden.new_zeros(0, dtype=torch.float32)]
-    for states, others in zip(torch.split(hidden, chunk_tokens), torch.split(other_hidden, chunk_tokens), strict=True):
-        own = torch.log_softmax(full_precision(head(states)) / temperature, -1)
+
+    def figures(logits: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        own = torch.log_softmax(logits / temperature, -1)
         other = torch.log_softmax(full_precision(other_head(others)) / temperature, -1)
-        distance.append((1 - ((own + other) / 2).exp().sum(-1)).clamp(0, 1))
-        entropy.append(-(own.exp() * own).sum(-1))
-    return torch.cat(distance), torch.cat(entropy)
+        return (1 - ((own + other) / 2).exp().sum(-1)).clamp(0, 1), -(own.exp() * own).sum(-1)
+
+    return _in_chunks(figures, hidden, head, other_hidden, chunk_tokens)
 
 
 def _at(table: Tensor, ids: Tensor) -> Tensor:
@@ -138,12 +138,15 @@ def _in_chunks(
     figures: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
-    token_ids: Tensor,
+    others: Tensor,
     chunk_tokens: int,
 ) -> tuple[Tensor, Tensor]:
-    """Two figures ``[N]`` of each token, from logits in full precision that exist for one chunk of tokens at a time."""
-    chunks = zip(torch.split(hidden, chunk_tokens), torch.split(token_ids, chunk_tokens), strict=True)
-    first, second = zip(*(figures(full_precision(head(states)), ids) for states, ids in chunks), strict=True)
+    """Two figures ``[N]`` of each token, from logits in full precision that exist for one chunk of tokens at a time.
+
+    `others` is what else `figures` needs, in the same order: token ids, or the states of another policy.
+    """
+    chunks = zip(torch.split(hidden, chunk_tokens), torch.split(others, chunk_tokens), strict=True)
+    first, second = zip(*(figures(full_precision(head(states)), other) for states, other in chunks), strict=True)
     return torch.cat(first), torch.cat(second)
 
 

@@ -5,8 +5,9 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from grail_lightning.functional.advantages import group_sums
 
 
 def process_advantages(
@@ -74,8 +75,6 @@ def ranked_pairs(scores: Tensor, correct: Tensor, group: Tensor) -> tuple[float,
 
 def _others(values: Tensor, group: Tensor) -> Tensor:
     """``[B]``: the mean over the other rows of the group; 0 where there is none."""
-    _, place, size = torch.unique(group, return_inverse=True, return_counts=True)
-    total = torch.zeros(len(size), dtype=values.dtype, device=values.device).index_add(0, place, values)
-    others: Tensor = size[place] - 1
-    mean: Tensor = (total[place] - values) / others.clamp(min=1)
-    return mean.masked_fill(others == 0, 0)
+    total, size = group_sums(values, group)
+    mean = (total - values) / (size - 1).clamp(min=1)
+    return mean.masked_fill(size == 1, 0)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -71,6 +71,20 @@ class _Drawn:
     seconds: float | None = None
 
 
+class _Flight(NamedTuple):
+    """A sampling in a thread.
+
+    Attributes:
+        drawn: What it will have sampled.
+        engine: The engine that samples.
+        options: What it samples with, as text.
+    """
+
+    drawn: Future[_Drawn]
+    engine: RolloutEngine
+    options: str
+
+
 class Ahead:
     """The batch in flight: it is sampled in a thread, and kept by checkpoints.
 
@@ -78,10 +92,8 @@ class Ahead:
     """
 
     def __init__(self) -> None:
-        self._flight: Future[_Drawn] | None = None
+        self._flight: _Flight | None = None
         self._restored: dict[str, Any] = {}
-        self._engine: RolloutEngine | None = None
-        self._options = ""
 
     def collect(
         self, prompts: list[Prompt], sampler: Sampler, peek: Callable[[], list[Prompt]], step: int, planned: int
@@ -116,7 +128,7 @@ class Ahead:
             BaseException: What the thread raised.
         """
         if self._flight is not None:
-            self._flight.result()
+            self._flight.drawn.result()
 
     def cancel(self, patience: float | None = None) -> None:
         """Give up a sampling in flight.
@@ -124,10 +136,9 @@ class Ahead:
         Args:
             patience: The seconds after which its thread is left alone; None waits until it has ended.
         """
-        if self._flight is not None and not self._flight.done():
-            assert self._engine is not None
-            self._engine.cancel()
-            wait([self._flight], patience)
+        if self._flight is not None and not self._flight.drawn.done():
+            self._flight.engine.cancel()
+            wait([self._flight.drawn], patience)
 
     def reset(self) -> None:
         """Forget the batch of an earlier run."""
@@ -140,10 +151,10 @@ class Ahead:
         """The tokens of the batch in flight, of all ranks; empty if there is none. A collective, after a wait."""
         if self._flight is None:
             return self._restored
-        drawn = self._flight.result()
+        drawn = self._flight.drawn.result()
         ranks = all_gather_objects(_to_tensors(drawn.batch))
         rows = {name: torch.cat([rank[name] for rank in ranks]) for name in ranks[0]}
-        return {"step": drawn.step, "options": self._options, "rows": rows}
+        return {"step": drawn.step, "options": self._flight.options, "rows": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the batch for the next `collect`."""
@@ -154,7 +165,7 @@ class Ahead:
 
     def _begin(self, sampler: Sampler, prompts: list[Prompt], step: int, key: SeedKey) -> None:
         """Sample in a thread. It is no pool's, for which an interrupted process would wait at its end."""
-        flight: Future[_Drawn] = Future()
+        drawn: Future[_Drawn] = Future()
 
         def sample() -> None:
             try:
@@ -162,23 +173,24 @@ class Ahead:
                     torch.cuda.set_device(sampler.policy.device)  # Threads begin with the first one.
                 begun = time.perf_counter()
                 batch = sampler.draw(prompts, key)
-                flight.set_result(_Drawn(batch=batch, step=step, seconds=time.perf_counter() - begun))
+                drawn.set_result(_Drawn(batch=batch, step=step, seconds=time.perf_counter() - begun))
             except BaseException as error:
-                flight.set_exception(error)
+                drawn.set_exception(error)
 
-        self._flight, self._engine, self._options = flight, sampler.engine, _options(sampler)
+        self._flight = _Flight(drawn, sampler.engine, _options(sampler))
         _IN_USE.add(self)
         threading.Thread(target=sample, name="sample-ahead", daemon=True).start()
 
     def _landed(self, prompts: list[Prompt], sampler: Sampler) -> _Drawn | None:
         """The batch that was in flight, or in the checkpoint; None if there is none, or if it is of other prompts."""
-        flight, restored = self._flight, self._restored
-        if flight is not None:
-            drawn, again = flight.result(), "The training loader yields another batch than the one at which it peeked"
+        if self._flight is not None:
+            drawn = self._flight.drawn.result()
             given = [prompt.messages for prompt in drawn.batch.prompts[:: sampler.group_size]]
             found = drawn if given == [prompt.messages for prompt in prompts] else None
-        elif restored:
-            found, again = _from_tensors(restored, prompts, sampler), "Prompts or sampling are not the checkpoint's"
+            again = "The training loader yields another batch than the one at which it peeked"
+        elif self._restored:
+            found = _from_tensors(self._restored, prompts, sampler)
+            again = "Prompts or sampling are not the checkpoint's"
         else:
             return None
         self._flight, self._restored = None, {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 # Classes of torch that this package cannot use, with reasons. Lightning's `ReduceLROnPlateau` derives from torch's.
@@ -19,7 +20,7 @@ UNUSABLE: dict[type, str] = {
 }
 
 
-def check_optimizer(make: Callable[[Any], Any], schedule: Callable[[Any], Any] | None = None) -> None:
+def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
     """Make the optimiser and its schedule for temporary tensors.
 
     Args:
@@ -42,7 +43,7 @@ def check_optimizer(make: Callable[[Any], Any], schedule: Callable[[Any], Any] |
         _check_usable(scheduler)
 
 
-def _made(make: Callable[[Any], Any]) -> Any:
+def _made(make: Callable[[Any], Optimizer]) -> Optimizer:
     """The optimiser of a matrix, or of a matrix and a vector: some accept no vectors, others group by shape."""
     matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
     try:

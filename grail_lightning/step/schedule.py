@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,7 +20,7 @@ def steps_beyond(trainer: Trainer, planned: int) -> int:
     return max(0, trainer.global_step + planned - trainer.max_steps) if trainer.max_steps >= 0 else 0
 
 
-def with_schedule(optimizer: Optimizer, make: Callable[[Any], Any] | None) -> Any:
+def with_schedule(optimizer: Optimizer, make: Callable[[Any], Any] | None) -> OptimizerLRScheduler:
     """The optimiser in Lightning's form, with the schedule made by `make`, if any, which counts optimiser steps."""
     if make is None:
         return optimizer
@@ -99,7 +100,7 @@ def _rehearse(
     return configured_options(optimizer), None if scheduler is None else scheduler.state_dict()
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """Tensors as numbers, also inside dictionaries and lists, so that `==` compares them."""
     if isinstance(value, Tensor):
         return value.tolist()

@@ -54,10 +54,9 @@ def check_training(credit: TokenCredit, policy: str, *, trust_remote_code: bool)
 
 
 class TrainedModel(SecondModel):
-    """A second model under a strategy of Lightning.
+    """A second model under a strategy of Lightning, which knows nothing of it.
 
-    Lightning knows nothing of it. Gradients of replicated weights are therefore averaged over ranks here, and the state
-    is whole in checkpoints, gathered tensor by tensor on the first rank if the weights are sharded.
+    Its first use makes the optimiser, and restores the state of a checkpoint.
 
     Args:
         policy: The model, as it was loaded.
@@ -68,19 +67,19 @@ class TrainedModel(SecondModel):
 
     def __init__(self, policy: Policy, training: Training, strategy: Strategy, max_grad_norm: float | None) -> None:
         self.policy, self.training, self.strategy, self.max_grad_norm = policy, training, strategy, max_grad_norm
-        self.steps = 0
-        self._gradients: Gradients | None = None
-        self._optimizer: Any = None
-        self._scheduler: Any = None
-        self._options: list[dict[str, Any]] = []
+        self._optimisation: _Optimisation | None = None
         self._restored: Mapping[str, Any] = {}
 
+    @property
+    def steps(self) -> int:
+        """The number of optimiser steps taken; 0 before the first use."""
+        return 0 if self._optimisation is None else self._optimisation.steps
+
     def beside(self, policy: Policy) -> Policy:
-        """See `SecondModel.beside`. The first call makes the optimiser, and restores the state of a checkpoint."""
-        if self._gradients is None:
-            if not isinstance(self.policy, FSDPModule):
-                self.policy.to(device=policy.device, dtype=policy.model.dtype)
-            self._open()
+        """See `SecondModel.beside`."""
+        if self._optimisation is None and not isinstance(self.policy, FSDPModule):
+            self.policy.to(device=policy.device, dtype=policy.model.dtype)
+        self._opened()
         return self.policy
 
     def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
@@ -89,73 +88,93 @@ class TrainedModel(SecondModel):
         Raises:
             ValueError: If the norm of the gradients is not finite, before any weight has changed.
         """
-        assert self._gradients is not None, "`beside` makes the optimiser"
+        return self._opened().step(parts, loss, self.max_grad_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser and schedule as plain values. A collective; if sharded, the first rank has them."""
+        return dict(self._restored) if self._optimisation is None else self._optimisation.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint, when the model is next used; an empty one changes nothing."""
+        if state:
+            self._restored, self._optimisation = state, None
+
+    def _opened(self) -> _Optimisation:
+        if self._optimisation is None:
+            self._optimisation = _Optimisation(self.policy, self.training, self.strategy, self._restored)
+            self._restored = {}
+        return self._optimisation
+
+
+class _Optimisation:
+    """The gradients of a second model, its optimiser and its schedule.
+
+    Gradients of replicated weights are averaged over ranks here, and the state is whole in checkpoints, gathered tensor
+    by tensor on the first rank if the weights are sharded.
+
+    Args:
+        policy: The model, on its device.
+        training: Its options.
+        strategy: The trainer's strategy.
+        restored: The state of a checkpoint; empty without one.
+    """
+
+    def __init__(self, policy: Policy, training: Training, strategy: Strategy, restored: Mapping[str, Any]) -> None:
+        self.policy, self.training, self.steps = policy, training, 0
+        self._reshard()
+        self.gradients = Gradients(policy, strategy, apart=True)
+        self.optimizer = self.gradients.make_optimizer(training.optimizer)
+        self.options = configured_options(self.optimizer)
+        self.scheduler = None if training.scheduler is None else training.scheduler(self.optimizer)
+        if restored:
+            self._restore(restored)
+
+    def step(
+        self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor], max_grad_norm: float | None
+    ) -> dict[str, float]:
+        """See `TrainedModel.step`."""
         self._reshard()
         seed = derive_seed(run_seed(), "second model", self.steps, rank())
         with torch.enable_grad(), seeded(self.policy.device, seed):
             for number, micro in enumerate(parts, start=1):
                 summand = loss(micro) * world_size()  # Reductions average.
-                with self._gradients.accumulating(last=number == len(parts)):
+                with self.gradients.accumulating(last=number == len(parts)):
                     summand.backward()  # type: ignore[no-untyped-call]
-        norm = self._gradients.clip(self.max_grad_norm)
-        figures = {"grad_norm": norm, "learning_rate": float(self._optimizer.param_groups[0]["lr"])}
+        norm = self.gradients.clip(max_grad_norm)
+        figures = {"grad_norm": norm, "learning_rate": float(self.optimizer.param_groups[0]["lr"])}
         if not math.isfinite(norm):
             raise ValueError(
                 f"The gradients of the model that `model.credit` trains must be finite, but their norm is {norm} at "
                 f"learning rate {figures['learning_rate']:g}. This step was not taken: resume from the last checkpoint "
                 "with a lower `model.credit.optimizer.lr`."
             )
-        self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         return figures
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser and schedule as plain values. A collective; if sharded, the first rank has them."""
-        if self._gradients is None:
-            return dict(self._restored)
+        """See `TrainedModel.state_dict`."""
         self._reshard()
         weights = {name: whole_tensor(weight).cpu() for name, weight in self._weights().items()}
-        optimizer = self._optimizer.state_dict()
-        moments = {
-            index: {
-                name: whole_tensor(value).cpu() if isinstance(value, Tensor) else value for name, value in state.items()
-            }
-            for index, state in optimizer["state"].items()
-        }
+        optimizer = self.optimizer.state_dict()
+        moments = _of_tensors(optimizer["state"], lambda _, value: whole_tensor(value).cpu())
         if isinstance(self.policy, FSDPModule) and rank():
             return {}
         return {
             "steps": self.steps,
             "weights": weights,
             "optimizer": optimizer | {"state": moments},
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "configured": option_record(self._options, self.training.scheduler),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "configured": option_record(self.options, self.training.scheduler),
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, when the model is next used; an empty one changes nothing."""
-        if state:
-            self._restored, self._gradients = state, None
-
-    def _open(self) -> None:
-        self._reshard()
-        self._gradients = Gradients(self.policy, self.strategy, apart=True)
-        self._optimizer = self._gradients.make_optimizer(self.training.optimizer)
-        self._options = configured_options(self._optimizer)
-        make = self.training.scheduler
-        self._scheduler = None if make is None else make(self._optimizer)
-        if self._restored:
-            self._restore(self._restored)
-            self._restored = {}
 
     @torch.no_grad()
     def _restore(self, state: Mapping[str, Any]) -> None:
-        assert self._gradients is not None
         weights = self._weights()
         if weights.keys() != state["weights"].keys():
             raise ValueError(
@@ -163,26 +182,22 @@ class TrainedModel(SecondModel):
                 "`model.credit.model` and `model.loading.lora` to what they were, or begin anew."
             )
         for name, weight in weights.items():
-            weight.copy_(_like(state["weights"][name], weight))
-        if self._gradients.masters is not None:
-            self._gradients.masters.write_back()
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        moments = {
-            index: {name: _like(value, parameters[index]) for name, value in found.items()}
-            for index, found in state["optimizer"]["state"].items()
-        }
-        self._optimizer.load_state_dict(state["optimizer"] | {"state": moments})
-        if self._scheduler is not None and state["scheduler"] is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
+            weight.copy_(_like(weight, state["weights"][name]))
+        if self.gradients.masters is not None:
+            self.gradients.masters.write_back()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        moments = _of_tensors(state["optimizer"]["state"], lambda index, value: _like(parameters[index], value))
+        self.optimizer.load_state_dict(state["optimizer"] | {"state": moments})
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
         self.steps = state["steps"]
-        options = self._options, self.training.scheduler, state["configured"], self.steps
-        keep_options(self._optimizer, self._scheduler, *options)
+        options = self.options, self.training.scheduler, state["configured"], self.steps
+        keep_options(self.optimizer, self.scheduler, *options)
 
     def _weights(self) -> dict[str, Tensor]:
         """What the optimiser updates, by the names of the model's weights."""
-        assert self._gradients is not None
-        if self._gradients.masters is not None:
-            return dict(self._gradients.masters.by_name)
+        if self.gradients.masters is not None:
+            return dict(self.gradients.masters.by_name)
         return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
 
     def _reshard(self) -> None:
@@ -196,8 +211,18 @@ class TrainedModel(SecondModel):
                 unit.reshard()
 
 
-def _like(value: Any, weight: Tensor) -> Any:
-    """A whole tensor of a weight's shape, sharded as the weight is; other values unchanged."""
-    if not isinstance(weight, DTensor) or not isinstance(value, Tensor) or value.shape != weight.shape:
+def _of_tensors(
+    state: Mapping[int, Mapping[str, object]], change: Callable[[int, Tensor], Tensor]
+) -> dict[int, dict[str, object]]:
+    """An optimiser's state with `change` applied to the parameter's index and each of its tensors."""
+    return {
+        index: {name: change(index, value) if isinstance(value, Tensor) else value for name, value in found.items()}
+        for index, found in state.items()
+    }
+
+
+def _like(weight: Tensor, value: Tensor) -> Tensor:
+    """A whole tensor of a weight's shape, sharded as the weight is; a tensor of another shape unchanged."""
+    if not isinstance(weight, DTensor) or value.shape != weight.shape:
         return value
     return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def import_function(path: str, built_in: Mapping[str, Callable[..., Any]], option: str, example: str) -> Any:
+def import_function(path: str, built_in: Mapping[str, F], option: str, example: str) -> F:
     """A built-in function by its name, or a function by its import path.
 
     Args:
@@ -26,7 +28,7 @@ def import_function(path: str, built_in: Mapping[str, Callable[..., Any]], optio
     if not module:
         raise ValueError(f"{expected}, but got {path!r}.")
     try:
-        function = getattr(importlib.import_module(module), name)
+        function: F = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{expected}, but got {path!r} ({error}). Is its folder on PYTHONPATH?") from error
     if not callable(function):

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -132,9 +132,7 @@ class ProblemSpace:
         Raises:
             ValueError: If the split is unknown or holds fewer problems.
         """
-        if split not in SPLITS:
-            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
-        rng = random.Random(f"{split}-{seed}")  # noqa: S311 - problems, not secrets
+        rng = split_rng(split, seed)
         # Rejecting repeated draws is quick only as long as most draws are new.
         if num_problems <= 0.5 * _SHARES[split] * self.size:
             return self._draw(num_problems, split, rng)
@@ -169,6 +167,17 @@ class ProblemSpace:
                     yield Problem(operands, "".join(signs))
 
 
+def split_rng(split: Split, seed: int, kind: str = "") -> random.Random:
+    """The random numbers by which problems of a split are chosen, other ones for each kind of problem.
+
+    Raises:
+        ValueError: If the split is unknown.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
+    return random.Random(f"{kind}{split}-{seed}")  # noqa: S311 - problems, not secrets
+
+
 def split_of(expression: str) -> Split:
     """The split of a problem, by a hash of its text that does not depend on machine or run."""
     bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=8).digest(), "big") % 10
@@ -191,7 +200,7 @@ def misconception(a: int, sign: str, b: int) -> int | None:
     return None
 
 
-def mistaken(a: int, sign: str, b: int, rng: random.Random, slip_rate: float, misconception_rate: float) -> int:
+def _mistaken(a: int, sign: str, b: int, rng: random.Random, slip_rate: float, misconception_rate: float) -> int:
     """The result of a computation with random mistakes; the arguments are those of `demonstration`."""
     right, tempting = calculate(a, sign, b), misconception(a, sign, b)
     if tempting is not None and rng.random() < misconception_rate:
@@ -221,11 +230,30 @@ def demonstration(
     Returns:
         Lines ``a+b=c``, then ``\boxed{c}``.
     """
+    rates = slip_rate, misconception_rate, filler_rate
+    lines, total = worked_lines(problem, problem.operators, lambda _, a, sign, b, c: f"{a}{sign}{b}={c}", rng, rates)
+    return "\n".join([*lines, f"\\boxed{{{total}}}"])
+
+
+def worked_lines(
+    problem: Problem,
+    suggested: str,
+    line: Callable[[int, int, str, int, int], str],
+    rng: random.Random,
+    rates: tuple[float, float, float],
+) -> tuple[list[str], int]:
+    """The lines of a solution with random mistakes, at the rates of `demonstration`, and its last result.
+
+    `suggested` holds the operator that the words of each step suggest; to take a wrong one is a misconception. `line`
+    makes the line of a step from the step's index, ``a``, sign, ``b`` and result.
+    """
+    slip_rate, misconception_rate, filler_rate = rates
     lines, total = [], problem.operands[0]
-    for sign, b in problem.terms:
-        result = mistaken(total, sign, b, rng, slip_rate, misconception_rate)
+    for step, (sign, b) in enumerate(problem.terms):
+        chosen = suggested[step] if suggested[step] != sign and rng.random() < misconception_rate else sign
+        result = _mistaken(total, chosen, b, rng, slip_rate, misconception_rate)
         if rng.random() < filler_rate:
             lines.append(rng.choice(FILLERS))
-        lines.append(f"{total}{sign}{b}={result}")
+        lines.append(line(step, total, chosen, b, result))
         total = result
-    return "\n".join([*lines, f"\\boxed{{{total}}}"])
+    return lines, total

@@ -129,7 +129,7 @@ class Reward:
         self.arguments = dict(spec.arguments or {})
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
-        self.function = _find(self.path)
+        self.function = import_function(self.path, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
         self._taken = _taken(self.function)
         if self._taken is not None and (unknown := sorted(self.arguments.keys() - self._taken)):
             raise ValueError(
@@ -178,11 +178,6 @@ class Reward:
                     f"{wanted} but got {value} for the response {response[-200:]!r}. Return None for no opinion."
                 )
         return values
-
-
-def _find(path: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = import_function(path, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
-    return found
 
 
 def _taken(function: Callable[..., Any]) -> set[str] | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from grail_lightning.tasks.problems import FILLERS, SPLITS, Problem, Split, calculate, mistaken, split_of
+from grail_lightning.tasks.problems import Problem, Split, calculate, split_of, split_rng, worked_lines
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
 ITEMS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -120,15 +120,8 @@ def word_demonstration(
     Returns:
         A line for each step, then the answer behind ``####``.
     """
-    lines, total = [], problem.chain.operands[0]
-    for step, (sign, b) in enumerate(problem.chain.terms):
-        tempting = problem.suggested[step]
-        chosen = tempting if tempting != sign and rng.random() < misconception_rate else sign
-        result = mistaken(total, chosen, b, rng, slip_rate, misconception_rate)
-        if rng.random() < filler_rate:
-            lines.append(rng.choice(FILLERS))
-        lines.append(problem.line(step, total, chosen, b, result))
-        total = result
+    rates = slip_rate, misconception_rate, filler_rate
+    lines, total = worked_lines(problem.chain, problem.suggested, problem.line, rng, rates)
     return "\n".join([*lines, f"#### {total}"])
 
 
@@ -185,9 +178,7 @@ class WordProblemSpace:
 
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[WordProblem]:
         """The problems of `sample`."""
-        if split not in SPLITS:
-            raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
-        rng = random.Random(f"words-{split}-{seed}")  # noqa: S311 - problems, not secrets
+        rng = split_rng(split, seed, "words-")
         problems: dict[str, WordProblem] = {}
         in_vain = 0
         while len(problems) < num_problems and in_vain < MOST_TRIES * (len(problems) + 100):

@@ -210,7 +210,7 @@ class ServerClient:
         if connection.sock is None:
             connection.connect()
             _keep_alive(connection.sock)
-        _limit(connection.sock, self._answer_seconds if seconds is None else seconds)
+        connection.sock.settimeout(self._answer_seconds if seconds is None else seconds)
         connection.request(method, self._path + path, body=sent, headers=self._headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -262,10 +262,6 @@ def _short(error: Exception) -> str:
     if isinstance(error, http.client.RemoteDisconnected):
         return "it closed the connection"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
-
-
-def _limit(sock: Any, seconds: float) -> None:
-    sock.settimeout(seconds)
 
 
 def _keep_alive(sock: Any) -> None:

@@ -51,7 +51,7 @@ class Status:
     errors: tuple[str, ...] = ()
 
 
-def read_status(answer: Any, url: str) -> Status:
+def read_status(answer: object, url: str) -> Status:
     """The state of a server, from what its workers answered.
 
     Raises:
@@ -83,22 +83,17 @@ def body_of(request: Request, pushed: Pushed) -> dict[str, Any]:
 
 def gap_of_answers(before: Sequence[Completion], after: Sequence[Completion]) -> Gap:
     """The differences of log-probabilities between two answers to one probe, up to the first other token of a row."""
-    found = [
-        abs(mine - theirs)
-        for one, other in zip(before, after, strict=True)
-        for mine, theirs in zip(one.logprobs, other.logprobs, strict=False)
-    ]
-    same = [equal for one, other in zip(before, after, strict=True) for equal in _equal_so_far(one.ids, other.ids)]
-    kept = [difference for difference, equal in zip(found, same, strict=True) if equal]
+    kept: list[float] = []
+    tokens = 0
+    for one, other in zip(before, after, strict=True):
+        gaps = [abs(mine - theirs) for mine, theirs in zip(one.logprobs, other.logprobs, strict=False)]
+        pairs = enumerate(zip(one.ids, other.ids, strict=False))
+        kept += gaps[: next((k for k, (mine, theirs) in pairs if mine != theirs), None)]
+        tokens += len(gaps)
     # Rounding changes a token seldom; with other weights most rows begin otherwise.
-    if 2 * len(kept) < len(found) or not kept:
-        return Gap(math.inf, math.inf, len(found))
+    if 2 * len(kept) < tokens or not kept:
+        return Gap(math.inf, math.inf, tokens)
     return Gap(sum(kept) / len(kept), max(kept), len(kept))
-
-
-def _equal_so_far(ids: Sequence[int], others: Sequence[int]) -> list[bool]:
-    equal = [one == other for one, other in zip(ids, others, strict=False)]
-    return [all(equal[: k + 1]) for k in range(len(equal))]
 
 
 def read_completion(answer: Any) -> Completion:

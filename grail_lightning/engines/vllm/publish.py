@@ -112,7 +112,7 @@ class WeightFile:
         """What a server is told to read: a path, or a URL for a server on another machine without a common folder."""
         assert self._file is not None, "`write` comes first"
         if self.folder is not None or is_loopback(host):
-            return self._path()
+            return _path_of(self._file)
         address, _, own_port = (self._address or "").partition(":")
         address = address or local_address(host, port)
         if self._server is None:
@@ -137,16 +137,16 @@ class WeightFile:
             self._server.server_close()
         self._server = None
 
-    def _path(self) -> str:
-        assert self._file is not None
-        named = isinstance(self._file.name, str)
-        return self._file.name if named else f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-
     def _path_for(self, requested: str) -> str | None:
         """The file that a URL stands for. It holds a secret: only those who were told it can read the weights."""
         secret, _, version = requested.strip("/").partition("/")
-        right = secrets.compare_digest(secret.encode(), self._secret.encode())
-        return self._path() if right and version == self._version and self._file is not None else None
+        right, file = secrets.compare_digest(secret.encode(), self._secret.encode()), self._file
+        return _path_of(file) if right and version == self._version and file is not None else None
+
+
+def _path_of(file: IO[bytes]) -> str:
+    """The path by which other processes of this machine open a file, which may be memory without a name."""
+    return file.name if isinstance(file.name, str) else f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def most_tensors(policy: Policy) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
@@ -203,13 +204,14 @@ def first_ends(ending: Ending, rows: Sequence[Sequence[int]]) -> list[int | None
     found = [next((k for k, token in enumerate(row, start=1) if token in ends), None) for row in rows]
     if ending.stops is None:
         return found
-    strings = _first_stops(ending, rows)
+    strings = _first_stops(ending, ending.stops, rows)
     return [min((end for end in pair if end is not None), default=None) for pair in zip(found, strings, strict=True)]
 
 
-def _first_stops(ending: Ending, rows: Sequence[Sequence[int]]) -> list[int | None]:
+def _first_stops(
+    ending: Ending, stops: Callable[[Tensor, None], Tensor], rows: Sequence[Sequence[int]]
+) -> list[int | None]:
     """`first_ends` by stop strings alone. The rule reads the newest `reach` tokens, so windows of them suffice."""
-    assert ending.stops is not None
     first: list[int | None] = [None] * len(rows)
     for length in range(1, ending.reach + 1):
         # Windows of one length: beginnings of rows that are shorter than the rule's reach, then all others.
@@ -222,7 +224,7 @@ def _first_stops(ending: Ending, rows: Sequence[Sequence[int]]) -> list[int | No
         for k in range(0, len(places), _WINDOWS):
             part = places[k : k + _WINDOWS]
             windows = torch.tensor([rows[row][end - length : end] for row, end in part], dtype=torch.long)
-            hits = ending.stops(windows.to(ending.end_tokens.device), None).tolist()
+            hits = stops(windows.to(ending.end_tokens.device), None).tolist()
             for (row, end), hit in zip(part, hits, strict=True):
                 if hit and first[row] is None:
                     first[row] = end

@@ -240,12 +240,10 @@ class VLLMServer(SeededEngine):
         if self._policy is None or self._pushed is None:
             raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")
         self._reopen()
-        return sample(self._policy, prompts, group_size, sampling, seeds, self._send)
+        return sample(self._policy, prompts, group_size, sampling, seeds, partial(self._send, self._pushed))
 
-    def _send(self, requests: Sequence[Request]) -> list[Completion]:
+    def _send(self, pushed: Pushed, requests: Sequence[Request]) -> list[Completion]:
         """The completions of requests, each by the server that `deal` names."""
-        pushed = self._pushed
-        assert pushed is not None
         shares = deal([request.prompt for request in requests], len(self._servers), rank())
         busy = [(server, share) for server, share in zip(self._servers, shares, strict=True) if share]
         found = self._everywhere(

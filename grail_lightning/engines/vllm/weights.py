@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce, whole_tensor
 
 if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel
 
 _CHUNK_ELEMENTS = 2**22
@@ -54,7 +55,7 @@ def _merged(model: PreTrainedModel) -> Iterator[Named]:
         yield place + rest, weight
 
 
-def _with_update(layer: Any, weight: Tensor) -> Tensor:
+def _with_update(layer: LoraLayer, weight: Tensor) -> Tensor:
     r"""A weight with the update of its active adapters, :math:`W + \sum_a s_a B_a A_a`, in the weight's dtype."""
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
@@ -81,14 +82,14 @@ def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Nam
     from transformers.core_model_loading import revert_weight_conversion
 
     block: dict[str, Tensor] = {}
-    current: str | None = None
+    current = ""
     for name, value in weights:
-        place = re.match(r"(.*?\.\d+\.|)", name)
-        assert place is not None
-        if block and place[0] != current:
+        numbered = re.match(r".*?\.\d+\.", name)
+        place = numbered[0] if numbered else ""
+        if block and place != current:
             yield from revert_weight_conversion(model, block).items()
             block = {}
-        current = place[0]
+        current = place
         block[name] = value
     yield from revert_weight_conversion(model, block).items()
 
