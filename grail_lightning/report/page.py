@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from grail_lightning.report.curves import End
+from grail_lightning.report.figures import Compared
 from grail_lightning.report.plot import COLOURS, curves_svg, dash
-from grail_lightning.report.results import Line
 from grail_lightning.report.sections import Section, Table, tables
 from grail_lightning.report.text import TITLE, plain, printable
 from grail_lightning.views.page import asset, policy_hash
@@ -71,7 +70,7 @@ def _table(table: Table) -> dict[str, Any]:
     }
 
 
-def _bars(lines: Sequence[Line | End]) -> list[dict[str, float] | None]:
+def _bars(lines: Sequence[Compared]) -> list[dict[str, float] | None]:
     """Each figure's interval on an axis that all lines of the table share, from 0 to 100."""
     known = [line.estimate for line in lines if not math.isnan(line.estimate.low)]
     if not known:

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from grail_lightning.evaluation.comparison import Difference, Estimate, difference, estimate
-from grail_lightning.evaluation.statistics import Floats, holm, vote_noise
+from grail_lightning.evaluation.comparison import Estimate, difference, estimate
+from grail_lightning.evaluation.statistics import Floats, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
+from grail_lightning.report.figures import Compared, with_corrected
 from grail_lightning.report.methods import Method, paired_places
+from grail_lightning.report.runs import mapping
 from grail_lightning.report.samples import Responses, check_comparable, common_problems, read_responses
 
 AVERAGES = ("simple average", "weighted by size")
@@ -36,34 +38,20 @@ class Shares(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Compared):
     """A figure of one method on one dataset, or averaged over datasets.
 
     Attributes:
         dataset: The dataset's name with the part of it that was evaluated, or one of `AVERAGES`.
         average: Whether it is an average over datasets.
-        method: The method's name.
-        seeds: The number of its runs.
         problems: The number of problems.
         figure: The figure's name, such as ``acc@3``.
-        estimate: The figure.
-        difference: The difference from the baseline; None for the baseline itself, and for what is not compared.
-        corrected: The p-value, corrected by Holm's method; NaN without a difference.
-        detectable: The smallest difference that could have been shown; NaN without a difference.
-        pairs: The number of seeds over which the difference is paired; None if seeds are not paired.
     """
 
     dataset: str
     average: bool
-    method: str
-    seeds: int
     problems: int
     figure: str
-    estimate: Estimate
-    difference: Difference | None = None
-    corrected: float = float("nan")
-    detectable: float = float("nan")
-    pairs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +86,8 @@ def read_evaluated(methods: Sequence[Method], *, common: bool, votes: bool = Fal
     Raises:
         ValueError: If the runs cannot be compared.
     """
-    runs = [run for method in methods for run in method.evaluated]
+    with_samples = [method for method in methods if method.evaluated]
+    runs = [run for method in with_samples for run in method.evaluated]
     if not runs:
         return None
     check_comparable(runs, common=common)
@@ -110,12 +99,11 @@ def read_evaluated(methods: Sequence[Method], *, common: bool, votes: bool = Fal
             dataset: [read[id(run)][dataset].only(keys) for run in method.evaluated]
             for dataset, keys in problems.items()
         }
-        for method in methods
-        if method.evaluated
+        for method in with_samples
     }
-    longest = runs[0].facts.get("sampling", {}).get("max_response_length")
+    longest = mapping(runs[0].facts.get("sampling")).get("max_response_length")
     return Evaluated(
-        methods=[method for method in methods if method.evaluated],
+        methods=with_samples,
         datasets=list(problems),
         labels={name: _label(name, len(keys), about[name], common) for name, keys in problems.items()},
         responses=responses,
@@ -158,7 +146,8 @@ def compared(
             family = line.dataset if line.average else ""
             families.setdefault(family, []).append(place)
         for places in families.values():
-            lines = _corrected(lines, places)
+            for place, line in zip(places, with_corrected([lines[place] for place in places]), strict=True):
+                lines[place] = line
         found += lines
     return found
 
@@ -231,15 +220,6 @@ def _lines(
     return found
 
 
-def _corrected(lines: list[Line], places: Sequence[int]) -> list[Line]:
-    tests = [(place, found) for place in places if (found := lines[place].difference) is not None]
-    corrected = holm([found.p_value for _, found in tests])
-    result = list(lines)
-    for (place, found), p_value in zip(tests, corrected, strict=True):
-        result[place] = replace(lines[place], corrected=p_value, detectable=found.detectable(len(tests)))
-    return result
-
-
 def _solved(responses: Responses, k: int) -> Shares:
     right = torch.from_numpy(responses.correct.sum(1))
     number = responses.correct.shape[1]
@@ -247,9 +227,8 @@ def _solved(responses: Responses, k: int) -> Shares:
 
 
 def _voted(responses: Responses, k: int) -> Shares:
-    assert responses.votes is not None
-    votes = [maj_at_k(v, c, k) for v, c in zip(responses.votes.tolist(), responses.correct.tolist(), strict=True)]
-    share = np.array(votes)
+    rows = zip(responses.votes.tolist(), responses.correct.tolist(), strict=True)
+    share = np.array([maj_at_k(votes, correct, k) for votes, correct in rows])
     return _column(share, vote_noise(share, responses.votes.shape[1], k))
 
 
