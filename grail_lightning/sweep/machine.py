@@ -96,9 +96,8 @@ def _on_cpus(plans: Sequence[Planned], devices: int) -> tuple[int, str]:
     """The number of runs for which there are cores and memory, and what limits it."""
     by_cores = min(len(plans), max(1, cores() // devices))
     available, needed = available_bytes(), devices * max(_bytes(plan) for plan in _alike(plans))
-    by_memory = by_cores if available is None else max(1, available // needed)
-    if by_memory < by_cores:
-        return by_memory, f"{(available or 0) / 2**30:.1f} GiB of memory, {needed / 2**30:.1f} a run"
+    if available is not None and (by_memory := max(1, available // needed)) < by_cores:
+        return by_memory, f"{available / 2**30:.1f} GiB of memory, {needed / 2**30:.1f} a run"
     return by_cores, f"{cores()} core(s)" if by_cores < len(plans) else "all of them"
 
 
