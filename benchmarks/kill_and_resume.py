@@ -72,6 +72,38 @@ class Run:
             time.sleep(0.01)
 
 
+def forked(folder: Path, arguments: list[str], output: str = os.devnull, temporary: Path | None = None) -> Run:
+    """A command line in a process group of its own: a fork has everything imported, and starts in two seconds, not ten.
+
+    Args:
+        folder: Where it runs, and writes to `stderr.txt`.
+        arguments: Those of `grail-lightning`.
+        output: The file for what it prints.
+        temporary: Its folder for temporary files; None for that of this process.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            os.chdir(folder)
+            with open(output, "wb") as said, open("stderr.txt", "wb") as errors:
+                os.dup2(said.fileno(), 1)
+                os.dup2(errors.fileno(), 2)
+            if temporary is not None:
+                os.environ["TMPDIR"], tempfile.tempdir = str(temporary), None
+            sys.argv = [str(PROGRAM), *arguments]
+            main_of_the_command_line()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return Run(pid)
+
+
 @dataclass
 class Chain:
     """A run with its signals and resumes.
@@ -94,25 +126,8 @@ class Chain:
     def start(self) -> Run:
         """Begin, or go on."""
         resume = ["--ckpt_path=last"] if self.last.exists() else []
-        pid = os.fork()  # From a process that has imported everything: a start takes two seconds, not ten.
-        if pid == 0:
-            code = 1
-            try:
-                os.setsid()
-                os.chdir(self.folder)
-                with open("stderr.txt", "wb") as errors, open(os.devnull, "wb") as nothing:
-                    os.dup2(nothing.fileno(), 1)
-                    os.dup2(errors.fileno(), 2)
-                os.environ["TMPDIR"], tempfile.tempdir = str(self.temporary), None
-                sys.argv = [str(PROGRAM), "fit", *OPTIONS, f"--trainer.devices={self.ranks}", *resume]
-                main_of_the_command_line()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        return Run(pid)
+        arguments = ["fit", *OPTIONS, f"--trainer.devices={self.ranks}", *resume]
+        return forked(self.folder, arguments, temporary=self.temporary)
 
     def said(self) -> str:
         """What the last process wrote to stderr."""
