@@ -28,7 +28,8 @@ def page(sections: Sequence[Section]) -> str:
     import jinja2
     from markupsafe import Markup
 
-    style, shown = [asset("palette.css"), _own("report.css")], []
+    own = resources.files("grail_lightning.report").joinpath("templates", "report.css").read_text(encoding="utf-8")
+    style, shown = [asset("palette.css"), own], []
     for number, section in enumerate(sections):
         picture = None
         if section.curves:
@@ -83,7 +84,3 @@ def _bars(lines: Sequence[Compared]) -> list[dict[str, float] | None]:
         else {name: round((getattr(found, name) - low) * scale, 2) for name in ("low", "value", "high")}
         for found in (line.estimate for line in lines)
     ]
-
-
-def _own(name: str) -> str:
-    return resources.files("grail_lightning.report").joinpath("templates", name).read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -141,25 +142,14 @@ def compared(
     found: list[Line] = []
     for name, shares in figures.items():
         lines = _lines(evaluated, name, shares, baseline)
-        families: dict[str, list[int]] = {}  # All datasets are one family, each average is another.
-        for place, line in enumerate(lines):
-            family = line.dataset if line.average else ""
-            families.setdefault(family, []).append(place)
-        for places in families.values():
-            for place, line in zip(places, with_corrected([lines[place] for place in places]), strict=True):
-                lines[place] = line
-        found += lines
+        # The datasets, which come first, are one family together; each average is another.
+        for _, family in groupby(lines, key=lambda line: line.dataset if line.average else ""):
+            found += with_corrected(list(family))
     return found
 
 
 def described(evaluated: Evaluated) -> list[Line]:
     """The lines of the responses themselves: mean length, and the shares that were cut and that have no answer."""
-
-    def cut(responses: Responses) -> Shares:
-        return _share_of(~responses.finished)
-
-    def without_answer(responses: Responses) -> Shares:
-        return _share_of(responses.missing)
 
     def length(responses: Responses) -> Shares:
         """As a share of the limit, so that it has the interval of a share."""
@@ -170,7 +160,8 @@ def described(evaluated: Evaluated) -> list[Line]:
         replace(line, estimate=_scaled(line.estimate, evaluated.longest))
         for line in _lines(evaluated, "tokens", length, None)
     ]
-    return lengths + _lines(evaluated, "truncated", cut, None) + _lines(evaluated, "no answer", without_answer, None)
+    truncated = _lines(evaluated, "truncated", lambda responses: _share_of(~responses.finished), None)
+    return lengths + truncated + _lines(evaluated, "no answer", lambda responses: _share_of(responses.missing), None)
 
 
 def _lines(

@@ -261,9 +261,9 @@ def _check_options(file: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ValueError(f"`{name}` must be set once, but in {file} both {other} and {where} set it.")
 
 
-def _configs(given: Any, file: Path) -> list[str]:
+def _configs(given: object, file: Path) -> list[str]:
     """Config files of `fit`: one name, or a list of names."""
-    names = [] if given is None else given if isinstance(given, list) else [given]
+    names: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"`config` in {file} must be the path of a config file, or a list of them, but got {given!r}.")
     return names
