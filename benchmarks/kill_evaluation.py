@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from kill_and_resume import Run, all_gone, forked
+from forks import Run, all_gone, forked
 
 from grail_lightning.evaluation import read_samples
 
