@@ -27,7 +27,7 @@ from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
-from grail_lightning.evaluation import read_samples
+from grail_lightning.evaluation import Sample, read_samples
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import Policy
 from grail_lightning.tasks.base import Prompt
@@ -109,16 +109,16 @@ def main() -> None:
         expected(samples, options.error_rate, n)
 
 
-def expected(samples: Sequence[object], error_rate: float, n: int) -> None:
+def expected(samples: Sequence[Sample], error_rate: float, n: int) -> None:
     """What the error rate implies, beside the draws themselves."""
     right = 1 - error_rate
     print(f"expected accuracy {right:.3f}, pass@{n} {1 - error_rate**n:.3f}", end="")
     if n == 3:  # Two or three right ones win; one has a third of a draw of three different answers.
         print(f", maj@3 {right**3 + 3 * right**2 * error_rate + 3 * right * error_rate**2 / 3:.3f}", end="")
-    false = [s for s in samples if s.correct != ("-98765." not in s.response)]  # type: ignore[attr-defined]
+    false = [s for s in samples if s.correct != ("-98765." not in s.response)]
     print(f"\nverdicts that differ from the draw: {len(false)} of {len(samples)}")
     for sample in false[:20]:
-        print(f"  {sample.dataset} {sample.index}: {sample.status}, reference {sample.reference[:100]!r}")  # type: ignore[attr-defined]
+        print(f"  {sample.dataset} {sample.index}: {sample.status}, reference {sample.reference[:100]!r}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from credit_quality import respond
+from credit_quality import respond, sampler
 from credit_subjects import Subject, subjects
 from credit_truth import resamplings
 from credit_worlds import GROUP_SIZE, Setting, setting
@@ -39,12 +39,10 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Oracle, Shuffled, TokenCredit, TokenWeights
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Policy, load_policy
-from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
 from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.forward import Forward
-from grail_lightning.step.sampler import Sampler
 
 PROMPTS = 16  # A batch of the quickstart.
 DEFAULT = (
@@ -196,13 +194,7 @@ def main() -> None:
         )
 
         def source() -> SampledContinuations:
-            how = {
-                "group_size": GROUP_SIZE,
-                "sampling": where_from.sampling,
-                "clock": PhaseClock(policy.device),
-                "rank": 0,
-            }
-            return SampledContinuations(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=0)
+            return SampledContinuations(sampler(policy, engine, verifier, where_from.sampling), step=0)
 
         uniform = measure(known["Uniform"], policy, rollouts, source, options.token_budget, options.seed)
         columns = ("direction", "noise", "size", "gain, SGD", "gain, Adam", "one token")

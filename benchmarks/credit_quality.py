@@ -65,6 +65,19 @@ def respond(
     return graded.with_advantages(group_advantages(graded.rewards, GROUP_SIZE))
 
 
+def sampler(policy: Policy, engine: HFEngine, verifier: Verifier, sampling: Sampling) -> Sampler:
+    """Of continuations, in groups as large as those of the rollouts."""
+    return Sampler(
+        policy=policy,
+        engine=engine,
+        verifier=verifier,
+        group_size=GROUP_SIZE,
+        sampling=sampling,
+        clock=PhaseClock(policy.device),
+        rank=0,
+    )
+
+
 def prime_subjects(engine: HFEngine, verifier: Verifier, where_from: Setting, seed: int) -> list[Subject]:
     """PRIME with its reward model trained on training problems, beside the same with permuted outcomes."""
 
@@ -247,10 +260,9 @@ def show(where_from: Setting, options: argparse.Namespace) -> None:
         table.row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds)
     engine, extra, ours = HFEngine(cache_tokens=50_000), [], int(world.batch.response_mask.sum())
     with Verifier() as verifier:
-        how = {"group_size": GROUP_SIZE, "sampling": where_from.sampling, "clock": PhaseClock(policy.device), "rank": 0}
         every = [*subjects(), *prime_subjects(engine, verifier, where_from, options.seed)]
         for subject in chosen(every, options):
-            source = Counted(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=0)
+            source = Counted(sampler(policy, engine, verifier, where_from.sampling), step=0)
             credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)
             columns = credit_columns(credit, world)
             table.row(subject.name, subject.by, columns, credit.seconds, source.tokens / ours)

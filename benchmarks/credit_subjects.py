@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from tree_controls import leaves_tree
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import (
@@ -45,6 +44,7 @@ from grail_lightning.credit import (
 from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.policy import Policy
+from grail_lightning.policy.aligned import response_nodes
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 
@@ -97,6 +97,14 @@ def entropy(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tens
 
 def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
     return torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
+
+
+def leaves_tree(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+    """1 at the first token of each row after which no other row of its group is at the same place."""
+    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    number = torch.bincount(nodes[nodes >= 0])[nodes.clamp(min=0)].masked_fill(nodes < 0, 0)
+    alone = number == 1
+    return (alone & (alone.cumsum(1) == 1)).float()
 
 
 def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:

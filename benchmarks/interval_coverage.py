@@ -22,6 +22,7 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
@@ -92,19 +93,17 @@ def pair(number: int, correlation: float, draw: Draw) -> tuple[np.ndarray, np.nd
 def mean(options: argparse.Namespace) -> list[Cell]:
     print(f"\nmean\n{'problems':>8} {'samples':>8} {'rate':>6}" + "".join(f"{name:>18}" for name in CONCENTRATION))
     cells = []
-    for number in options.problems:
-        for samples in options.samples:
-            for rate in options.rates:
-                row, look = [], tables(samples)
-                for concentration in CONCENTRATION.values():
-                    draw, cell = np.random.default_rng(options.seed), Cell()
-                    for _ in range(options.repetitions):
-                        p = chances(rate, concentration, draw.random(number))
-                        share, noise = look(draw.binomial(samples, p)[:, None])
-                        cell.add(estimate([share], [noise], [1.0]), rate)
-                    row.append(cell)
-                print(f"{number:>8} {samples:>8} {rate:>6}" + "".join(f"  {cell}" for cell in row), flush=True)
-                cells += row
+    for number, samples, rate in product(options.problems, options.samples, options.rates):
+        row, look = [], tables(samples)
+        for concentration in CONCENTRATION.values():
+            draw, cell = np.random.default_rng(options.seed), Cell()
+            for _ in range(options.repetitions):
+                p = chances(rate, concentration, draw.random(number))
+                share, noise = look(draw.binomial(samples, p)[:, None])
+                cell.add(estimate([share], [noise], [1.0]), rate)
+            row.append(cell)
+        print(f"{number:>8} {samples:>8} {rate:>6}" + "".join(f"  {cell}" for cell in row), flush=True)
+        cells += row
     return cells
 
 
@@ -112,19 +111,16 @@ def difference_of_runs(options: argparse.Namespace) -> list[Cell]:
     print(f"\ndifference\n{'problems':>8} {'samples':>8} {'rate':>6} {'truth':>6} {'corr.':>6}", end="")
     print("".join(f"{name:>18}" for name in CONCENTRATION) + "   found")
     cells = []
-    for number in options.problems:
-        for samples in options.samples:
-            for rate in options.rates:
-                for truth in (0.0, 0.05):
-                    for correlation in (0.0, 0.9):
-                        row = [
-                            _difference(number, samples, rate, truth, correlation, concentration, options)
-                            for concentration in CONCENTRATION.values()
-                        ]
-                        found = f"{max(c.found / c.number for c in row):>8.3f}" if not truth else ""
-                        head = f"{number:>8} {samples:>8} {rate:>6} {truth:>6} {correlation:>6}"
-                        print(head + "".join(f"  {cell}" for cell in row) + found, flush=True)
-                        cells += row
+    grid = product(options.problems, options.samples, options.rates, (0.0, 0.05), (0.0, 0.9))
+    for number, samples, rate, truth, correlation in grid:
+        row = [
+            _difference(number, samples, rate, truth, correlation, concentration, options)
+            for concentration in CONCENTRATION.values()
+        ]
+        found = f"{max(c.found / c.number for c in row):>8.3f}" if not truth else ""
+        head = f"{number:>8} {samples:>8} {rate:>6} {truth:>6} {correlation:>6}"
+        print(head + "".join(f"  {cell}" for cell in row) + found, flush=True)
+        cells += row
     return cells
 
 
@@ -144,17 +140,14 @@ def average(options: argparse.Namespace) -> list[Cell]:
     ways = {"simple": [1 / len(SIZES)] * len(SIZES), "weighted": [n / sum(numbers) for n in numbers]}
     print(f"\naverage\n{'of':>10} {'':>10} {'samples':>8} {'corr.':>6}" + "".join(f"{n:>18}" for n in CONCENTRATION))
     cells = []
-    for samples in options.samples:
-        for correlation in (0.0, 0.9):
-            rows = {(what, way): [] for what in ("figure", "difference") for way in ways}
-            for concentration in CONCENTRATION.values():
-                for key, cell in _averages(samples, correlation, concentration, rates, ways, options).items():
-                    rows[key].append(cell)
-            for (what, way), row in rows.items():
-                print(
-                    f"{what:>10} {way:>10} {samples:>8} {correlation:>6}" + "".join(f"  {c}" for c in row), flush=True
-                )
-                cells += row
+    for samples, correlation in product(options.samples, (0.0, 0.9)):
+        rows = {(what, way): [] for what in ("figure", "difference") for way in ways}
+        for concentration in CONCENTRATION.values():
+            for key, cell in _averages(samples, correlation, concentration, rates, ways, options).items():
+                rows[key].append(cell)
+        for (what, way), row in rows.items():
+            print(f"{what:>10} {way:>10} {samples:>8} {correlation:>6}" + "".join(f"  {c}" for c in row), flush=True)
+            cells += row
     return cells
 
 
@@ -178,14 +171,12 @@ def seeds(options: argparse.Namespace) -> list[Cell]:
     effects = (0.0, 0.5, 1.0, 3.0)
     print(f"\nseeds\n{'of':>10} {'problems':>8} {'rate':>6} {'seeds':>6}" + "".join(f"{e:>18}" for e in effects))
     cells = []
-    for number in options.problems:
-        for rate in options.rates:
-            for count in (2, 3, 5, 8):
-                found = [_seeds(number, rate, count, effect, options) for effect in effects]
-                for k, what in enumerate(("figure", "difference")):
-                    row = [pair_of_cells[k] for pair_of_cells in found]
-                    print(f"{what:>10} {number:>8} {rate:>6} {count:>6}" + "".join(f"  {c}" for c in row), flush=True)
-                    cells += row
+    for number, rate, count in product(options.problems, options.rates, (2, 3, 5, 8)):
+        found = [_seeds(number, rate, count, effect, options) for effect in effects]
+        for k, what in enumerate(("figure", "difference")):
+            row = [pair_of_cells[k] for pair_of_cells in found]
+            print(f"{what:>10} {number:>8} {rate:>6} {count:>6}" + "".join(f"  {c}" for c in row), flush=True)
+            cells += row
     return cells
 
 
@@ -212,12 +203,10 @@ def lengths(options: argparse.Namespace) -> list[Cell]:
     kinds = ("all", "right", "wrong")
     print(f"\nlengths\n{'problems':>8} {'samples':>8} {'rate':>6}" + "".join(f"{kind:>18}" for kind in kinds))
     cells = []
-    for number in options.problems:
-        for samples in options.samples:
-            for rate in options.rates:
-                row = _lengths(number, samples, rate, options)
-                print(f"{number:>8} {samples:>8} {rate:>6}" + "".join(f"  {cell}" for cell in row), flush=True)
-                cells += row
+    for number, samples, rate in product(options.problems, options.samples, options.rates):
+        row = _lengths(number, samples, rate, options)
+        print(f"{number:>8} {samples:>8} {rate:>6}" + "".join(f"  {cell}" for cell in row), flush=True)
+        cells += row
     return cells
 
 

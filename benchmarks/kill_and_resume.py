@@ -21,25 +21,17 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-sys.path.insert(0, str(Path(__file__).parents[1]))
-os.environ["PYTHONPATH"] = sys.path[0]  # For the rank that Lightning starts.
+from forks import Run, all_gone, forked, members  # It sets the environment, which torch reads when it is imported.
 
+# isort: split
 import torch
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401  (so that each run has it)
 from safetensors.torch import load_file
-
-import grail_lightning.__main__
-from grail_lightning.cli import main as main_of_the_command_line
-
-PROGRAM = Path(grail_lightning.__main__.__file__)
 
 STEPS = 80
 OPTIONS = f"""--config=configs/quickstart.yaml --trainer.max_steps={STEPS} --trainer.val_check_interval=20
@@ -50,26 +42,6 @@ OPTIONS = f"""--config=configs/quickstart.yaml --trainer.max_steps={STEPS} --tra
 --data.num_train=24 --data.num_val=2 --data.num_test=2
 --data.prompts_per_batch=2 --data.eval_prompts_per_batch=2""".split()
 RUN = Path("runs/quickstart")
-WAIT = 20.0
-
-
-@dataclass
-class Run:
-    """A forked process with the needed part of the interface of `subprocess.Popen`."""
-
-    pid: int
-    returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
-        return self.returncode
-
-    def wait(self) -> None:
-        """Until it has ended."""
-        while self.poll() is None:
-            time.sleep(0.01)
 
 
 @dataclass
@@ -94,25 +66,8 @@ class Chain:
     def start(self) -> Run:
         """Begin, or go on."""
         resume = ["--ckpt_path=last"] if self.last.exists() else []
-        pid = os.fork()  # From a process that has imported everything: a start takes two seconds, not ten.
-        if pid == 0:
-            code = 1
-            try:
-                os.setsid()
-                os.chdir(self.folder)
-                with open("stderr.txt", "wb") as errors, open(os.devnull, "wb") as nothing:
-                    os.dup2(nothing.fileno(), 1)
-                    os.dup2(errors.fileno(), 2)
-                os.environ["TMPDIR"], tempfile.tempdir = str(self.temporary), None
-                sys.argv = [str(PROGRAM), "fit", *OPTIONS, f"--trainer.devices={self.ranks}", *resume]
-                main_of_the_command_line()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        return Run(pid)
+        arguments = ["fit", *OPTIONS, f"--trainer.devices={self.ranks}", *resume]
+        return forked(self.folder, arguments, temporary=self.temporary)
 
     def said(self) -> str:
         """What the last process wrote to stderr."""
@@ -126,19 +81,6 @@ class Chain:
             return int(torch.load(self.last, weights_only=True)["global_step"])
         except Exception as error:
             return f"TORN ({type(error).__name__})"
-
-
-def members(group: int) -> list[int]:
-    """Processes of a group that have not ended."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, pgid = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(pgid) == group and state != "Z":
-            found.append(int(entry.name))
-    return sorted(found)
 
 
 def second_rank(group: int) -> int | None:
@@ -169,16 +111,6 @@ def wait_for_half(chain: Chain, process: Run) -> None:
                 return
         except FileNotFoundError:
             pass
-
-
-def all_gone(group: int) -> tuple[float, int]:
-    """Seconds until no process of a group was left, and how many were after `WAIT`; those are killed."""
-    start = time.monotonic()
-    while (left := members(group)) and time.monotonic() - start < WAIT:
-        time.sleep(0.05)
-    if left:
-        os.killpg(group, signal.SIGKILL)
-    return time.monotonic() - start, len(left)
 
 
 def disturb(chain: Chain, how: signal.Signals, whom: str, half: bool, delay: float) -> dict[str, Any]:

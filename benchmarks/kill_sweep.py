@@ -33,7 +33,8 @@ os.environ["PYTHONPATH"] = sys.path[0]
 import torch
 import yaml
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grail_lightning.report.events import read_scalars
 
 STUDY = {
     "config": "configs/quickstart.yaml",
@@ -108,11 +109,7 @@ class Sweep:
 
     def table(self) -> dict[str, dict[int, float]]:
         """Held-out accuracy of each run, by the step."""
-        found = {}
-        for name in sorted(RUNS):
-            events = EventAccumulator(str(self.folder / "study" / name), size_guidance={"scalars": 0}).Reload()
-            found[name] = {event.step: event.value for event in events.Scalars("val/accuracy")}
-        return found
+        return {name: read_scalars(self.folder / "study" / name, "val/accuracy") for name in sorted(RUNS)}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The exported weights of all runs."""

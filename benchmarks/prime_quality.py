@@ -44,35 +44,29 @@ class TrainedPRIME(TokenCredit):
         )
         self.credit = PermutedRewards(prime) if permuted else prime
         self.figures: list[str] = []
-        self._second: TrainedModel | None = None
-        self._reference: Reference | None = None
+        self._models: tuple[TrainedModel, Reference] | None = None
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The weights of a batch."""
-        if self._second is None:
-            self._train(policy, context)
-        return self._weigh(policy, batch, context)
+        second, reference = self._trained(policy, context)
+        return self.credit(policy, batch, replace(context, reference=reference, second=second))
 
     def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
-        if self._second is None:
-            self._train(policy, context)
-        assert self._reference is not None
+        second, reference = self._trained(policy, context)
         rows = torch.arange(len(batch))
-        models = self._second.beside(policy), self._reference.policy
-        own, other = (logprobs(model, batch, context, rows) for model in models)
-        self._weigh(policy, batch, context)  # The next batch finds a model that has learned from this one.
+        own, other = (logprobs(model, batch, context, rows) for model in (second.beside(policy), reference.policy))
+        self(policy, batch, context)  # The next batch finds a model that has learned from this one.
         return (own - other) * (2 * batch.correct.float() - 1)[:, None]
 
-    def _train(self, policy: Policy, context: CreditContext) -> None:
-        self._reference = Reference(copy.deepcopy(policy).requires_grad_(False))
-        model = copy.deepcopy(policy).requires_grad_(True).train()
-        self._second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
-        for number, earlier in enumerate(self.rollouts(policy), start=1):
-            found = self._weigh(policy, earlier, replace(context, step=number))
-            loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
-            self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
-
-    def _weigh(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        given = replace(context, reference=self._reference, second=self._second)
-        return self.credit(policy, batch, given)
+    def _trained(self, policy: Policy, context: CreditContext) -> tuple[TrainedModel, Reference]:
+        """The reward model, which the first call trains, and the reference."""
+        if self._models is None:
+            model = copy.deepcopy(policy).requires_grad_(True).train()
+            second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
+            self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))
+            for number, earlier in enumerate(self.rollouts(policy), start=1):
+                found = self(policy, earlier, replace(context, step=number))
+                loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
+                self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
+        return self._models

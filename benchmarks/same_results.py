@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 import grail_lightning.credit as methods
 from grail_lightning import ArithmeticData, GrailModule
 from grail_lightning.policy import Loading, LoRA
+from grail_lightning.runtime.collectives import whole_tensor
 
 try:  # Versions before there were two groups of options.
     from grail_lightning.objective import Objective
@@ -116,9 +117,9 @@ def run(name: str, share: bool, file: str) -> None:
     trainer.fit(made, ArithmeticData(num_val=8, prompts_per_batch=16))
     assert made.policy is not None
     weights = dict(made.policy.named_parameters())
-    whole = {n: w.full_tensor() if hasattr(w, "full_tensor") else w.detach() for n, w in weights.items()}
+    whole = {n: whole_tensor(w) for n, w in weights.items()}
     if trainer.is_global_zero:
-        save_file({n: w.detach().clone().contiguous() for n, w in whole.items() if w.numel()}, file)
+        save_file({n: w.clone().contiguous() for n, w in whole.items() if w.numel()}, file)
 
 
 def main() -> None:

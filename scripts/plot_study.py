@@ -16,9 +16,9 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.evaluation.statistics import holm
+from grail_lightning.report.events import read_scalars
 
 BASELINE = "GRPO"
 
@@ -42,8 +42,7 @@ def read(folder: Path) -> dict[str, dict[str, Method]]:
         record = json.loads(file.read_text())
         if record["state"] != "finished":
             continue
-        events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0}).Reload()
-        values = {event.step: event.value for event in events.Scalars("val/accuracy")}
+        values = read_scalars(file.parent, "val/accuracy")
         point = ", ".join(f"{value:g}" for value in (record.get("point") or {}).values())
         methods = found.setdefault(record["task"], {})
         methods.setdefault(record["method"], Method(point, {})).curves[record["seed"]] = values
@@ -84,11 +83,8 @@ def table(methods: dict[str, Method]) -> list[str]:
         corrected = holm([float(stats.ttest_rel(*pair.T).pvalue) for pair in pairs.values()])
         for (name, pair), p in zip(pairs.items(), corrected, strict=True):
             mean, half = interval(pair[:, 0] - pair[:, 1])
-            column[name] += (
-                f" | {100 * mean:+.1f} ±{100 * half:.1f} | {p:.3f}"
-                if p >= 0.001
-                else (f" | {100 * mean:+.1f} ±{100 * half:.1f} | < 0.001")
-            )
+            shown = f"{p:.3f}" if p >= 0.001 else "< 0.001"
+            column[name] += f" | {100 * mean:+.1f} ±{100 * half:.1f} | {shown}"
         columns.append({name: text if "|" in text else f"{text} | | " for name, text in column.items()})
     head = f"minus {BASELINE}, points | p (Holm)"
     lines = [f"| method | rate | seeds | at the end | {head} | mean over training | {head} |"]

@@ -12,14 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.filterwarnings("ignore")
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import LastCheckpoint
 from grail_lightning.data import ArithmeticData
 from tests.elsewhere import Elsewhere
 from tests.interrupted import sums
-from tests.runs import Watch, module, trainer
+from tests.runs import Watch, module, strategy_of, trainer
 
 
 def fit(strategy, max_steps, folder, path=None):
@@ -28,9 +27,8 @@ def fit(strategy, max_steps, folder, path=None):
     objective |= {"sample_ahead": True, "sampler_cap": 2.0}
     ours = module(objective, sampling=Sampling(max_response_length=8), engine=Elsewhere())
     data = ArithmeticData(num_train=20, num_val=2, prompts_per_batch=5)
-    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     watch, saver = Watch(), LastCheckpoint(folder=str(folder), every_n_batches=1)
-    changes = {"devices": 2, "strategy": sharded if strategy == "fsdp2" else strategy, "enable_checkpointing": True}
+    changes = {"devices": 2, "strategy": strategy_of(strategy), "enable_checkpointing": True}
     run = trainer(max_steps, watch, saver, limit_val_batches=0, **changes)
     run.fit(ours, data, ckpt_path=path, weights_only=None if path is None else True)
     return run.global_rank, sums(ours.policy.parameters()), [output.batch.texts for output in watch.outputs]

@@ -4,6 +4,7 @@ import torch
 
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.policy import load_policy
+from grail_lightning.runtime.collectives import whole_tensor
 
 
 class Elsewhere(RolloutEngine):
@@ -24,7 +25,7 @@ class Elsewhere(RolloutEngine):
     def update_weights(self, policy):
         """Copy every weight; sharded ones are gathered one at a time."""
         for mine, theirs in zip(self._copy.parameters(), policy.parameters(), strict=True):
-            mine.copy_(theirs.full_tensor() if hasattr(theirs, "full_tensor") else theirs)
+            mine.copy_(whole_tensor(theirs))
 
     def generate(self, prompts, group_size, sampling, seed):
         """As `HFEngine`."""

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.filterwarnings("ignore")
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.callbacks import ExportPolicy, LastCheckpoint
 from grail_lightning.credit import GRAIL, PRIME
-from tests.runs import Watch, batches, module, trainer
+from grail_lightning.runtime.collectives import whole_tensor
+from tests.runs import Watch, batches, module, strategy_of, trainer
 
 CREDITS = {
     "GRAIL": GRAIL,
@@ -30,8 +30,8 @@ def fit(ranks, max_steps, credit, folder, *callbacks, checkpoint=None):
         {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05},
         credit=CREDITS[credit](),
     )
-    sharded = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
     callbacks = [LastCheckpoint(every_n_batches=1, folder=str(folder)), *callbacks]
+    sharded = strategy_of("fsdp2", ranks)
     changes = {"devices": ranks, "strategy": sharded, "use_distributed_sampler": False, "enable_checkpointing": True}
     run = trainer(max_steps, *callbacks, **changes)
     run.fit(ours, batches(1), ckpt_path=checkpoint)
@@ -40,7 +40,7 @@ def fit(ranks, max_steps, credit, folder, *callbacks, checkpoint=None):
 
 def sums(parameters):
     """One figure a tensor, of all of its entries in their order."""
-    whole = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().double().flatten() for p in parameters]
+    whole = [whole_tensor(p).double().flatten() for p in parameters]
     return [(w * torch.linspace(1, 2, len(w), dtype=torch.float64)).sum().item() for w in whole]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.shell import RUN, SHORT
+from tests.vllm_servers import free_port
 
 STEPS = 40
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
@@ -33,10 +33,7 @@ class Nodes:
     """What `torchrun` has started on each node, and what it prints."""
 
     def __init__(self, folder, *options):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.folder = folder
+        self.folder, port = folder, free_port()
         self.running = [self._start(node, port, options) for node in range(2)]
 
     def _start(self, node, port, options):

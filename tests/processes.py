@@ -6,7 +6,6 @@ Importing torch, Transformers and Lightning takes a process seconds; the tests t
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from tests.vllm_servers import free_port
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["lightning.pytorch.cli", "transformers.models.qwen3.modeling_qwen3"])
@@ -29,10 +30,7 @@ class Printed(NamedTuple):
 
 def run_script(script, *arguments, ranks=1, timeout=300):
     """What each rank printed, by rank; `torch.distributed` and Lightning find out from the environment who they are."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):

@@ -2,6 +2,7 @@
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, SaliencyOptions
@@ -35,6 +36,14 @@ def one_in_four(number, sampling):
     policy = load_policy("arithmetic")
     made = sampled(policy, problems(number), 4, sampling, seed=3)
     return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * number), tokenizer=policy.tokenizer)
+
+
+def uneven(policy, number, limit):
+    """Groups of four rollouts in float64, of uneven length; one group is dead."""
+    made = sampled(policy, problems(number), 4, Sampling(max_response_length=limit), seed=1)
+    rewards = torch.randint(2, (4 * number,), generator=torch.Generator().manual_seed(0)).double()
+    rewards[4:8] = 1.0
+    return rollouts(made, rewards)
 
 
 def beside_the_update(policy, batch, leaf, sampling, token_budget):
@@ -88,6 +97,11 @@ def trainer(max_steps, *callbacks, **changes):
         "log_every_n_steps": 1,
     }
     return pl.Trainer(max_steps=max_steps, callbacks=list(callbacks), **(quiet | changes))
+
+
+def strategy_of(name, ranks=2):
+    """What a Trainer takes for `fsdp2`; other names are Lightning's."""
+    return ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1) if name == "fsdp2" else name
 
 
 def weights(pl_module):

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.filterwarnings("ignore")
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,7 +26,8 @@ from grail_lightning.credit import SaliencyOptions
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Loading
-from tests.runs import Watch, module, problems, trainer
+from grail_lightning.runtime.collectives import whole_tensor
+from tests.runs import Watch, module, problems, strategy_of, trainer
 
 PROMPTS, STEPS = 4, 3
 
@@ -80,8 +80,7 @@ class Collectives(TorchDispatchMode):
 
 def _figures(weights):
     """Some entries of each weight."""
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in weights]
-    return [p.detach().double().flatten()[::997].tolist() for p in whole]
+    return [whole_tensor(p).double().flatten()[::997].tolist() for p in weights]
 
 
 def main(strategy, credit, *extra):
@@ -106,8 +105,7 @@ def main(strategy, credit, *extra):
     ranks = 1 if strategy == "one" else 2
     mine = prompts[int(os.environ.get("LOCAL_RANK", "0")) :: ranks]
     loader = torch.utils.data.DataLoader(mine, batch_size=PROMPTS // ranks, collate_fn=list)
-    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    chosen = {"one": "auto", "ddp": "ddp", "fsdp2": sharded}[strategy]
+    chosen = "auto" if strategy == "one" else strategy_of(strategy)
     # `ModelParallelStrategy` refuses float64.
     precision = "bf16-true" if "half" in extra else "32-true" if strategy == "fsdp2" else "64-true"
     watch, embedded = Watch(), []

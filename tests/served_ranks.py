@@ -12,14 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.filterwarnings("ignore")
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import HFEngine, VLLMServer
 from tests.processes import run_script
-from tests.runs import Watch, module, problems, trainer
+from tests.runs import Watch, module, problems, strategy_of, trainer
 
 GREEDY = Sampling(max_response_length=32, temperature=0)
 
@@ -44,8 +43,7 @@ def main(strategy, *urls):
     ours = module({"token_budget": 400}, engine=engine)
     data = ArithmeticData(num_train=64, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=4)
     watch = Watch()
-    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    run = trainer(4, watch, devices=2, strategy=sharded if strategy == "fsdp2" else strategy, num_sanity_val_steps=0)
+    run = trainer(4, watch, devices=2, strategy=strategy_of(strategy), num_sanity_val_steps=0)
     run.fit(ours, data)
     run.validate(ours, data, verbose=False)
     policy, expected = ours.policy, HFEngine()

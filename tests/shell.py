@@ -41,6 +41,17 @@ def fails(capsys, *args):
     return lines[0]
 
 
+def refusal(capsys, program, *arguments):
+    """The one line of a program beside the command line, which prints nothing else."""
+    with pytest.raises(SystemExit) as stop:
+        program([*map(str, arguments)])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return line
+
+
 def whole_and_resumed(folder, monkeypatch, *options):
     """The last checkpoints of a run of two batches, and of one resumed after the first, in `folder`/whole and halves.
 

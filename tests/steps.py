@@ -117,6 +117,15 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     return (found, embedded) if credit is None else (found, embedded, update.forward.weights())
 
 
+def largest_gap(ours, theirs):
+    """The largest difference of a tensor as a share of its largest entry; RMS norms run in float32."""
+    assert ours.keys() == theirs.keys()
+    assert ours
+    return max(
+        (ours[name] - theirs[name]).abs().max().item() / max(theirs[name].abs().max().item(), 1e-12) for name in ours
+    )
+
+
 def gap(ours, theirs):
     """The largest difference of a parameter's gradient as a share of its length."""
     assert ours.keys() == theirs.keys()

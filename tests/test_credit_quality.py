@@ -1,8 +1,5 @@
 """The statistics and the counterfactual of benchmarks/credit_quality.py, against loops and greedy decoding by hand."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -14,6 +11,7 @@ from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
 from grail_lightning.policy.aligned import response_nodes
 from tests.batches import rollouts
+from tests.benchmark_modules import benchmark
 from tests.runs import TASK, problems, sampled
 from tests.tolerance import near
 
@@ -25,11 +23,7 @@ LATE = "7+5=12\n12-3=9\n9+8=16\n\\boxed{16}"  # sound, sound, slip
 
 @pytest.fixture(scope="module")
 def truth():
-    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-    import credit_truth
-
-    sys.path.pop(0)
-    return credit_truth
+    return benchmark("credit_truth")
 
 
 def group(policy, problem, *responses):

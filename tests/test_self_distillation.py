@@ -3,15 +3,13 @@
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, Uniform
 from grail_lightning.credit.shown_answer import SENTENCE, with_shown_answers
 from grail_lightning.policy import load_policy
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Distillation
-from tests.batches import rollouts
-from tests.runs import Watch, batches, module, problems, sampled, trainer, weights
-from tests.steps import backward, update_of
+from tests.runs import Watch, batches, module, trainer, uneven, weights
+from tests.steps import backward, largest_gap, update_of
 from tests.tolerance import roundings
 
 LIMIT = 36
@@ -25,10 +23,7 @@ def policy():
 @pytest.fixture(scope="module")
 def batch(policy):
     """Twelve rollouts in float64, some truncated, one group dead."""
-    made = sampled(policy, problems(3), 4, Sampling(max_response_length=LIMIT), seed=1)
-    rewards = torch.randint(2, (12,), generator=torch.Generator().manual_seed(0)).double()
-    rewards[4:8] = 1.0
-    return rollouts(made, rewards)
+    return uneven(policy, 3, LIMIT)
 
 
 def _gradients(policy, batch, options, **more):
@@ -36,10 +31,6 @@ def _gradients(policy, batch, options, **more):
     update = update_of(policy, batch, credit=Uniform(), limit=LIMIT, distillation=options, **more)
     metrics = update.accumulate(0, backward)
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
-
-
-def _gap(ours, theirs):
-    return max((ours[n] - theirs[n]).abs().max().item() / theirs[n].abs().max().item() for n in theirs)
 
 
 def _logs(policy, batch):
@@ -65,7 +56,7 @@ def test_gradients_equal_a_loss_written_by_hand_however_the_batch_is_cut(options
     expected = {n: p.grad.clone() for n, p in policy.named_parameters()}
     for more in ({"token_budget": 10**6}, {"token_budget": 150}, {"token_budget": 10**6, "share_prefixes": False}):
         found, metrics = _gradients(policy, batch, chosen, **more)
-        assert _gap(found, expected) <= roundings(64, torch.float32)
+        assert largest_gap(found, expected) <= roundings(64, torch.float32)
         if "only_positive" not in options:  # Else the dead group is not run.
             assert metrics["distillation_kl"] == pytest.approx(kl[mask].mean().item(), rel=1e-5)
 

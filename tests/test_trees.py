@@ -16,6 +16,7 @@ from grail_lightning.policy.checks import check_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
 from grail_lightning.policy.trees import tree_layout
+from grail_lightning.runtime.collectives import whole_tensor
 from grail_lightning.step.forward import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -466,7 +467,4 @@ def _first_step(policy, batch):
     update = update_of(policy.train(), batch, token_budget=60)
     update.accumulate(0, lambda loss, last: loss.backward())
     assert update.forward.tokens_run < int(batch.lengths.sum()) - len(batch)
-    whole = {
-        n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in policy.named_parameters()
-    }
-    return whole, update.forward.tokens_run
+    return {n: whole_tensor(p.grad) for n, p in policy.named_parameters()}, update.forward.tokens_run

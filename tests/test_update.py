@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
 from grail_lightning.distributed.gradients import clip_gradients
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Loading, LoRA, load_policy
@@ -16,9 +15,9 @@ from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.plan import loss_mask, split_groups
 from grail_lightning.step.update import prepare
-from tests.batches import graded, rollouts
-from tests.runs import problems, sampled
-from tests.steps import FEWER, KL, backward, configured, context_for, token_weights, update_of
+from tests.batches import graded
+from tests.runs import uneven
+from tests.steps import FEWER, KL, backward, configured, context_for, largest_gap, token_weights, update_of
 from tests.tolerance import assert_near, near, roundings
 
 LIMIT = 36
@@ -32,11 +31,9 @@ def policy():
 @pytest.fixture(scope="module")
 def batch(policy):
     """24 rollouts in float64, uneven, some truncated, some groups dead."""
-    made = sampled(policy, problems(6), 4, Sampling(max_response_length=LIMIT), seed=1)
-    rewards = torch.randint(2, (24,), generator=torch.Generator().manual_seed(0)).double()
-    rewards[4:8] = 1.0
+    made = uneven(policy, 6, LIMIT)
     assert 0 < (~made.finished).sum() < 24
-    return rollouts(made, rewards)
+    return made
 
 
 def _update(policy, batch, weights=None, **options):
@@ -64,15 +61,6 @@ def _old_logprobs(update):
     return update.old_logprobs.of(MicroBatch(rows=rows), TokenStats(unknown, None)).double()
 
 
-def _gap(ours, theirs):
-    """The largest difference of a tensor as a share of its largest entry; RMS norms run in float32."""
-    assert ours.keys() == theirs.keys()
-    assert ours
-    return max(
-        (ours[name] - theirs[name]).abs().max().item() / max(theirs[name].abs().max().item(), 1e-12) for name in ours
-    )
-
-
 @pytest.fixture(scope="module")
 def given(batch):
     """Token weights."""
@@ -97,12 +85,12 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
     batch = with_advantages(graded(batch, batch.rewards), 4, scale)
     expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **options)
     found, small_metrics = _gradients(policy, batch, given, token_budget=200, **options)
-    assert _gap(found, expected) <= roundings(64, torch.float32)
+    assert largest_gap(found, expected) <= roundings(64, torch.float32)
     assert small_metrics | FEWER == near(metrics | FEWER, 64, torch.float32, scale=0.01)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
-    assert _gap(_gradients(policy, batch, given, order, token_budget=10**6, **options)[0], expected) <= roundings(
-        64, torch.float32
-    )
+    assert largest_gap(
+        _gradients(policy, batch, given, order, token_budget=10**6, **options)[0], expected
+    ) <= roundings(64, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +111,7 @@ def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, b
     expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **plain | more)
     for budget in (1, 100, 333):
         found, small_metrics = _gradients(policy, batch, given, token_budget=budget, **plain | more)
-        assert _gap(found, expected) <= roundings(64, torch.float32)
+        assert largest_gap(found, expected) <= roundings(64, torch.float32)
         assert small_metrics == near(metrics, 64, torch.float32, scale=0.01)
     without, _ = _gradients(policy, batch, given, token_budget=10**6, **plain)
     differs = max((without[name] - expected[name]).abs().max().item() for name in expected)
@@ -153,7 +141,7 @@ def test_entropy_bonus_and_sampler_correction_equal_a_loss_written_by_hand(how, 
         "dr_grpo": token.sum() / (rows * LIMIT),
         "dapo": token.sum() / mask.sum(),
     }[how].backward()
-    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
+    assert largest_gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
 
 
 def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_level(policy, reference, batch):
@@ -177,7 +165,7 @@ def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_
     estimate = (lp - old).exp() * ((ref - lp).exp() - 1 - (ref - lp))
     mask = batch.response_mask & batch.finished[:, None]
     (0.1 * (estimate * mask).sum() / (batch.finished.sum() * LIMIT)).backward()
-    assert _gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= roundings(64, torch.float32)
+    assert largest_gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= roundings(64, torch.float32)
 
 
 def test_a_sampler_that_reports_no_log_probabilities_cannot_be_corrected(policy, batch):
@@ -202,7 +190,7 @@ def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, bat
         "dapo": token.sum() / mask.sum(),
     }[how]
     loss.backward()
-    assert _gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
+    assert largest_gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
     assert metrics["loss"] == near(loss.item(), 64, torch.float32, scale=0.01)
 
 
@@ -212,8 +200,8 @@ def test_an_additive_stage_is_added_to_the_product_of_advantage_and_weight(polic
     added = torch.where(advantages != 0, 0.1 + given.flip(0), 0) * batch.response_mask
     found, _ = _gradients(policy, batch, token_weights(batch, given, added))
     larger = given + torch.where(advantages != 0, added / advantages, 0)
-    assert _gap(found, _gradients(policy, batch, larger)[0]) <= 1e-9
-    assert _gap(found, _gradients(policy, batch, given)[0]) > 0.01
+    assert largest_gap(found, _gradients(policy, batch, larger)[0]) <= 1e-9
+    assert largest_gap(found, _gradients(policy, batch, given)[0]) > 0.01
 
 
 def test_unmasked_truncated_rollouts_count_in_both_numerator_and_denominator(policy, batch):

@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 warnings.filterwarnings("ignore")
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 import grail_lightning.credit
 from grail_lightning.data import ArithmeticData
+from grail_lightning.runtime.collectives import whole_tensor
 from tests.draws import without_ties
-from tests.runs import Watch, module, trainer
+from tests.runs import Watch, module, strategy_of, trainer
 
 
 def main(strategy, credit):
@@ -30,15 +30,13 @@ def main(strategy, credit):
     )
     data = ArithmeticData(num_train=64, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=4)
     watch = Watch()
-    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    run = trainer(4, watch, devices=2, strategy=sharded if strategy == "fsdp2" else strategy, num_sanity_val_steps=0)
+    run = trainer(4, watch, devices=2, strategy=strategy_of(strategy), num_sanity_val_steps=0)
     with without_ties():  # The texts of both strategies are compared.
         run.fit(ours, data)
     run.validate(ours, data, verbose=False)
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in ours.policy.parameters()]
     report = {
         "rank": run.global_rank,
-        "weights": [p.detach().double().square().sum().item() for p in whole],
+        "weights": [whole_tensor(p).double().square().sum().item() for p in ours.policy.parameters()],
         "texts": watch.outputs[-1].batch.texts,
         "metrics": {k: v for k, v in watch.outputs[-1].metrics.items() if not k.startswith("time/")},
     }

@@ -15,6 +15,7 @@ from grail_lightning.report.runs import find_runs
 from grail_lightning.report.sections import Options, Section, make_section
 from grail_lightning.report.text import comma_separated, markdown, terminal
 from grail_lightning.runtime.arguments import Parser, refused
+from grail_lightning.runtime.writable import write_whole
 
 FORMATS: dict[str, Callable[[Sequence[Section]], str]] = {
     "terminal": terminal,
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.output is None:
             sys.stdout.write(f"{text}\n")
         else:
-            _write(options.output, f"{text}\n")
+            write_whole(options.output, f"{text}\n")
             print(f"Wrote {options.output}.")
         sys.stdout.flush()
     except BrokenPipeError:
@@ -127,11 +128,3 @@ def _baseline(given: str | None, methods: Sequence[Method]) -> str | None:
             return method.name
     names = ", ".join(repr(name) for name in dict.fromkeys(method.name for method in methods))
     raise ValueError(f"`--baseline` must be one of {names}, but got {given!r}.")
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file that appears when it is complete."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)

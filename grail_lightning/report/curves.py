@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from grail_lightning.evaluation.comparison import Difference, Estimate, over_seeds, seeds_estimate
-from grail_lightning.evaluation.statistics import holm
+from grail_lightning.evaluation.comparison import Estimate, over_seeds, seeds_estimate
+from grail_lightning.report.events import read_scalars
+from grail_lightning.report.figures import Compared, with_corrected
 from grail_lightning.report.methods import Method, paired_places
-from grail_lightning.report.runs import Run
+from grail_lightning.report.runs import Run, mapping
 
 CURVE = "val/accuracy"
 # What changes training but not the problems of its validations.
@@ -56,28 +55,14 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
-    """Where a curve ends.
+class End(Compared):
+    """Where a curve ends: the mean over seeds.
 
     Attributes:
-        method: The method's name.
-        seeds: The number of its runs.
         step: The last step that all runs of all methods have.
-        estimate: The mean over seeds.
-        difference: The difference from the baseline; None for the baseline, and without several seeds.
-        corrected: The p-value, corrected by Holm's method.
-        detectable: The smallest difference that could have been shown.
-        pairs: The number of seeds over which the difference is paired; None if seeds are not paired.
     """
 
-    method: str
-    seeds: int
     step: int
-    estimate: Estimate
-    difference: Difference | None = None
-    corrected: float = math.nan
-    detectable: float = math.nan
-    pairs: int | None = None
 
 
 def read_curves(methods: Sequence[Method]) -> list[Curve]:
@@ -87,8 +72,11 @@ def read_curves(methods: Sequence[Method]) -> list[Curve]:
     """
     found, out = [], unfinished(methods)
     for method in methods:
-        runs = [run for run in method.runs if run.events and run not in out]
-        points = [(run, scalars) for run in runs if run.events and (scalars := _scalars(run.events, CURVE))]
+        points = [
+            (run, scalars)
+            for run in method.runs
+            if run.events and run not in out and (scalars := _finite(read_scalars(run.events, CURVE)))
+        ]
         last = max((max(scalars) for _, scalars in points), default=0)
         whole = [(run, scalars) for run, scalars in points if max(scalars) == last]
         if whole:
@@ -136,16 +124,7 @@ def compare_ends(curves: Sequence[Curve], baseline: str) -> list[End]:
             found = over_seeds(values, theirs, places is not None)
             end = replace(end, difference=found, pairs=len(places[0]) if found and places else None)
         ends.append(end)
-    corrected = holm([math.nan if end.difference is None else end.difference.p_value for end in ends])
-    tests = sum(end.difference is not None for end in ends)
-    tested = []
-    for end, p_value in zip(ends, corrected, strict=True):
-        if (found := end.difference) is not None:
-            # Seeds that differ all alike tell nothing of what could be shown.
-            least = math.nan if math.isnan(found.low) else found.detectable(tests)
-            end = replace(end, corrected=p_value, detectable=least)
-        tested.append(end)
-    return tested
+    return with_corrected(ends)
 
 
 def other_validation(methods: Sequence[Method]) -> str | None:
@@ -160,16 +139,16 @@ def other_validation(methods: Sequence[Method]) -> str | None:
     return None
 
 
-def _validation(run: Run) -> dict[str, Any]:
+def _validation(run: Run) -> dict[str, object]:
     """The options that decide on the problems and the sampling of a validation."""
-    evaluation = _mapping(run.config.get("evaluation"))
-    data = _mapping(run.config.get("data"))
-    options = _mapping(data.get("init_args"))
+    evaluation = mapping(run.config.get("evaluation"))
+    data = mapping(run.config.get("data"))
+    options = mapping(data.get("init_args"))
     # Without options of its own a validation samples as training does.
-    sampling = evaluation.get("sampling") or _mapping(run.config.get("model")).get("sampling")
+    sampling = evaluation.get("sampling") or mapping(run.config.get("model")).get("sampling")
     same = {f"data.{name}": value for name, value in options.items() if name not in _TRAINING}
     if isinstance(task := options.get("task"), dict):
-        rest = {name: value for name, value in _mapping(task.get("init_args")).items() if name != "rewards"}
+        rest = {name: value for name, value in mapping(task.get("init_args")).items() if name != "rewards"}
         same["data.task"] = {**task, "init_args": rest}
     return same | {
         "data": data.get("class_path"),
@@ -178,18 +157,5 @@ def _validation(run: Run) -> dict[str, Any]:
     }
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _scalars(folder: Path, tag: str) -> dict[int, float]:
-    """The finite values of a scalar by step, of all event files of a folder; the last one logged counts."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    # 1 keeps the newest of what is not needed; 0 keeps everything.
-    unused = dict.fromkeys(("tensors", "images", "audio", "histograms", "compressedHistograms"), 1)
-    events = EventAccumulator(str(folder), size_guidance={**unused, "scalars": 0}).Reload()
-    if tag not in events.Tags()["scalars"]:
-        return {}
-    points = {point.step: float(point.value) for point in events.Scalars(tag)}
-    return {step: value for step, value in points.items() if math.isfinite(value)}
+def _finite(scalars: Mapping[int, float]) -> dict[int, float]:
+    return {step: value for step, value in scalars.items() if math.isfinite(value)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from grail_lightning.report.runs import Run
+from grail_lightning.report.runs import EvaluatedRun, Run
 
 # What differs between two runs of one method: the seed, and where files are.
 _INCIDENTAL = (
@@ -40,9 +40,9 @@ class Method:
     runs: tuple[Run, ...]
 
     @property
-    def evaluated(self) -> tuple[Run, ...]:
+    def evaluated(self) -> tuple[EvaluatedRun, ...]:
         """The runs that have samples."""
-        return tuple(run for run in self.runs if run.samples)
+        return tuple(run for run in self.runs if isinstance(run, EvaluatedRun))
 
     @property
     def seeds(self) -> tuple[int | None, ...]:

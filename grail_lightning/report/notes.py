@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grail_lightning.report.curves import CURVE, Curve, End, unfinished
+from grail_lightning.report.figures import Compared
 from grail_lightning.report.methods import Method
 from grail_lightning.report.results import Evaluated, Line
+from grail_lightning.report.runs import mapping
 
 
 def of_runs(methods: Sequence[Method]) -> list[str]:
@@ -41,8 +43,7 @@ def of_figures(
 ) -> list[str]:
     """What intervals and comparisons mean, over which seeds they are, and what to look at again."""
     notes = ["[low, high] is a 95 % interval."]
-    every: list[Line | End] = [*lines, *ends]
-    tested = [line for line in every if line.difference is not None]
+    tested = [line for line in (*lines, *ends) if line.difference is not None]
     if tested:
         families = ": the datasets of a figure together, each average by itself" if evaluated else ""
         problems = "problems, and over the seeds that both methods have" if evaluated else "the seeds that both have"
@@ -67,7 +68,7 @@ def of_figures(
     return notes + _same_weights(evaluated)
 
 
-def _pairs(methods: Sequence[Method], tested: Sequence[Line | End]) -> list[str]:
+def _pairs(methods: Sequence[Method], tested: Sequence[Compared]) -> list[str]:
     """Over how many seeds the differences are, where the methods have others besides."""
     numbers = {method.name: len(method.runs) for method in methods}
     most = max(numbers.values())
@@ -89,8 +90,8 @@ def _pairs(methods: Sequence[Method], tested: Sequence[Line | End]) -> list[str]
 def _same_training(methods: Sequence[Method]) -> list[str]:
     """A note about runs that have the curve of one and the same training."""
     first: dict[str, str] = {}
-    for run in (run for method in methods for run in method.runs if run.events):
-        place = str(run.events.resolve()) if run.events else ""
+    trained = [(run, str(run.events.resolve())) for method in methods for run in method.runs if run.events]
+    for run, place in trained:
         if first.setdefault(place, run.given) != run.given:
             return [f"{first[place]} and {run.given} are of one training, so that their {CURVE} in training is one."]
     return []
@@ -101,8 +102,7 @@ def _same_weights(evaluated: Evaluated) -> list[str]:
     first: dict[str, str] = {}
     for method in evaluated.methods:
         for run in method.evaluated:
-            model = run.facts.get("model")
-            digest = model.get("digest") if isinstance(model, dict) else None
+            digest = mapping(run.facts.get("model")).get("digest")
             if isinstance(digest, str) and first.setdefault(digest, run.given) != run.given:
                 return [
                     f"{first[digest]} and {run.given} evaluated the same weights. If they should not have, test again "

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from grail_lightning.report.curves import End
+from grail_lightning.report.figures import Compared
 from grail_lightning.report.plot import COLOURS, curves_svg, dash
-from grail_lightning.report.results import Line
 from grail_lightning.report.sections import Section, Table, tables
 from grail_lightning.report.text import TITLE, plain, printable
 from grail_lightning.views.page import asset, policy_hash
@@ -29,7 +28,8 @@ def page(sections: Sequence[Section]) -> str:
     import jinja2
     from markupsafe import Markup
 
-    style, shown = [asset("palette.css"), _own("report.css")], []
+    own = resources.files("grail_lightning.report").joinpath("templates", "report.css").read_text(encoding="utf-8")
+    style, shown = [asset("palette.css"), own], []
     for number, section in enumerate(sections):
         picture = None
         if section.curves:
@@ -71,7 +71,7 @@ def _table(table: Table) -> dict[str, Any]:
     }
 
 
-def _bars(lines: Sequence[Line | End]) -> list[dict[str, float] | None]:
+def _bars(lines: Sequence[Compared]) -> list[dict[str, float] | None]:
     """Each figure's interval on an axis that all lines of the table share, from 0 to 100."""
     known = [line.estimate for line in lines if not math.isnan(line.estimate.low)]
     if not known:
@@ -84,7 +84,3 @@ def _bars(lines: Sequence[Line | End]) -> list[dict[str, float] | None]:
         else {name: round((getattr(found, name) - low) * scale, 2) for name in ("low", "value", "high")}
         for found in (line.estimate for line in lines)
     ]
-
-
-def _own(name: str) -> str:
-    return resources.files("grail_lightning.report").joinpath("templates", name).read_text(encoding="utf-8")

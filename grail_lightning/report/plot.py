@@ -11,8 +11,12 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from grail_lightning.report.curves import CURVE, Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # As many colours as the style sheet has; curves beyond them are told apart by their dashes.
 COLOURS = 8
@@ -59,10 +63,7 @@ def curves_svg(curves: Sequence[Curve], prefix: str) -> tuple[str, str]:
     return _adopted(written.getvalue().decode(), prefix)
 
 
-def _draw(axes: object, number: int, curve: Curve) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
+def _draw(axes: Axes, number: int, curve: Curve) -> None:
     band, colour = curve.band, placeholder(number)
     means = [at.value for at in band]
     if not any(math.isnan(at.low) for at in band):

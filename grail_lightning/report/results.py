@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from grail_lightning.evaluation.comparison import Difference, Estimate, difference, estimate
-from grail_lightning.evaluation.statistics import Floats, holm, vote_noise
+from grail_lightning.evaluation.comparison import Estimate, difference, estimate
+from grail_lightning.evaluation.statistics import Floats, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
+from grail_lightning.report.figures import Compared, with_corrected
 from grail_lightning.report.methods import Method, paired_places
+from grail_lightning.report.runs import mapping
 from grail_lightning.report.samples import Responses, check_comparable, common_problems, read_responses
 
 AVERAGES = ("simple average", "weighted by size")
@@ -36,34 +39,20 @@ class Shares(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Compared):
     """A figure of one method on one dataset, or averaged over datasets.
 
     Attributes:
         dataset: The dataset's name with the part of it that was evaluated, or one of `AVERAGES`.
         average: Whether it is an average over datasets.
-        method: The method's name.
-        seeds: The number of its runs.
         problems: The number of problems.
         figure: The figure's name, such as ``acc@3``.
-        estimate: The figure.
-        difference: The difference from the baseline; None for the baseline itself, and for what is not compared.
-        corrected: The p-value, corrected by Holm's method; NaN without a difference.
-        detectable: The smallest difference that could have been shown; NaN without a difference.
-        pairs: The number of seeds over which the difference is paired; None if seeds are not paired.
     """
 
     dataset: str
     average: bool
-    method: str
-    seeds: int
     problems: int
     figure: str
-    estimate: Estimate
-    difference: Difference | None = None
-    corrected: float = float("nan")
-    detectable: float = float("nan")
-    pairs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +87,8 @@ def read_evaluated(methods: Sequence[Method], *, common: bool, votes: bool = Fal
     Raises:
         ValueError: If the runs cannot be compared.
     """
-    runs = [run for method in methods for run in method.evaluated]
+    with_samples = [method for method in methods if method.evaluated]
+    runs = [run for method in with_samples for run in method.evaluated]
     if not runs:
         return None
     check_comparable(runs, common=common)
@@ -110,12 +100,11 @@ def read_evaluated(methods: Sequence[Method], *, common: bool, votes: bool = Fal
             dataset: [read[id(run)][dataset].only(keys) for run in method.evaluated]
             for dataset, keys in problems.items()
         }
-        for method in methods
-        if method.evaluated
+        for method in with_samples
     }
-    longest = runs[0].facts.get("sampling", {}).get("max_response_length")
+    longest = mapping(runs[0].facts.get("sampling")).get("max_response_length")
     return Evaluated(
-        methods=[method for method in methods if method.evaluated],
+        methods=with_samples,
         datasets=list(problems),
         labels={name: _label(name, len(keys), about[name], common) for name, keys in problems.items()},
         responses=responses,
@@ -153,24 +142,14 @@ def compared(
     found: list[Line] = []
     for name, shares in figures.items():
         lines = _lines(evaluated, name, shares, baseline)
-        families: dict[str, list[int]] = {}  # All datasets are one family, each average is another.
-        for place, line in enumerate(lines):
-            family = line.dataset if line.average else ""
-            families.setdefault(family, []).append(place)
-        for places in families.values():
-            lines = _corrected(lines, places)
-        found += lines
+        # The datasets, which come first, are one family together; each average is another.
+        for _, family in groupby(lines, key=lambda line: line.dataset if line.average else ""):
+            found += with_corrected(list(family))
     return found
 
 
 def described(evaluated: Evaluated) -> list[Line]:
     """The lines of the responses themselves: mean length, and the shares that were cut and that have no answer."""
-
-    def cut(responses: Responses) -> Shares:
-        return _share_of(~responses.finished)
-
-    def without_answer(responses: Responses) -> Shares:
-        return _share_of(responses.missing)
 
     def length(responses: Responses) -> Shares:
         """As a share of the limit, so that it has the interval of a share."""
@@ -181,7 +160,8 @@ def described(evaluated: Evaluated) -> list[Line]:
         replace(line, estimate=_scaled(line.estimate, evaluated.longest))
         for line in _lines(evaluated, "tokens", length, None)
     ]
-    return lengths + _lines(evaluated, "truncated", cut, None) + _lines(evaluated, "no answer", without_answer, None)
+    truncated = _lines(evaluated, "truncated", lambda responses: _share_of(~responses.finished), None)
+    return lengths + truncated + _lines(evaluated, "no answer", lambda responses: _share_of(responses.missing), None)
 
 
 def _lines(
@@ -231,15 +211,6 @@ def _lines(
     return found
 
 
-def _corrected(lines: list[Line], places: Sequence[int]) -> list[Line]:
-    tests = [(place, found) for place in places if (found := lines[place].difference) is not None]
-    corrected = holm([found.p_value for _, found in tests])
-    result = list(lines)
-    for (place, found), p_value in zip(tests, corrected, strict=True):
-        result[place] = replace(lines[place], corrected=p_value, detectable=found.detectable(len(tests)))
-    return result
-
-
 def _solved(responses: Responses, k: int) -> Shares:
     right = torch.from_numpy(responses.correct.sum(1))
     number = responses.correct.shape[1]
@@ -247,9 +218,8 @@ def _solved(responses: Responses, k: int) -> Shares:
 
 
 def _voted(responses: Responses, k: int) -> Shares:
-    assert responses.votes is not None
-    votes = [maj_at_k(v, c, k) for v, c in zip(responses.votes.tolist(), responses.correct.tolist(), strict=True)]
-    share = np.array(votes)
+    rows = zip(responses.votes.tolist(), responses.correct.tolist(), strict=True)
+    share = np.array([maj_at_k(votes, correct, k) for votes, correct in rows])
     return _column(share, vote_noise(share, responses.votes.shape[1], k))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ class Run:
     Attributes:
         given: What the user gave.
         folder: The run's folder.
-        samples: The folder of its kept samples; None without.
-        facts: What the samples belong to (``evaluation.json``); empty without samples.
         events: The folder of the training's TensorBoard event files; None without.
         config: The resolved config of the training that made the policy, or else of the evaluation; empty without.
         sweep: What a sweep says of the run; empty without.
@@ -37,8 +35,6 @@ class Run:
 
     given: str
     folder: Path
-    samples: Path | None
-    facts: dict[str, Any]
     events: Path | None
     config: dict[str, Any]
     sweep: dict[str, Any]
@@ -58,14 +54,31 @@ class Run:
     @property
     def point(self) -> str:
         """The values of a sweep's grid in words; empty without a grid."""
-        point = self.sweep.get("point")
-        named = point.items() if isinstance(point, dict) else ()
-        return ", ".join(f"{str(option).rpartition('.')[2]}={value}" for option, value in named)
+        named = mapping(self.sweep.get("point"))
+        return ", ".join(f"{str(option).rpartition('.')[2]}={value}" for option, value in named.items())
 
     @property
     def is_over(self) -> bool:
         """Whether no sweep says that the run has still to be finished."""
         return bool(self.sweep.get("state", "finished") == "finished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedRun(Run):
+    """A run that has left samples.
+
+    Attributes:
+        samples: The folder of its kept samples.
+        facts: What the samples belong to (``evaluation.json``).
+    """
+
+    samples: Path
+    facts: dict[str, Any]
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """What a file has in place of an object; empty if it has something else there."""
+    return value if isinstance(value, dict) else {}
 
 
 def find_runs(given: Sequence[str]) -> list[Run]:
@@ -82,7 +95,8 @@ def find_runs(given: Sequence[str]) -> list[Run]:
         if Path(argument).name == CHOICE and Path(argument).is_file():
             continue  # A sweep leaves it beside the runs that choose, and `FOLDER/*` names it, too.
         run = _find(argument)
-        other = found.setdefault((run.samples or run.folder).resolve(), run)
+        place = run.samples if isinstance(run, EvaluatedRun) else run.folder
+        other = found.setdefault(place.resolve(), run)
         if other is not run:
             twice = f"{argument} is given twice" if other.given == argument else f"{other.given} and {argument} are one"
             raise ValueError(f"Each run must be given once, but {twice}. Leave one out.")
@@ -102,24 +116,22 @@ def _find(argument: str) -> Run:
     samples = _samples(path)
     folder = _run_folder(path)
     facts = _read_facts(samples) if samples else {}
-    trained = _trained_in(folder, facts)
+    trained = _trained_in(folder, mapping(facts.get("model")))
     events = next((place for place in (folder, trained) if any(place.glob("events.out.tfevents*"))), None)
     if samples is None and events is None:
         raise ValueError(
             f"{path} must hold the samples of an evaluation (a folder `samples` with {FACTS}) or TensorBoard's event "
             "files, but it holds neither. Run `grail-lightning test`, which keeps samples, or name another folder."
         )
-    sweep = _read_sweep(trained) or _read_sweep(folder)
-    return Run(
+    run = Run(
         given=argument,
         folder=folder,
-        samples=samples,
-        facts=facts,
         events=events,
         config=_read_config(trained) or _read_config(folder),
-        sweep=sweep,
+        sweep=_read_sweep(trained) or _read_sweep(folder),
         name=name or None,
     )
+    return run if samples is None else EvaluatedRun(**vars(run), samples=samples, facts=facts)
 
 
 def _samples(path: Path) -> Path | None:
@@ -137,11 +149,9 @@ def _samples(path: Path) -> Path | None:
 
 def _read_facts(samples: Path) -> dict[str, Any]:
     facts = read_evaluation(samples)
-    datasets: Any = facts.get("datasets")
-    whole = isinstance(facts.get("num_samples"), int) and isinstance(datasets, dict) and len(datasets) > 0
-    if not whole or not all(
-        isinstance(about, dict) and {"problems", "digest"} <= about.keys() for about in datasets.values()
-    ):
+    datasets = mapping(facts.get("datasets"))
+    described = all({"problems", "digest"} <= mapping(about).keys() for about in datasets.values())
+    if not isinstance(facts.get("num_samples"), int) or not datasets or not described:
         raise ValueError(
             f"{samples / FACTS} must say `num_samples`, and `problems` and `digest` of each of `datasets`, but it does "
             "not. Test again."
@@ -157,9 +167,8 @@ def _run_folder(path: Path) -> Path:
     return path if known is None or known == resolved else known
 
 
-def _trained_in(folder: Path, facts: dict[str, Any]) -> Path:
+def _trained_in(folder: Path, model: Mapping[str, Any]) -> Path:
     """The folder of the run that trained the evaluated policy: that of its checkpoint or of its export."""
-    model = facts.get("model", {})
     for file in (model.get("checkpoint"), model.get("policy")):
         if isinstance(file, str) and Path(file).exists():
             for above in list(Path(file).resolve().parents)[:2]:

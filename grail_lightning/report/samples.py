@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from grail_lightning.evaluation.problems import problems_of
 from grail_lightning.evaluation.records import Sample, read_samples
-from grail_lightning.report.runs import Run
+from grail_lightning.report.runs import EvaluatedRun, mapping
 from grail_lightning.tasks.base import Comparison
 
 
@@ -36,7 +36,8 @@ class Responses:
         lengths: ``[N, n]`` int, generated tokens.
         finished: ``[N, n]`` bool, whether a response ended by itself.
         missing: ``[N, n]`` bool, whether a response has no answer.
-        votes: ``[N, n]`` int, equal numbers for equal answers of a problem, -1 without one; None if not asked for.
+        votes: ``[N, n]`` int, equal numbers for equal answers of a problem, -1 without one; ``[N, 0]`` if they were
+            not asked for.
     """
 
     keys: list[Key]
@@ -44,7 +45,7 @@ class Responses:
     lengths: NDArray[np.int64]
     finished: NDArray[np.bool_]
     missing: NDArray[np.bool_]
-    votes: NDArray[np.int64] | None = None
+    votes: NDArray[np.int64]
 
     def only(self, keys: Sequence[Key]) -> Responses:
         """These problems, in this order."""
@@ -56,22 +57,21 @@ class Responses:
             lengths=self.lengths[rows],
             finished=self.finished[rows],
             missing=self.missing[rows],
-            votes=None if self.votes is None else self.votes[rows],
+            votes=self.votes[rows],
         )
 
 
-def read_responses(run: Run, *, complete: bool, votes: bool = False) -> dict[str, Responses]:
+def read_responses(run: EvaluatedRun, *, complete: bool, votes: bool = False) -> dict[str, Responses]:
     """The responses of a run, by dataset, with the problems that have all their samples.
 
     Args:
-        run: A run with samples.
+        run: The run.
         complete: Whether every problem must have all its samples.
         votes: Whether to group equal answers, for majority votes. It compares them as the task does.
 
     Raises:
         ValueError: If the files are damaged, or not complete although they must be.
     """
-    assert run.samples is not None
     rows: dict[tuple[str, int], dict[int, Sample]] = defaultdict(dict)
     for sample in read_samples(run.samples):
         rows[sample.dataset, sample.index].setdefault(sample.sample, sample)
@@ -86,8 +86,9 @@ def read_responses(run: Run, *, complete: bool, votes: bool = False) -> dict[str
                 f"samples each, but it holds {len(problems)}. Run the same `test` again, which continues it, or "
                 "compare the problems that all runs have: --common."
             )
-        how = _mapping(_mapping(run.facts.get("grading")).get(dataset)).get("compare", "math")
-        found[dataset] = _arrays(problems, wanted, _votes(problems, wanted, how) if votes else None)
+        how = mapping(mapping(run.facts.get("grading")).get(dataset)).get("compare", "math")
+        unasked = np.empty((len(problems), 0), dtype=np.int64)
+        found[dataset] = _arrays(problems, wanted, _votes(problems, wanted, how) if votes else unasked)
     return found
 
 
@@ -96,7 +97,7 @@ def _votes(problems: Sequence[Mapping[int, Sample]], wanted: int, compare: Compa
     return np.array(found, dtype=np.int64).reshape(len(problems), wanted)
 
 
-def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int, votes: NDArray[np.int64] | None) -> Responses:
+def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int, votes: NDArray[np.int64]) -> Responses:
     seen: Counter[str] = Counter()
     keys = []
     for samples in problems:
@@ -117,11 +118,11 @@ def _arrays(problems: Sequence[Mapping[int, Sample]], wanted: int, votes: NDArra
     )
 
 
-def check_comparable(runs: Sequence[Run], *, common: bool) -> None:
+def check_comparable(runs: Sequence[EvaluatedRun], *, common: bool) -> None:
     """Refuse runs that were evaluated on other problems or with other settings.
 
     Args:
-        runs: The runs with samples.
+        runs: The runs.
         common: Whether only the problems that all runs have are compared; the settings must be the same all the same.
 
     Raises:
@@ -141,14 +142,14 @@ def check_comparable(runs: Sequence[Run], *, common: bool) -> None:
 def _settings_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     """Sampling, the number of samples, and the grading of the datasets that both have."""
     pairs = {"num_samples": (one["num_samples"], two["num_samples"])}
-    first, second = _mapping(one.get("sampling")), _mapping(two.get("sampling"))
+    first, second = mapping(one.get("sampling")), mapping(two.get("sampling"))
     pairs |= {f"sampling.{name}": (first.get(name), second.get(name)) for name in [*first, *second]}
-    first, second = _mapping(one.get("grading")), _mapping(two.get("grading"))
+    first, second = mapping(one.get("grading")), mapping(two.get("grading"))
     pairs |= {f"grading of {name}": _differing(first[name], second[name]) for name in first if name in second}
     return [f"`{name}` ({a!r:.100}, {b!r:.100})" for name, (a, b) in pairs.items() if a != b]
 
 
-def _differing(one: Any, two: Any) -> tuple[Any, Any]:
+def _differing(one: object, two: object) -> tuple[object, object]:
     """Two mappings without what they have in common; anything else as it is."""
     if not (isinstance(one, dict) and isinstance(two, dict)):
         return one, two
@@ -162,12 +163,8 @@ def _problems_that_differ(one: Mapping[str, Any], two: Mapping[str, Any]) -> lis
     return [
         f"the problems of {name or 'the data'} ({_number(one.get(name))} and other {_number(two.get(name))})"
         for name in dict.fromkeys([*one, *two])
-        if _mapping(one.get(name)).get("digest") != _mapping(two.get(name)).get("digest")
+        if mapping(one.get(name)).get("digest") != mapping(two.get(name)).get("digest")
     ]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _number(about: Mapping[str, Any] | None) -> str:

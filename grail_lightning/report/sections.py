@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from grail_lightning.evaluation.comparison import Estimate
 from grail_lightning.report import notes as notes_on
 from grail_lightning.report.curves import CURVE, Curve, End, compare_ends, other_validation, read_curves
+from grail_lightning.report.figures import Compared
 from grail_lightning.report.methods import Method
 from grail_lightning.report.results import Evaluated, Line, compared, described, read_evaluated
+from grail_lightning.report.runs import mapping
 
 MOST_STEPS = 6
 INTERVAL = "[95 %]"
@@ -62,7 +64,7 @@ class Table:
     head: list[str]
     rows: list[list[str]]
     words: int
-    lines: Sequence[Line | End] = field(default_factory=tuple)
+    lines: Sequence[Compared] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +144,7 @@ def _facts(methods: Sequence[Method], evaluated: Evaluated | None) -> list[str]:
     if evaluated is None:
         return [f"{sum(len(method.runs) for method in methods)} runs, none of which has kept samples."]
     first = evaluated.methods[0].evaluated[0]
-    sampling = first.facts.get("sampling")
-    options = sampling if isinstance(sampling, dict) else {}
+    options = mapping(first.facts.get("sampling"))
     said = ", ".join(f"{name} {value}" for name, value in options.items() if value not in ([], None))
     total = sum(len(keys[0].keys) for keys in next(iter(evaluated.responses.values())).values())
     counted = f"{total} problems x {evaluated.num_samples} samples"
@@ -163,8 +164,10 @@ def tables(section: Section) -> list[Table]:
     return found
 
 
-def _tested(line: Line | End, baseline: str | None) -> list[str]:
-    """The cells of a comparison."""
+def _tested(line: Compared, baseline: str | None) -> list[str]:
+    """The cells of a comparison, one for each name of `_comparison_head`."""
+    if baseline is None:
+        return []
     if line.method == baseline:
         return ["baseline", "", "", ""]
     if line.difference is None:
@@ -181,8 +184,14 @@ def _comparison_head(baseline: str | None) -> list[str]:
 
 def _solved_table(figure: str, lines: Sequence[Line], baseline: str | None) -> Table:
     rows = [
-        [line.dataset, line.method, str(line.problems), str(line.seeds), interval(line.estimate)]
-        + (_tested(line, baseline) if baseline is not None else [])
+        [
+            line.dataset,
+            line.method,
+            str(line.problems),
+            str(line.seeds),
+            interval(line.estimate),
+            *_tested(line, baseline),
+        ]
         for line in lines
     ]
     head = ["", "method", "problems", "seeds", f"{figure} {INTERVAL}", *_comparison_head(baseline)]
@@ -205,10 +214,7 @@ def _responses_table(lines: Sequence[Line]) -> Table:
 
 
 def _ends_table(ends: Sequence[End], baseline: str | None) -> Table:
-    rows = [
-        [end.method, str(end.seeds), interval(end.estimate)] + (_tested(end, baseline) if baseline is not None else [])
-        for end in ends
-    ]
+    rows = [[end.method, str(end.seeds), interval(end.estimate), *_tested(end, baseline)] for end in ends]
     head = ["method", "seeds", f"{CURVE} {INTERVAL}", *_comparison_head(baseline)]
     title = f"{CURVE} in training at step {ends[0].step}, mean over seeds"
     title += f", and differences from {baseline}" if baseline is not None else ""

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from grail_lightning.report.curves import CURVE, End
-from grail_lightning.report.results import Line
+from grail_lightning.report.curves import CURVE
+from grail_lightning.report.figures import Compared
 from grail_lightning.report.sections import Section, Table, tables
 
 LONGEST, TITLE = 80, 160
@@ -80,7 +80,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _table(table: Table, said: Any, markdown: bool) -> Iterator[str]:
+def _table(table: Table, said: Callable[[str], str], markdown: bool) -> Iterator[str]:
     shape = box.MARKDOWN if markdown else box.Box("    \n    \n    \n    \n    \n    \n    \n    \n")
     drawn = RichTable(box=shape, pad_edge=markdown, padding=(0, 1), show_edge=markdown)
     for number, name in enumerate(table.head):
@@ -100,7 +100,7 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}<>|#~&])", r"\\\1", text)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     if isinstance(value, float):
         return "" if math.isnan(value) else repr(value)
     if isinstance(value, str):
@@ -125,7 +125,7 @@ def _records(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
                 yield {**known, "step": step, "seeds": len(curve.seeds), **limits}
 
 
-def _values(line: Line | End, baseline: str | None) -> dict[str, Any]:
+def _values(line: Compared, baseline: str | None) -> dict[str, Any]:
     values: dict[str, Any] = {"method": line.method, "seeds": line.seeds}
     values |= {"value": line.estimate.value, "low": line.estimate.low, "high": line.estimate.high}
     if (tested := line.difference) is not None:

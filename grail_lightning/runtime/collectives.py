@@ -61,17 +61,16 @@ def on_first_rank(make: Callable[[], T]) -> T:
     Raises:
         ValueError: If the first rank raises it.
     """
-    made: T | None = None
-    failed: str | None = None
+    outcome: tuple[T] | str = ""
     if rank() == 0:
         try:
-            made = make()
+            outcome = (make(),)
         except ValueError as error:
-            failed = str(error)
-    made, failed = all_gather_objects((made, failed))[0]
-    if failed is not None:
-        raise ValueError(failed)
-    return made  # type: ignore[return-value]  # Of the first rank, which has made it.
+            outcome = str(error)
+    outcome = all_gather_objects(outcome)[0]
+    if isinstance(outcome, str):
+        raise ValueError(outcome)
+    return outcome[0]
 
 
 def sum_by_name(values: Mapping[str, float]) -> dict[str, float]:

@@ -1,9 +1,22 @@
-"""A check that a run can write to a folder."""
+"""Whether files can be written, and how they appear."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that appears when it is complete. Its folder is created if it does not exist.
+
+    Args:
+        file: The file, which is replaced if it exists.
+        text: What it will hold.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)
 
 
 def check_writable(folder: Path, subject: str) -> None:

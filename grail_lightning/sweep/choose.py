@@ -9,14 +9,13 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+from grail_lightning.report.events import read_scalars
 from grail_lightning.sweep.grid import Choice, Run, Study, described
 
 FILE = "choice.json"
 
 
-def choose(study: Study, group: tuple[str, str]) -> dict[str, Any]:
+def choose(study: Study, choice: Choice, group: tuple[str, str]) -> dict[str, Any]:
     """The point with the largest mean figure over the choosing seeds, for a method on a task.
 
     The first of several equal ones is taken. A run whose figure is not finite counts as −∞. What was chosen, and from
@@ -24,19 +23,18 @@ def choose(study: Study, group: tuple[str, str]) -> dict[str, Any]:
 
     Args:
         study: The sweep.
+        choice: How it chooses.
         group: The method and the task.
 
     Raises:
         ValueError: If a run has no such curve.
     """
-    assert study.choice is not None
     points: dict[str, dict[str, Any]] = {}
     figures: dict[str, list[float]] = {}
-    for run in study.runs:
-        if run.choosing and run.group == group:
-            assert run.point is not None
-            points[described(run.point)] = dict(run.point)
-            figures.setdefault(described(run.point), []).append(figure(run, study.choice))
+    for run in study.choosing(group):
+        name = described(run.values)
+        points[name] = dict(run.values)
+        figures.setdefault(name, []).append(figure(run, choice))
     best = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
     _note(study.choosing_folder / FILE, group, best, figures)
     return points[best]
@@ -44,10 +42,9 @@ def choose(study: Study, group: tuple[str, str]) -> dict[str, Any]:
 
 def told(point: dict[str, Any], group: tuple[str, str], study: Study) -> str:
     """The choice in words. A point at the edge of its grid is said to be there: a better one may lie outside."""
-    runs = [run for run in study.runs if run.choosing and run.group == group]
     edges = []
     for name, value in point.items():
-        values = [run.point[name] for run in runs if run.point is not None]
+        values = [run.values[name] for run in study.choosing(group)]
         numbers = all(isinstance(number, (int, float)) for number in values) and len(set(values)) > 2
         if numbers and value in (min(values), max(values)):
             edges.append(name.rpartition(".")[2])
@@ -58,18 +55,15 @@ def told(point: dict[str, Any], group: tuple[str, str], study: Study) -> str:
 def figure(run: Run, choice: Choice) -> float:
     """What a run is chosen by: the last value of its curve, or the mean over the curve.
 
-    A run that was resumed has logged some steps twice, with the same values; the newest counts.
-
     Raises:
         ValueError: If the run has no such curve.
     """
-    events = EventAccumulator(str(run.folder), size_guidance={"scalars": 0}).Reload()
-    if choice.by not in events.Tags()["scalars"]:
+    values = list(read_scalars(run.folder, choice.by).values())
+    if not values:
         raise ValueError(
             f"`choose.by` must be the tag of a curve of each run, but {run.folder} has no {choice.by!r} in its event "
             "files. Correct it, and give the runs a TensorBoardLogger."
         )
-    values = list({event.step: event.value for event in events.Scalars(choice.by)}.values())
     found = values[-1] if choice.statistic == "last" else sum(values) / len(values)
     return found if math.isfinite(found) else -math.inf
 

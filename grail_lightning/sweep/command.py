@@ -124,8 +124,8 @@ def check_decided(study: Study, chosen: Sequence[Run], index: int | None) -> Non
 
     if index is None or chosen[0].point is not None:
         return
-    for run in study.runs:
-        if run.choosing and run.group == chosen[0].group and read_record(run).state != "finished":
+    for run in study.choosing(chosen[0].group):
+        if read_record(run).state != "finished":
             raise ValueError(
                 f"`--index` {index} must wait for the runs that choose the point of {chosen[0].title}, but {run.title} "
                 "is not finished. Run those first, as the comments of --slurm-script show."

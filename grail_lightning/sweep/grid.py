@@ -68,14 +68,15 @@ class Run:
         return self.method, self.task
 
     @property
+    def values(self) -> Mapping[str, Any]:
+        """Its values of the grid's options, as far as there is a grid and they are chosen."""
+        return self.point or {}
+
+    @property
     def title(self) -> str:
         """The run in words."""
-        at = f" at {described(self.point)}" if self.point else ""
+        at = f" at {described(self.values)}" if self.values else ""
         return f"{self.method}, {self.task}, seed {self.seed}{at}"
-
-    def at(self, point: Mapping[str, Any]) -> Run:
-        """The run at a point that has been chosen."""
-        return replace(self, point=point)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,10 @@ class Study:
     def choosing_folder(self) -> Path:
         """The folder of the runs that choose, beside that of the runs that are reported."""
         return self.folder.with_name(f"{self.folder.name}_choosing")
+
+    def choosing(self, group: tuple[str, str]) -> list[Run]:
+        """The runs that choose the point of a method on a task."""
+        return [run for run in self.runs if run.choosing and run.group == group]
 
 
 def read_study(file: Path, output: Path | None = None) -> Study:
@@ -135,7 +140,7 @@ def described(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in point.items())
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as the command line takes it."""
     if isinstance(value, str):
         return value
@@ -211,9 +216,6 @@ def _groups(content: Mapping[str, Any], file: Path) -> Iterator[_Group]:
         )
 
 
-# --- the parts of the file ------------------------------------------------------------------------------------------
-
-
 def _check_keys(file: Path, content: Mapping[str, Any]) -> None:
     for key in content:
         if key not in KEYS:
@@ -234,7 +236,7 @@ def _named(content: Mapping[str, Any], key: str, file: Path) -> dict[str, dict[s
     return {name: _mapping(options, f"{key}.{name}", file) for name, options in given.items()}
 
 
-def _mapping(given: Any, where: str, file: Path) -> dict[str, Any]:
+def _mapping(given: object, where: str, file: Path) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
@@ -259,22 +261,23 @@ def _check_options(file: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ValueError(f"`{name}` must be set once, but in {file} both {other} and {where} set it.")
 
 
-def _configs(given: Any, file: Path) -> list[str]:
+def _configs(given: object, file: Path) -> list[str]:
     """Config files of `fit`: one name, or a list of names."""
-    names = [] if given is None else given if isinstance(given, list) else [given]
+    names: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"`config` in {file} must be the path of a config file, or a list of them, but got {given!r}.")
     return names
 
 
-def _seeds(given: Any, what: str, file: Path) -> tuple[int, ...]:
-    valid = isinstance(given, list) and given and all(type(seed) is int and 0 <= seed < 2**32 for seed in given)
-    if not valid or len(set(given)) < len(given):
+def _seeds(given: object, what: str, file: Path) -> tuple[int, ...]:
+    seeds = given if isinstance(given, list) else []
+    valid = bool(seeds) and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    if not valid or len(set(seeds)) < len(seeds):
         raise ValueError(f"{what} in {file} must be a list of different integers from 0 on, but got {given!r}.")
-    return tuple(given)
+    return tuple(seeds)
 
 
-def _points(given: Any, method: str, file: Path) -> list[dict[str, Any]]:
+def _points(given: object, method: str, file: Path) -> list[dict[str, Any]]:
     """The points of a grid, the first option outermost; one without options if there is no grid."""
     grid = _mapping(given, f"grid of {method}", file)
     for name, values in grid.items():
@@ -283,13 +286,13 @@ def _points(given: Any, method: str, file: Path) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _choice(given: Any, file: Path) -> Choice | None:
+def _choice(given: object, file: Path) -> Choice | None:
     if given is None:
         return None
     options = _mapping(given, "choose", file)
     if unknown := options.keys() - {"seeds", "by", "statistic"}:
         raise ValueError(f"`choose` in {file} has seeds, by and statistic, but got {', '.join(sorted(unknown))}.")
-    statistic, by = options.get("statistic", "last"), options.get("by", "val/accuracy")
+    statistic, by = options.get("statistic", Choice.statistic), options.get("by", Choice.by)
     if statistic not in get_args(Statistic):
         raise ValueError(f"`choose.statistic` in {file} must be last or mean, but got {statistic!r}.")
     if not isinstance(by, str):

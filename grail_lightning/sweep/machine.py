@@ -95,10 +95,10 @@ def cores() -> int:
 def _on_cpus(plans: Sequence[Planned], devices: int) -> tuple[int, str]:
     """The number of runs for which there are cores and memory, and what limits it."""
     by_cores = min(len(plans), max(1, cores() // devices))
-    available, needed = available_bytes(), devices * max(_bytes(plan) for plan in _alike(plans))
-    by_memory = by_cores if available is None else max(1, available // needed)
-    if by_memory < by_cores:
-        return by_memory, f"{(available or 0) / 2**30:.1f} GiB of memory, {needed / 2**30:.1f} a run"
+    one_of_each = {plan.run.group: plan for plan in plans}.values()  # The runs of a method and task need the same.
+    available, needed = available_bytes(), devices * max(_bytes(plan) for plan in one_of_each)
+    if available is not None and (by_memory := max(1, available // needed)) < by_cores:
+        return by_memory, f"{available / 2**30:.1f} GiB of memory, {needed / 2**30:.1f} a run"
     return by_cores, f"{cores()} core(s)" if by_cores < len(plans) else "all of them"
 
 
@@ -112,11 +112,6 @@ def available_bytes() -> int | None:
     if limit.is_file() and used.is_file() and (given := limit.read_text().strip()).isdigit():
         found.append(max(0, int(given) - int(used.read_text())))
     return min(found) if found else None
-
-
-def _alike(plans: Sequence[Planned]) -> list[Planned]:
-    """One run of each method and task."""
-    return [*{plan.run.group: plan for plan in plans}.values()]
 
 
 def _bytes(plan: Planned) -> int:

@@ -95,9 +95,9 @@ class RunPlanner:
 
     def _plan(self, run: Run) -> Planned:
         """The plan of a run. Runs that differ by their seeds alone are parsed once."""
-        own = [f"--{name}={shown(value)}" for name, value in {**run.options, **(run.point or {})}.items()]
+        own = [f"--{name}={shown(value)}" for name, value in {**run.options, **run.values}.items()]
         given = [*(f"--config={name}" for name in run.configs), *own]
-        key = (run.group, described(run.point or {}))
+        key = (run.group, described(run.values))
         if key not in self._parsed:
             try:
                 self._parsed[key] = self._parse(run, given)
@@ -134,7 +134,7 @@ def _check_alone(fit: Namespace) -> None:
             )
 
 
-def _into(run: Run, given: Any) -> list[str]:
+def _into(run: Run, given: Namespace | list[Namespace] | bool | None) -> list[str]:
     """The arguments that give a run its seed and its folder.
 
     Args:
@@ -144,7 +144,7 @@ def _into(run: Run, given: Any) -> list[str]:
     seed, folder = f"--seed_everything={run.seed}", run.folder
     if given is False:
         return [seed, f"--trainer.default_root_dir={folder}"]
-    listed = [] if given in (None, True) else given if isinstance(given, list) else [given]
+    listed = given if isinstance(given, list) else [given] if isinstance(given, Namespace) else []
     place = {"save_dir": os.fspath(folder.parent), "name": folder.name, "version": ""}
     loggers: list[dict[str, Any]] = []
     for logger in listed:

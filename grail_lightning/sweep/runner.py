@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -91,16 +91,19 @@ class Runner:
 
     def _decide(self) -> None:
         """Choose the points for which the runs that choose are finished."""
+        choice = self.study.choice
         groups = {plan.run.group for plan in self._waiting if plan.run.point is None}
-        if not groups:
+        if choice is None or not groups:
             return
         unfinished = {run.group for run in self.study.runs if run.choosing and read_record(run).state != "finished"}
         ended = [*(run for run, _ in self._outcome.failed), *self._outcome.left]
         given_up = {run.group for run in ended if run.choosing}
         for group in groups - unfinished:
             try:
-                point = choose(self.study, group)
-                planned = self.planner.plan([plan.run.at(point) for plan in self._waiting if plan.run.group == group])
+                point = choose(self.study, choice, group)
+                planned = self.planner.plan(
+                    [replace(p.run, point=point) for p in self._waiting if p.run.group == group]
+                )
             except ValueError as error:
                 self._progress.note(f"{', '.join(group)}: {error}")
                 given_up.add(group)

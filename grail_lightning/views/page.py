@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from grail_lightning.runtime.writable import write_whole
 from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
 from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts
 
@@ -41,10 +42,7 @@ def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOU
     """
     rollouts, rows = read_rollouts(files, max_rollouts)
     content, shown = render(rollouts, title or str(files[0]), rows)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = page.with_name(f".{page.name}.unfinished")
-    unfinished.write_text(content, encoding="utf-8")
-    unfinished.replace(page)
+    write_whole(page, content)
     said = f"Wrote a page of {shown} rollouts to {page}."
     if shown == rows:
         return said

@@ -15,6 +15,7 @@ from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts
+from tests.runs import trainer
 
 TASK = ArithmeticTask()
 LIMIT = 24
@@ -125,19 +126,8 @@ def box(answer):
 
 
 def run(max_steps, *callbacks, **options):
-    """A quiet Trainer on one CPU process."""
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "log_every_n_steps": 1,
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": -1,
-    }
-    return pl.Trainer(max_steps=max_steps, callbacks=list(callbacks), **(quiet | options))
+    """A quiet Trainer on one CPU process, which does not validate before it trains."""
+    return trainer(max_steps, *callbacks, **({"num_sanity_val_steps": 0} | options))
 
 
 def scalars(folder):

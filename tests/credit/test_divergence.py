@@ -6,21 +6,11 @@ import pytest
 import torch
 
 from grail_lightning.credit import DGPO, Product, Uniform, WarmUp
-from tests.credit.rollouts import context, elsewhere, in_groups, row_logits
+from tests.credit.rollouts import context, row_logits
 from tests.runs import Watch, batches, module, trainer
 from tests.tolerance import near
 
 TEMPERATURE = 0.7
-
-
-@pytest.fixture(scope="module")
-def batch(golden_batch):
-    return in_groups(golden_batch)
-
-
-@pytest.fixture(scope="module")
-def reference(golden_policy):
-    return elsewhere(golden_policy)
 
 
 def _scores(policy, reference, batch, row, power):

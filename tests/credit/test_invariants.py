@@ -31,7 +31,7 @@ from grail_lightning.credit import (
     WarmUp,
 )
 from grail_lightning.step.advantages import token_advantages
-from tests.credit.rollouts import ByText, context, elsewhere, in_groups, second_model
+from tests.credit.rollouts import ByText, context, elsewhere, second_model
 from tests.tolerance import roundings
 
 METHODS = {
@@ -81,11 +81,6 @@ def given(golden_policy):
     return lambda **options: context(
         step=STEP, reference=frozen, continuations=ByText(), second=second_model(golden_policy), **options
     )
-
-
-@pytest.fixture(scope="module")
-def batch(golden_batch):
-    return in_groups(golden_batch)
 
 
 @pytest.fixture(scope="module")

@@ -11,22 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grail_lightning.credit import PRIME, PermutedRewards, Product, Uniform, WarmUp
 from grail_lightning.functional.process_rewards import discounted_returns, ranked_pairs
 from grail_lightning.policy import Loading, LoRA, load_policy
-from tests.credit.rollouts import context, elsewhere, in_groups, row_logits, second_model
+from tests.credit.rollouts import context, row_logits, second_model
 from tests.runs import Watch, batches, module, trainer
 from tests.shell import RUN, SHORT, fails, whole_and_resumed
 from tests.tolerance import assert_near, near
 
 BETA, LR = 0.3, 0.2
-
-
-@pytest.fixture(scope="module")
-def batch(golden_batch):
-    return in_groups(golden_batch)
-
-
-@pytest.fixture(scope="module")
-def reference(golden_policy):
-    return elsewhere(golden_policy)
 
 
 def _ratios(model, reference, batch, row):

@@ -8,15 +8,10 @@ import torch
 
 from grail_lightning.credit import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.rhythm import middle_blocks
-from tests.credit.rollouts import context, in_groups
+from tests.credit.rollouts import context
 from tests.tolerance import near
 
 OPTIONS = AttentionOptions(blocks=2, head_share=0.4, window=4, nearest=2, farthest=6)
-
-
-@pytest.fixture(scope="module")
-def batch(golden_batch):
-    return in_groups(golden_batch)
 
 
 @torch.no_grad()

@@ -12,14 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
 from grail_lightning.evaluation import read_samples
 from tests.draws import without_ties
-from tests.runs import module, trainer
+from tests.runs import module, strategy_of, trainer
 
 SEED = 2
 SAMPLING = Sampling(max_response_length=40)
@@ -55,9 +54,8 @@ def main(folder, ranks, strategy="ddp"):
     torch.set_num_threads(1)
     seed_everything(SEED, verbose=False)
     with without_ties():  # Other neighbours in a batch may round differently.
-        sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-        chosen = sharded if strategy == "fsdp2" else strategy
-        found = run_test(Path(folder), devices=int(ranks), strategy=chosen if int(ranks) > 1 else "auto")
+        chosen = strategy_of(strategy) if int(ranks) > 1 else "auto"
+        found = run_test(Path(folder), devices=int(ranks), strategy=chosen)
     print("\n" + json.dumps(found), flush=True)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from grail_lightning.plan.command import main
 from tests.plan.test_shapes import PUBLISHED
+from tests.shell import refusal
 from tests.test_published import METHODS, MODELS
 
 QUICK = "--config=configs/quickstart.yaml"
@@ -24,13 +25,7 @@ def _plan(capsys, *arguments):
 
 
 def _fails(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments])
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    return line
+    return refusal(capsys, main, *arguments)
 
 
 def test_the_quickstart_is_planned_as_a_user_does_it():

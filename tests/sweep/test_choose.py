@@ -46,19 +46,19 @@ def study(tmp_path):
 
 def test_the_point_with_the_best_last_value_is_chosen(study):
     found = study()
-    point = choose(found, ("GRAIL", "sums"))
+    point = choose(found, found.choice, ("GRAIL", "sums"))
     assert point == {"model.optimizer.lr": 2e-4}, "(0.9 + 0.5) / 2 is more than (0.6 + 0.7) / 2"
     assert told(point, ("GRAIL", "sums"), found) == "GRAIL, sums: lr=0.0002 is best of the grid on the choosing seeds"
     (noted,) = json.loads((found.choosing_folder / "choice.json").read_text())
     assert (noted["method"], noted["task"], noted["chosen"]) == ("GRAIL", "sums", "lr=0.0002")
     assert noted["figures"]["lr=0.0002"] == pytest.approx([0.9, 0.5])
-    choose(found, ("GRAIL", "sums"))
+    choose(found, found.choice, ("GRAIL", "sums"))
     assert len(json.loads((found.choosing_folder / "choice.json").read_text())) == 1
 
 
 def test_the_point_with_the_largest_mean_is_chosen_on_request(study):
     found = study(statistic="mean")
-    point = choose(found, ("GRAIL", "sums"))
+    point = choose(found, found.choice, ("GRAIL", "sums"))
     assert point == {"model.optimizer.lr": 1e-4}, "0.65 is more than (1.9 / 3 + 1.8 / 3) / 2"
     assert "(lr at the edge of the grid)" in told(point, ("GRAIL", "sums"), found)
 
@@ -77,5 +77,6 @@ def test_a_run_that_fell_apart_is_never_the_best(study):
 
 
 def test_a_curve_that_is_not_there_is_a_mistake_of_the_file(study):
+    found = study(by="val/accurcy")
     with pytest.raises(ValueError, match=r"`choose.by` must be the tag of a curve .* has no 'val/accurcy'"):
-        choose(study(by="val/accurcy"), ("GRAIL", "sums"))
+        choose(found, found.choice, ("GRAIL", "sums"))

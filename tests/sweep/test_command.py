@@ -12,6 +12,7 @@ from grail_lightning.sweep.command import main, make_parser, select
 from grail_lightning.sweep.grid import read_study
 from grail_lightning.sweep.plan import RunPlanner
 from grail_lightning.sweep.records import Claim, Record, write_record
+from tests.shell import refusal
 from tests.sweep.studies import METHODS, write_study
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +29,7 @@ def said(capsys, *arguments):
 
 def fails(capsys, *arguments):
     """The one line that a user sees."""
-    with pytest.raises(SystemExit) as stop:
-        main([*map(str, arguments)])
-    assert stop.value.code == 2
-    found = capsys.readouterr()
-    assert found.out == ""
-    (line,) = found.err.splitlines()
-    return line
+    return refusal(capsys, main, *arguments)
 
 
 def test_the_list_names_each_run_with_the_command_that_it_is(tmp_path, capsys):

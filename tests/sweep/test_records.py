@@ -1,6 +1,7 @@
 """What a sweep knows of its runs, and who may start one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_the_record_says_what_a_report_needs(run):
 def test_the_record_of_a_run_that_chooses_says_so(tmp_path):
     grid = {"grid": {"model.optimizer.lr": [1e-4, 2e-4]}}
     runs = read_study(write_study(tmp_path, methods={"GRAIL": grid}, choose={"seeds": [9]})).runs
-    for run in (runs[0], runs[-1].at({"model.optimizer.lr": 1e-4})):
+    for run in (runs[0], replace(runs[-1], point={"model.optimizer.lr": 1e-4})):
         write_record(run, Record(state="finished"))
     said = [json.loads((run.folder / RECORD).read_text()).get("choosing") for run in (runs[0], runs[-1])]
     assert said == [True, None]

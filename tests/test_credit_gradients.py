@@ -1,0 +1,130 @@
+"""The statistics of benchmarks/credit_gradients.py, against gradients whose figures are known, and against loops."""
+
+import math
+
+import pytest
+import torch
+
+from tests.benchmark_modules import benchmark
+from tests.tolerance import near
+
+NUM_BATCHES = 6
+ONCE = torch.ones(1, NUM_BATCHES, dtype=torch.float64)
+LARGEST = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.9], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    return benchmark("credit_gradients")
+
+
+def made(gradients, *mean, noise):
+    """A mean gradient, and noise that is orthogonal to it and between batches, but the same for every method."""
+    signal = torch.tensor(mean, dtype=torch.float64).expand(NUM_BATCHES, -1)
+    each = torch.cat([signal, noise * torch.eye(NUM_BATCHES, dtype=torch.float64)], 1)
+    return gradients.Gradients(each=each, largest=LARGEST)
+
+
+def figures(gradients, ours, uniform, draws=ONCE):
+    """The columns, a list of one figure for each draw."""
+    return {name: values.tolist() for name, values in gradients.figures(ours, uniform, draws).items()}
+
+
+def test_figures_of_made_gradients_are_those_of_the_closed_form(gradients):
+    """The means are 2 (1, 0) and 5 (3/5, 4/5), at a cosine of 3/5; the noise of one batch has a norm of 3 and of 7."""
+    found = figures(gradients, made(gradients, 2.0, 0.0, noise=3.0), made(gradients, 3.0, 4.0, noise=7.0))
+    assert found == {
+        "direction": near([3 / 5], 100),
+        "noise": near([9 / 4], 100),
+        "size": near([math.sqrt((4 + 9) / (25 + 49))], 100),
+        # The mean of the one along that of the other is 2 · 5 · 3/5, for a step as long as the gradient of a batch.
+        "gain, SGD": near([(6 / math.sqrt(4 + 9)) / (25 / math.sqrt(25 + 49))], 100),
+        # Entries of the mean become signs: (1, 0) and (1, 1), and so 3 and 7 along (3, 4).
+        "gain, Adam": near([3 / 7], 100),
+        "one token": near([0.4], 100),
+    }
+
+
+def test_a_method_that_points_the_other_way_has_the_cosine_and_gains_of_minus_one(gradients):
+    uniform = made(gradients, 3.0, 4.0, noise=7.0)
+    against = gradients.Gradients(each=-uniform.each, largest=LARGEST)
+    found = figures(gradients, against, uniform)
+    assert {name: found[name] for name in ("direction", "size", "gain, SGD", "gain, Adam", "noise")} == {
+        "direction": near([-1.0], 100),
+        "size": near([1.0], 100),
+        "gain, SGD": near([-1.0], 100),
+        "gain, Adam": near([-1.0], 100),
+        "noise": near([49 / 25], 100),
+    }
+
+
+def test_adams_entries_are_divided_by_their_root_mean_square_over_batches(gradients):
+    """The second entry is 1 ± 3 in half of the batches each: its root mean square is √10, and its mean is 1."""
+    swing = torch.tensor([4.0, -2.0] * (NUM_BATCHES // 2), dtype=torch.float64)
+    ours = gradients.Gradients(each=torch.stack([torch.full_like(swing, 5.0), swing], 1), largest=LARGEST)
+    along_the_second = torch.tensor([0.0, 2.0], dtype=torch.float64).expand(NUM_BATCHES, -1)
+    uniform = gradients.Gradients(each=along_the_second, largest=LARGEST)
+    found = figures(gradients, ours, uniform)
+    assert found["gain, Adam"] == near([1 / math.sqrt(10)], 100)
+    # The deviations of ±3 add up to 0, so that the product of those of two different batches is −9/5 on average.
+    assert found["noise"] == near([(25 + 10) / (25 + 1 - 9 / 5) - 1], 100)
+
+
+def dot(one, other):
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+
+
+def by_loops(ours, uniform, draw):
+    """The columns of one draw, over its batches as a list in which a batch may stand several times."""
+    drawn = [k for k, times in enumerate(draw) for _ in range(times)]
+
+    def of_two(these, those):
+        products = [dot(these[i], those[j]) for i in drawn for j in drawn if i != j]
+        return math.fsum(products) / len(products)
+
+    def scaled(rows):
+        sizes = [math.sqrt(math.fsum(row[p] ** 2 for row in rows) / len(rows)) for p in range(len(rows[0]))]
+        return [[value / size for value, size in zip(row, sizes, strict=True)] for row in rows]
+
+    def rms(rows):
+        return math.sqrt(math.fsum(dot(rows[k], rows[k]) for k in drawn) / len(drawn))
+
+    own, base = ours.each.tolist(), uniform.each.tolist()
+    return {
+        "direction": of_two(own, base) / math.sqrt(of_two(own, own) * of_two(base, base)),
+        "noise": rms(own) ** 2 / of_two(own, own) - 1,
+        "size": rms(own) / rms(base),
+        "gain, SGD": (of_two(own, base) / rms(own)) / (of_two(base, base) / rms(base)),
+        "gain, Adam": of_two(scaled(own), base) / of_two(scaled(base), base),
+        "one token": math.fsum(ours.largest.tolist()[k] for k in drawn) / len(drawn),
+    }
+
+
+def test_figures_of_each_draw_are_those_of_loops_over_its_batches(gradients):
+    """A batch that is drawn twice is no pair with itself, and one that is not drawn counts for Adam's scale."""
+    uniform = torch.randn(NUM_BATCHES, 9, dtype=torch.float64) + 2
+    ours = gradients.Gradients(each=0.5 * uniform + torch.randn_like(uniform) + 1, largest=LARGEST)
+    uniform = gradients.Gradients(each=uniform, largest=LARGEST.flip(0))
+    draws = [[1, 1, 1, 1, 1, 1], [2, 0, 1, 1, 0, 2], [0, 3, 0, 1, 1, 1], [1, 2, 2, 0, 1, 0], [1, 0, 2, 0, 1, 0]]
+    found = figures(gradients, ours, uniform, torch.tensor(draws, dtype=torch.float64))
+    expected = [by_loops(ours, uniform, draw) for draw in draws]
+    assert found == {name: near([one[name] for one in expected], 1000) for name in expected[0]}
+
+
+def test_noise_alone_is_no_signal_in_the_mean_over_many_sets_of_batches(gradients):
+    """Products of two batches are unbiased: the mean of 4,000 sets is within five standard errors of the truth."""
+    mean = torch.tensor([0.3, -0.4], dtype=torch.float64)
+    each = mean + 2 * torch.randn(4000, NUM_BATCHES, 2, dtype=torch.float64)
+    found = torch.cat([gradients.of_pairs(rows @ rows.T, ONCE) for rows in each])
+    assert abs(found.mean() - 0.25) < 5 * found.std() / math.sqrt(len(found))
+    # What a product of a batch with itself would add is far outside.
+    assert 5 * found.std() / math.sqrt(len(found)) < 0.5 * (2 * 2**2 / NUM_BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"), [(0.5, "0.500 ±1.900"), (-0.25, "-0.250 ±1.900"), (12.0, "12.00 ±1.90"), (1.0, "1.00 ±1.90")]
+)
+def test_a_cell_is_the_sample_and_half_of_the_interval_of_the_draws(gradients, first, said):
+    """1,001 draws from 0 to 4 in equal steps: 95 % of them lie between 0.1 and 3.9."""
+    values = torch.cat([torch.tensor([first]), torch.linspace(0, 4, 1001)])
+    assert gradients.cell(values.double()) == said
