@@ -83,7 +83,7 @@ def batches(
     (problems,) = where_from.data.load("train")
     for k in range(number):
         prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
-        yield respond(policy, engine, verifier, prompts, where_from.sampling, derive_seed(seed, "batch", k))
+        yield respond(policy, engine, verifier, prompts, where_from, derive_seed(seed, "batch", k))
 
 
 def gradient(policy: Policy, batch: RolloutBatch, context: CreditContext, weights: TokenWeights) -> Tensor:
@@ -194,7 +194,7 @@ def main() -> None:
         )
 
         def source() -> SampledContinuations:
-            return SampledContinuations(sampler(policy, engine, verifier, where_from.sampling), step=0)
+            return SampledContinuations(sampler(policy, engine, verifier, where_from), step=0)
 
         uniform = measure(known["Uniform"], policy, rollouts, source, options.token_budget, options.seed)
         columns = ("direction", "noise", "size", "gain, SGD", "gain, Adam", "one token")

@@ -37,7 +37,7 @@ from prime_quality import TrainedPRIME
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch, Sampling
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.continuations import Continuations, Continued, Place
@@ -57,22 +57,22 @@ PRIME_BATCHES = 16
 
 
 def respond(
-    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], sampling: Sampling, seed: int
+    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
 ) -> RolloutBatch:
     """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
-    batch = engine.generate(list(prompts), GROUP_SIZE, sampling, derive_seed(seed, "rollouts"))
+    batch = engine.generate(list(prompts), where_from.group_size, where_from.sampling, derive_seed(seed, "rollouts"))
     graded = grade_and_locate(batch, verifier, policy.tokenizer)
-    return graded.with_advantages(group_advantages(graded.rewards, GROUP_SIZE))
+    return graded.with_advantages(group_advantages(graded.rewards, where_from.group_size))
 
 
-def sampler(policy: Policy, engine: HFEngine, verifier: Verifier, sampling: Sampling) -> Sampler:
+def sampler(policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting) -> Sampler:
     """Of continuations, in groups as large as those of the rollouts."""
     return Sampler(
         policy=policy,
         engine=engine,
         verifier=verifier,
-        group_size=GROUP_SIZE,
-        sampling=sampling,
+        group_size=where_from.group_size,
+        sampling=where_from.sampling,
         clock=PhaseClock(policy.device),
         rank=0,
     )
@@ -87,7 +87,7 @@ def prime_subjects(engine: HFEngine, verifier: Verifier, where_from: Setting, se
         for number in range(PRIME_BATCHES):
             some = problems.prompts[number * PROMPTS_PER_BATCH : (number + 1) * PROMPTS_PER_BATCH]
             own = derive_seed(seed, "PRIME", number)
-            yield respond(policy, engine, verifier, some, where_from.sampling, own)
+            yield respond(policy, engine, verifier, some, where_from, own)
 
     def trained(**options: Any) -> TrainedPRIME:
         return TrainedPRIME(rollouts, **options)
@@ -130,7 +130,7 @@ def run(
     ranks, weights = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
     seconds = []
     bare = not isinstance(subject.method, TokenCredit)
-    for rows in torch.split(torch.arange(len(batch)), PROMPTS_PER_BATCH * GROUP_SIZE):
+    for rows in torch.split(torch.arange(len(batch)), PROMPTS_PER_BATCH * len(batch) // len(batch.group.unique())):
         piece = batch.select(rows)
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit"))
         context = CreditContext(step=0, generator=generator, token_budget=token_budget, continuations=source)
@@ -161,7 +161,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
     parser.add_argument("--policy", help="a folder or another packaged policy; default the one of the world")
     parser.add_argument("--compact", action="store_true", help="fewer methods and columns, neither truth (a) nor (b)")
-    parser.add_argument("--prompts", type=int, default=256, help=f"test problems, {GROUP_SIZE} rollouts each")
+    parser.add_argument("--prompts", type=int, default=256, help="test problems")
+    parser.add_argument("--group-size", type=int, default=GROUP_SIZE, help="rollouts of a problem")
     parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
     parser.add_argument("--samples", type=int, default=32, help="continuations of each beginning; even")
     parser.add_argument("--counterfactual-seconds", type=float, default=600, help="begin no more prompts after that")
@@ -182,7 +183,7 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
     with Verifier() as verifier:
         start = time.process_time()
         (problems,) = where_from.data.load("test")
-        batch = respond(policy, engine, verifier, problems.prompts, where_from.sampling, options.seed)
+        batch = respond(policy, engine, verifier, problems.prompts, where_from, options.seed)
         print(
             f"{options.prompts} prompts, {len(batch)} rollouts, sampled in {time.process_time() - start:.1f} s",
             flush=True,
@@ -197,9 +198,9 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
         )
         lines, boxed = label_lines(batch, policy), batch.answer.whole.any(1)
         rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
-        rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * GROUP_SIZE]
+        rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * where_from.group_size]
         start = time.process_time()
-        gains, done = resampling.gains_within(batch, lines, rows, GROUP_SIZE, options.counterfactual_seconds)
+        gains, done = resampling.gains_within(batch, lines, rows, where_from.group_size, options.counterfactual_seconds)
         seconds = time.process_time() - start
     measured = int((~gains[0].isnan()).any(1).sum())
     if not options.compact:
@@ -213,10 +214,11 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
     wrong = boxed & (batch.advantages < 0)
     world = World(
         batch=batch,
+        group_size=where_from.group_size,
         lines=lines,
         kinds=kinds,
         reasoning=reasoning,
-        forks={error: forks(batch, lines, wrong, error, GROUP_SIZE) for error in ERRORS},
+        forks={error: forks(batch, lines, wrong, error, where_from.group_size) for error in ERRORS},
         wrong=wrong,
         right=boxed & (batch.advantages > 0),
         effect=torch.zeros(batch.response_mask.shape) if effect is None else effect.ranks,
@@ -232,7 +234,7 @@ def describe(world: World, policy: Policy) -> None:
     for error in ERRORS:
         rows = (kind[error] & wrong).any(1) & (kind["sound"] & wrong).any(1)
         pairs = world.forks[error]
-        prompts = len(set((pairs.row[0] // GROUP_SIZE).tolist()))
+        prompts = len(set((pairs.row[0] // world.group_size).tolist()))
         sound = Counter(world.batch.response_ids[pairs.row[1], pairs.token].tolist()).most_common(1)
         often = "".join(f"; the sound token is {policy.tokenizer.decode([token])!r} at {n}" for token, n in sound)
         print(
@@ -262,7 +264,7 @@ def show(where_from: Setting, options: argparse.Namespace) -> None:
     with Verifier() as verifier:
         every = [*subjects(), *prime_subjects(engine, verifier, where_from, options.seed)]
         for subject in chosen(every, options):
-            source = Counted(sampler(policy, engine, verifier, where_from.sampling), step=0)
+            source = Counted(sampler(policy, engine, verifier, where_from), step=0)
             credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)
             columns = credit_columns(credit, world)
             table.row(subject.name, subject.by, columns, credit.seconds, source.tokens / ours)
@@ -283,7 +285,7 @@ def main() -> None:
     begun = time.perf_counter()
     for terms in options.terms if options.world == "chains" else [0]:
         where_from = setting(options.world, terms, options.prompts, options.seed)
-        show(replace(where_from, policy=options.policy or where_from.policy), options)
+        show(replace(where_from, policy=options.policy or where_from.policy, group_size=options.group_size), options)
     print(f"whole run: {time.perf_counter() - begun:.0f} s")
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from credit_truth import ERRORS, Estimate, World, over_prompts, rank_correlation
-from credit_worlds import GROUP_SIZE
 from torch import Tensor
 
 from grail_lightning.functional.attribution import pairwise_auroc
@@ -43,9 +42,9 @@ COLUMNS = (
 )
 
 
-def by_prompt(rows: Tensor) -> Sums:
+def by_prompt(rows: Tensor, world: World) -> Sums:
     """Sums over the rows ``[B]`` of each prompt that have a value."""
-    groups = rows.double().reshape(-1, GROUP_SIZE)
+    groups = rows.double().reshape(-1, world.group_size)
     return groups.nansum(1), (~groups.isnan()).double().sum(1)
 
 
@@ -57,7 +56,9 @@ def detection(lines: Tensor, world: World) -> dict[str, Sums]:
     """Flawed against sound lines of the same rollout."""
     kind, measured = world.lines.kind, world.wrong[:, None] & ~lines.isnan()
     return {
-        f"in rollout: {error}": by_prompt(pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured))
+        f"in rollout: {error}": by_prompt(
+            pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured), world
+        )
         for error in ERRORS
     }
 
@@ -68,10 +69,10 @@ def agreement(ranks: Tensor, lines: Tensor, world: World) -> dict[str, Sums]:
     with_effect = rank_correlation(ranks, world.effect, world.reasoning)
     with_gain = rank_correlation(lines, earned, world.lines.known & ~earned.isnan())
     return {
-        "rho (a): wrong": by_prompt(where(with_effect, world.wrong)),
-        "rho (a): right": by_prompt(where(with_effect, world.right)),
-        "rho (b): wrong": by_prompt(where(with_gain, world.wrong)),
-        "rho (b): right": by_prompt(where(with_gain, world.right)),
+        "rho (a): wrong": by_prompt(where(with_effect, world.wrong), world),
+        "rho (a): right": by_prompt(where(with_effect, world.right), world),
+        "rho (b): wrong": by_prompt(where(with_gain, world.wrong), world),
+        "rho (b): right": by_prompt(where(with_gain, world.right), world),
     }
 
 
@@ -80,7 +81,7 @@ def placement(weights: Tensor, world: World) -> dict[str, Sums]:
     columns = {}
     for name, mask in world.kinds.items():
         chosen = (mask & world.wrong[:, None]).double()
-        totals, counts = (x.sum(1).reshape(-1, GROUP_SIZE).sum(1) for x in (weights * chosen, chosen))
+        totals, counts = (x.sum(1).reshape(-1, world.group_size).sum(1) for x in (weights * chosen, chosen))
         columns[f"weight: {name}"] = (totals, counts)
     return columns
 
@@ -105,8 +106,8 @@ def gain_columns(world: World) -> dict[str, Sums]:
         detection(mean, world)
         | at_forks
         | {
-            "rho (b): wrong": by_prompt(where(halves, world.wrong)),
-            "rho (b): right": by_prompt(where(halves, world.right)),
+            "rho (b): wrong": by_prompt(where(halves, world.wrong), world),
+            "rho (b): right": by_prompt(where(halves, world.right), world),
         }
     )
 

@@ -90,6 +90,7 @@ class World:
 
     Attributes:
         batch: ``B`` rows.
+        group_size: The number of rows of a prompt.
         lines: Their lines with results.
         kinds: Masks ``[B, T]`` of result tokens by kind in front of the answer, of filler, and of the answer's content.
         reasoning: ``[B, T]`` bool, tokens in front of the answer.
@@ -101,6 +102,7 @@ class World:
     """
 
     batch: RolloutBatch
+    group_size: int
     lines: Lines
     kinds: dict[str, Tensor]
     reasoning: Tensor

@@ -13,7 +13,7 @@ from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
 from grail_lightning.tasks import ProblemSpace, WordProblemSpace, WordProblemTask
 
 WorldName = Literal["chains", "words"]
-GROUP_SIZE = 8
+GROUP_SIZE = 8  # Unless it is given.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,14 @@ class Setting:
         policy: The packaged policy that responds.
         data: The problems.
         sampling: The options of the rollouts.
+        group_size: The number of rollouts of a problem.
     """
 
     title: str
     policy: str
     data: PromptData
     sampling: Sampling
+    group_size: int = GROUP_SIZE
 
 
 def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Setting:
@@ -46,10 +48,10 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
         data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())
         return Setting(title="word problems", policy="words", data=data, sampling=Sampling(max_response_length=64))
-    # The quickstart's policy knows five terms alone, `chains` 5 to 10.
+    # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
     return Setting(
         title=f"chains of {terms} terms",
-        policy="arithmetic" if terms == 5 else "chains",
+        policy="arithmetic" if terms == 5 else "chains" if terms <= 10 else "long_chains",
         data=ArithmeticData(num_test=num_prompts, problems=ProblemSpace(terms, terms), seed=seed),
         sampling=Sampling(max_response_length=max(64, 11 * terms)),
     )

@@ -47,7 +47,8 @@ class GrailModule(pl.LightningModule):
     """Trains a policy by reinforcement learning with verifiable rewards and token-level credit.
 
     Args:
-        policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`, `words`.
+        policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
+            `long_chains`, `words`.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
@@ -120,8 +121,8 @@ class GrailModule(pl.LightningModule):
             if fits:
                 check_dtype(self.policy_name, self.loading)
             self.policy = load(self.policy_name, trainable=True)
-        weighs = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
-        if (weighs or (fits and self.objective.kl_coefficient)) and self.reference is None:
+        for_credit = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
+        if (for_credit or (fits and self.objective.kl_coefficient)) and self.reference is None:
             apart = self.loading.lora is None
             self.reference = Reference(load(self.policy_name, trainable=False) if apart else self.policy)
         if fits and (training := self.credit.training) is not None and self.second is None:
@@ -185,7 +186,7 @@ class GrailModule(pl.LightningModule):
         """Process one batch of prompts: sample once, and take as many optimiser steps as are configured."""
         clock = PhaseClock(self.device)
         sampler, loader = self._sampler(clock), self.trainer.train_dataloader
-        graded, drawn = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
+        graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
         given = self.credit, self.control, self._policy, batch, self.credit_context(), self.objective, clock
         forward = make_forward(*given, share=self.execution.share_prefixes)
@@ -196,7 +197,7 @@ class GrailModule(pl.LightningModule):
             figures = self.take_steps(update)
         weights = update.forward.weights()
         labelled = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
-        figures = report(update.forward, weights, labelled) | drawn | figures
+        figures = report(update.forward, weights, labelled) | of_sampling | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)

@@ -11,7 +11,7 @@ The same seed, thread count and library versions give the same weights. Longer c
 
     python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --output grail_lightning/assets/chains …
 
-The README of `grail_lightning/assets/chains` has all options.
+The READMEs of `grail_lightning/assets/chains` and `long_chains` have all options.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def main() -> None:
         "wrong result.",
         num_problems=512 if most == 5 else 128,
     )
-    write_card(model, tokenizer, world, Problem.parse(EXAMPLE), recipe, page, begun)
+    example = Problem.parse(EXAMPLE) if fewest <= 5 else held_out(fewest, 1, "validation")[0]
+    write_card(model, tokenizer, world, example, recipe, page, begun)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class TokenWeights:
     Attributes:
         values: ``[B, T]``, multiplies the rollout's advantage; zero outside the response mask.
         scores: ``[B, T]``, the raw scores from which the weights are computed, if there are any.
-        additive: ``[B, T]``, added to the token's advantage after the product, if the method has such a stage.
+        additive: ``[B, T]``, the additive stage: added to the token's advantage after the product; None without one.
         fallback: ``[B]`` bool, rows to which the method applies but which lack what it needs (a complete box): their
             weight is 1.
         answer: The answer's tokens as the method located them; None if it used those of the batch.
@@ -76,8 +76,8 @@ class CreditContext:
         reference: The frozen policy before training; None unless the run has one (`TokenCredit.needs_reference`).
         continuations: What samples continuations of rollouts; None outside of a run.
         second: The model that the run trains for the method (`TokenCredit.training`); None outside of `fit`.
-        earlier: The method's weights before the first optimiser step of this batch, if it is called again before a
-            later step; None in the first call for a batch.
+        earlier: The weights of the previous call for this batch, if the method is called again before a further
+            optimiser step; None in the first call for a batch.
     """
 
     step: int
@@ -116,7 +116,10 @@ class TokenCredit(ABC):
     """Whether the method reads `CreditContext.continuations`."""
 
     trains_continuations: bool = False
-    """Whether the update also trains on the continuations that the method has drawn (`Continuations.drawn`)."""
+    """Whether the update also trains on the continuations that the method has drawn.
+
+    They are no part of its result: the step takes them from `Continuations.drawn`, behind the batch's rollouts.
+    """
 
     training: Training | None = None
     """The options of a second model that the run trains for the method, as `CreditContext.second`; None without one."""

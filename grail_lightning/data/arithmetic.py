@@ -21,7 +21,7 @@ class ArithmeticData(PromptData):
         num_val: The number of validation problems.
         num_test: The number of test problems.
         problems: The space of problems: numbers of terms, operands and operators. The packaged policy `arithmetic`
-            knows five terms, `chains` 5 to 10.
+            knows five terms, `chains` 5 to 10, `long_chains` 15 to 20.
         seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
             on the same problems.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.

@@ -1,4 +1,4 @@
-r"""One training step. The files are listed in the order in which a step needs them.
+r"""One training step. The files are listed about in the order in which a step needs them.
 
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
@@ -7,16 +7,18 @@ r"""One training step. The files are listed in the order in which a step needs t
 `collect`           The rollouts of a batch, by one of the two. Groups without a learning signal may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
+`continuations`     What a credit method may ask for: rollouts continued from a place, which may become further rows.
 `second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
 `forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
-`reference`         The frozen reference of the KL term.
+`reference`         The frozen reference of the KL term; `distillation` holds the teacher of SDPG.
 `old_logprobs`      Log-probabilities under the weights from before the update, by one of three rules.
 `update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
-`loss`              Denominators of an optimiser step, and the summand of its loss for each micro-batch.
+`loss`              The counts by which a step's loss is divided, and its summand for each micro-batch.
 `optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
 `schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
-`report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks.
+`report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
+                    them for loggers.
 ==================  ================================================================================================
 
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
@@ -27,11 +29,14 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   └── ahead.Ahead                               one batch off-policy
     ├── advantages.with_advantages                    → RolloutBatch
     ├── assign.make_forward                           → Forward or SaliencyForward, which holds the token weights
+    │   └── assign.token_weights                      the credit method, which may draw continuations and train a
+    │                                                 second model
     ├── update.prepare                                → Update
     │   ├── plan.plan_steps
-    │   ├── reference.logprobs                        with a KL term
+    │   ├── reference.reference_logprobs              with a KL term
     │   └── old_logprobs                              log-probabilities needed before the weights change
     ├── GrailModule.take_steps                        for each optimiser step:
+    │   ├── Update.reweigh                            from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
     └── report.report
@@ -51,8 +56,8 @@ has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one
 >>> advantages
 tensor([ 0.5000, -0.5000])
 
-A credit method gave the digit of the wrong answer three times the weight of its other tokens. Right rollouts are
-outside its gate and keep weight 1.
+A credit method gave the digit of the wrong answer three times the weight of its other tokens. It leaves right rollouts
+at weight 1. `fallback` marks rows that lack what the method needs; there are none.
 
 >>> values = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 1.0]])
 >>> weights = TokenWeights(values=values, fallback=torch.zeros(2, dtype=torch.bool))

@@ -98,7 +98,7 @@ class Ahead:
     def collect(
         self, prompts: list[Prompt], sampler: Sampler, peek: Callable[[], list[Prompt]], step: int, planned: int
     ) -> tuple[GradedBatch, dict[str, float]]:
-        """The graded rollouts of a batch, sampled ahead if possible; and a start of the next one's sampling.
+        """The graded rollouts of a batch, sampled ahead if possible. The next batch begins to be sampled.
 
         Args:
             prompts: This rank's prompts.

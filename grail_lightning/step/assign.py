@@ -34,17 +34,22 @@ def make_forward(
 ) -> Forward:
     """Make the object that runs the update's forward passes, with the token weights or with what computes them there.
 
-    Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It is
-    not fused with a control, which may need all weights at once; with an entropy bonus or a teacher, whose gradients
-    that pass does not have; with continuations that are trained on, too; or with dropout, which saliency excludes.
+    Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It has
+    a pass of its own
 
-    Two backward passes then follow one forward pass. Checkpointed blocks are recomputed in both, and sharded blocks
-    (FSDP2) gathered in both; only the second one reaches the weights, so only it reduces gradients.
+    - with a control, which may need all weights at once;
+    - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
+    - with continuations as further rows, which have no saliency;
+    - with dropout, which saliency excludes.
+
+    When it is fused, two backward passes follow one forward pass: one to the embeddings, for saliency, and one to the
+    weights. Checkpointed blocks are recomputed in both, and sharded blocks (FSDP2) gathered in both; only the second
+    one reduces gradients.
 
     Args:
         credit: The configured method.
         control: The configured control; None without one.
-        policy: The policy with the weights that sampled the batch.
+        policy: The policy with the weights from before the update.
         batch: The rollouts, ``B`` rows.
         context: The context of the credit method.
         objective: What is optimised.
@@ -52,9 +57,8 @@ def make_forward(
         share: Whether common beginnings of rows are run once.
     """
     teacher = find_teacher(policy, batch, objective.distillation, context.step)
-    alone = control is not None or objective.entropy_coefficient > 0 or teacher is not None
-    alone = alone or credit.trains_continuations
-    fused = None if alone else credit.as_saliency_credit()
+    apart = control is not None or objective.entropy_coefficient > 0 or teacher is not None
+    fused = None if apart or credit.trains_continuations else credit.as_saliency_credit()
     with clock.phase("credit"):
         if fused is not None and not has_dropout(policy):
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)

@@ -23,10 +23,12 @@ SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
 
 @dataclass(frozen=True, kw_only=True)
 class LossCounts:
-    """Denominators of one optimiser step, over all micro-batches and ranks.
+    """The counts of one optimiser step, over all micro-batches and ranks, by which the loss is divided.
+
+    The aggregation ``grpo`` also divides by the number of a row's own tokens, which needs no count.
 
     Attributes:
-        num_rollouts: The number of rows with a token in the loss.
+        num_rollouts: The number of rows with a token in the loss; continuations that are trained on are rows, too.
         num_tokens: The number of tokens in the loss.
         max_response_length: The limit of a response in tokens.
     """
@@ -43,11 +45,11 @@ class LossInputs:
     Attributes:
         stats: Log-probabilities ``[b, t]`` with gradient, and entropy.
         old_logprobs: ``[b, t]``, under the weights from before the batch's first step.
-        advantages: ``[b, t]``, weights included.
+        advantages: ``[b, t]``, those of tokens: weights and the additive stage included.
         mask: ``[b, t]`` bool, the tokens in the loss.
         ref_logprobs: ``[b, t]``, under the frozen reference; None without a KL term.
         sampling_logprobs: ``[b, t]``, as the engine reports them; None if it reports none.
-        distillation: ``[b, 1]``, the coefficient of the divergence from the teacher; None without one.
+        distillation_strength: ``[b, 1]``, the coefficient of the divergence from the teacher; None without one.
         sampler_weights: ``[b, t]``, the correction for a sampler that differs from the trainer; None stands for 1.
     """
 
@@ -57,7 +59,7 @@ class LossInputs:
     mask: Tensor
     ref_logprobs: Tensor | None = None
     sampling_logprobs: Tensor | None = None
-    distillation: Tensor | None = None
+    distillation_strength: Tensor | None = None
     sampler_weights: Tensor | None = None
 
 
@@ -85,15 +87,16 @@ def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCount
         losses = losses * inputs.sampler_weights
     sums = dict(_sums(inputs, objective))
     if inputs.ref_logprobs is not None:
-        # The token's own ratio even if the surrogate uses the sequence's: each token was drawn by the old weights.
+        # The estimate of a token's KL is corrected by the ratio of that token, also where the surrogate has that of the
+        # sequence.
         own = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
         losses = losses + objective.kl_coefficient * kl_estimate(
             logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own
         )
         sums["kl"] = masked_sum(kl_estimate(logprobs.detach(), inputs.ref_logprobs, objective.kl_estimator), mask)
-    if inputs.distillation is not None and objective.distillation is not None:
+    if inputs.distillation_strength is not None and objective.distillation is not None:
         divergence = divergence_of(inputs.stats)
-        losses = losses + inputs.distillation * divergence.clamp(max=objective.distillation.clamp)
+        losses = losses + inputs.distillation_strength * divergence.clamp(max=objective.distillation.clamp)
         sums["distillation_kl"] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropy_of(inputs.stats)

@@ -1,7 +1,7 @@
 """Log-probabilities under the weights from before the batch's first step: the denominators of the importance ratio.
 
-These weights sampled the batch, except with `execution.sample_ahead`: the sampler had those of the batch before, for
-which `sampler_correction` corrects.
+These weights sampled the batch, except with `execution.sample_ahead`: the sampler then had those of the batch before,
+for which `sampler_correction` corrects if `execution.sampler_cap` is set.
 
 Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """

@@ -47,12 +47,12 @@ def plan_steps(
     execution: Execution,
     *,
     max_response_length: int,
-    additive: Tensor | None,
+    added_rows: Tensor | None,
     seed: int,
 ) -> Plan:
     """Cut a batch into optimiser steps, equally many on every rank.
 
-    If no rank has a live row, there is one step without rows. It changes nothing, but counts towards `max_steps`, so
+    If no rank has a live row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so
     that a run without a learning signal ends.
 
     Args:
@@ -60,14 +60,14 @@ def plan_steps(
         objective: What is optimised.
         execution: The options with the numbers of passes and mini-batches.
         max_response_length: The limit of a response in tokens.
-        additive: ``[B]`` bool, rows whose additive stage is not 0: they are trained on without an advantage, too. None
-            without such a stage.
+        added_rows: ``[B]`` bool, rows whose additive stage is not 0: they are trained on without an advantage, too.
+            None without such a stage.
         seed: The seed of the order of groups.
     """
     mask = loss_mask(batch, objective)
     live = live_rows(batch, mask, everything=objective.trains_all_rows)
-    if additive is not None:
-        live = live | (mask.any(1) & additive)
+    if added_rows is not None:
+        live = live | (mask.any(1) & added_rows)
     steps: list[Tensor] = []
     if all_reduce(live.sum(), "sum"):
         for number in range(execution.updates_per_batch):

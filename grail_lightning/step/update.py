@@ -25,7 +25,7 @@ from grail_lightning.step.reference import reference_logprobs
 from grail_lightning.step.report import step_means
 
 Backward = Callable[[Tensor, bool], None]
-"""A function of a micro-batch's loss times the number of ranks, and of whether it is the optimiser step's last."""
+"""A function of a loss, already times the number of ranks, and of whether it is the optimiser step's last one."""
 
 
 class Update:
@@ -106,11 +106,11 @@ class Update:
             mask=self.plan.mask[rows, :columns],
             ref_logprobs=rows_of(self.ref_logprobs),
             sampling_logprobs=sampled,
-            distillation=self._distillation(rows),
+            distillation_strength=self._distillation_strength(rows),
             sampler_weights=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
         )
 
-    def _distillation(self, rows: Tensor) -> Tensor | None:
+    def _distillation_strength(self, rows: Tensor) -> Tensor | None:
         """``[b, 1]``: β of each row; None without a teacher."""
         options, forward = self.objective.distillation, self.forward
         if options is None or forward.teacher is None:
@@ -129,7 +129,7 @@ def prepare(
     limit: int,
     seed: int,
 ) -> Update:
-    """Plan the optimiser steps of a batch, and compute the figures that need the weights that sampled it.
+    """Plan the optimiser steps of a batch, and compute the log-probabilities that need the weights from before them.
 
     Args:
         forward: The forward pass of the batch, with its token weights.
@@ -139,13 +139,12 @@ def prepare(
         limit: The limit of a response in tokens.
         seed: The seed of the order of groups.
     """
-    batch, additive = forward.batch, forward.added_rows
-    plan = plan_steps(batch, objective, execution, max_response_length=limit, additive=additive, seed=seed)
+    batch, added = forward.batch, forward.added_rows
+    plan = plan_steps(batch, objective, execution, max_response_length=limit, added_rows=added, seed=seed)
     ref_logprobs = None
     if reference is not None and objective.kl_coefficient:
-        live = plan.live.nonzero().flatten()
-        asked = batch, live, forward.context
-        ref_logprobs = reference_logprobs(reference, forward.policy, *asked, share=execution.share_prefixes)
+        rows, share = plan.live.nonzero().flatten(), execution.share_prefixes
+        ref_logprobs = reference_logprobs(reference, forward.policy, batch, rows, forward.context, share=share)
     update = Update(forward, plan, objective, execution, ref_logprobs)
     before = update.old_logprobs.rows_before()
     if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.
