@@ -95,10 +95,10 @@ def table(methods: dict[str, Method]) -> list[str]:
     return lines
 
 
-def draw(left: plt.Axes, right: plt.Axes, methods: dict[str, Method]) -> None:
+def draw(left: plt.Axes, right: plt.Axes, methods: dict[str, Method], colours: dict[str, object]) -> None:
     """A line is a method's mean over seeds, its band the 95 % interval of that mean."""
     base = methods[BASELINE].curves
-    for number, (name, method) in enumerate(methods.items()):
+    for name, method in methods.items():
         common = sorted(base.keys() & method.curves.keys())
         steps = sorted(next(iter(method.curves.values())))
         values = np.array([[curve[step] for step in steps] for curve in method.curves.values()])
@@ -107,8 +107,8 @@ def draw(left: plt.Axes, right: plt.Axes, methods: dict[str, Method]) -> None:
             if len(shown) < 2:
                 continue
             mean, half = np.array([interval(column) for column in shown.T]).T
-            axis.plot(steps, mean, color=f"C{number}", label=name, marker="o", markersize=3)
-            axis.fill_between(steps, mean - half, mean + half, color=f"C{number}", alpha=0.12, linewidth=0)
+            axis.plot(steps, mean, color=colours[name], label=name, marker="o", markersize=3)
+            axis.fill_between(steps, mean - half, mean + half, color=colours[name], alpha=0.12, linewidth=0)
     left.set(xlabel="optimiser steps")
     right.set(title=f"minus {BASELINE}'s of the same seed, points", xlabel="optimiser steps")
     for axis in (left, right):
@@ -118,12 +118,16 @@ def draw(left: plt.Axes, right: plt.Axes, methods: dict[str, Method]) -> None:
 def main(folder: Path, out: Path) -> None:
     """Print the tables, and write the picture."""
     tasks = read(folder)
-    figure, axes = plt.subplots(len(tasks), 2, figsize=(11, 3.8 * len(tasks)), layout="constrained", squeeze=False)
+    names = list(dict.fromkeys(name for methods in tasks.values() for name in methods))
+    colours: dict[str, object] = dict(zip(names, plt.colormaps["tab20"].colors, strict=False))
+    size = (11, 3.8 * len(tasks) + 0.2 * len(names) / 3)
+    figure, axes = plt.subplots(len(tasks), 2, figsize=size, layout="constrained", squeeze=False)
     for (task, methods), (left, right) in zip(tasks.items(), axes, strict=True):
         print(f"\n{task}\n\n" + "\n".join(table(methods)))
-        draw(left, right, methods)
+        draw(left, right, methods, colours)
         left.set(title=f"{task}: held-out accuracy, mean over seeds")
-    axes[0, 0].legend(loc="lower right", frameon=False, fontsize="small")
+    shown = {line.get_label(): line for axis in axes[:, 0] for line in axis.get_lines()}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.savefig(out, dpi=110)
 
 
