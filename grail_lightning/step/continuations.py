@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, GradedBatch, RolloutBatch, SampledBatch
-from grail_lightning.batch.rows import join
+from grail_lightning.batch.rows import join_groups
 from grail_lightning.credit import TokenCredit
 from grail_lightning.credit.continuations import Continuations, Continued, Place
 from grail_lightning.engines import build_batch
@@ -42,7 +43,6 @@ class _Call:
     Attributes:
         sampled: The continuations as the engine returned them, ``n`` rows.
         own: The sampled tokens of each, up to the rollout's limit.
-        starts: The number of tokens that each keeps of its rollout.
         seeds: The seed of each.
         whole: The whole responses, graded.
         number: The continuations of each place.
@@ -50,7 +50,6 @@ class _Call:
 
     sampled: SampledBatch
     own: list[list[int]]
-    starts: list[int]
     seeds: list[int]
     whole: GradedBatch
     number: int
@@ -93,13 +92,7 @@ class SampledContinuations(Continuations):
 
     def drawn(self) -> GradedBatch | None:
         """See `Continuations.drawn`. The number of a row (`SampledBatch.row`) is the seed of its continuation."""
-        found: GradedBatch | None = None
-        for call in self._calls:
-            rows = self._rows(call)
-            if found is not None:
-                rows = join(found, rows.replace(group=rows.group + int(found.group.max()) + 1))
-            found = rows
-        return found
+        return reduce(join_groups, map(self._rows, self._calls)) if self._calls else None
 
     def _fitting(self, batch: RolloutBatch, places: list[Place], number: int, budget: int) -> int:
         """How many of the places, whose lengths rise, fit into one call and the budget."""
@@ -140,8 +133,7 @@ class SampledContinuations(Continuations):
         asked = [batch.prompts[row] for row, _ in places]
         whole = build_batch(self.sampler.policy, asked, number, responses, finished)
         graded = grade_and_locate(whole, self.sampler.verifier, self.sampler.policy.tokenizer)
-        starts = [length for _, length in places for _ in range(number)]
-        return _Call(sampled=sampled, own=own, starts=starts, seeds=seeds, whole=graded, number=number)
+        return _Call(sampled=sampled, own=own, seeds=seeds, whole=graded, number=number)
 
     def _rows(self, call: _Call) -> GradedBatch:
         """The continuations of a call, with the rewards and verdicts of the whole responses."""
@@ -151,8 +143,9 @@ class SampledContinuations(Continuations):
             logprobs = [row[: len(ids)] for row, ids in zip(sampler_logprobs.tolist(), call.own, strict=True)]
         prompts, finished = call.sampled.prompts[:: call.number], whole.finished.tolist()
         rows = build_batch(self.sampler.policy, prompts, call.number, call.own, finished, logprobs)
-        columns = torch.arange(rows.response_mask.shape[1]) + torch.tensor(call.starts)[:, None]
-        places = columns.clamp(max=whole.response_mask.shape[1] - 1).to(rows.response_mask.device)
+        kept = whole.response_lengths - rows.response_lengths
+        columns = torch.arange(rows.response_mask.shape[1], device=kept.device) + kept[:, None]
+        places = columns.clamp(max=whole.response_mask.shape[1] - 1)
 
         def own(mask: Tensor) -> Tensor:
             return mask.gather(1, places) & rows.response_mask

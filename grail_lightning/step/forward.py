@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.batch.rows import join
+from grail_lightning.batch.rows import join_groups
 from grail_lightning.credit.base import CreditContext, TokenWeights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
 from grail_lightning.credit.weigh import check_weights
@@ -68,7 +68,7 @@ class Forward:
         self.policy, self.rollouts, self.context = policy, rollouts, context
         self.share, self.entropy_gradient, self.refreshed = share, entropy_gradient, refreshed
         self.teacher, self.continued = teacher, continued
-        self.batch = rollouts if continued is None else join(rollouts, _regrouped(continued, behind=rollouts))
+        self.batch = rollouts if continued is None else join_groups(rollouts, continued)
         self.token_advantages = self._token_advantages(weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
         self.tokens_run = 0
@@ -152,11 +152,6 @@ class Forward:
         if torch.is_grad_enabled() and stats.entropy is not None and not self._scored[micro.rows].all():
             scatter(self.entropies, micro.rows, stats.entropy)
             self._scored[micro.rows] = True
-
-
-def _regrouped(batch: RolloutBatch, behind: RolloutBatch) -> RolloutBatch:
-    """The batch with groups of other numbers than those of another one."""
-    return batch.replace(group=batch.group + int(behind.group.max()) + 1)
 
 
 class SaliencyForward(Forward):

@@ -121,8 +121,7 @@ def read_study(file: Path, output: Path | None = None) -> Study:
     if output is None and not (isinstance(named, str) and named.strip()):
         raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`, but got {named!r}.")
     folder = Path(str(named)) if output is None else output
-    choice = _choice(content.get("choose"), file)
-    study = Study(file=file, folder=folder, runs=(), choice=choice)
+    study = Study(file=file, folder=folder, runs=(), choice=_choice(content.get("choose"), file))
     runs = tuple(_runs(content, study))
     seen: dict[str, Run] = {}
     for run in runs:

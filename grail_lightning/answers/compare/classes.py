@@ -46,7 +46,7 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
 
 
 def text_classes(answers: Sequence[str | None], *, ignore_case: bool) -> list[int]:
-    """The same of answers that are plain text, compared as `Verdict.of_text` compares them.
+    """The class of each answer, where answers are plain text and compared as `Verdict.of_text` compares them.
 
     Args:
         answers: The answers of the samples of one problem; None or blank text is no answer.
