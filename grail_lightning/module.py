@@ -95,7 +95,7 @@ class GrailModule(pl.LightningModule):
         self.verifier = Verifier()
         self.ahead = Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
-        self.steps_left = 0  # The number of the last batch's steps that exceed `max_steps`.
+        self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._restored: dict[str, Any] = {}
         self._moved = False
         self._options, self._recorded = list[dict[str, Any]](), None
@@ -157,8 +157,8 @@ class GrailModule(pl.LightningModule):
         """Apply options that were changed before a resume."""
         check_loader(self.trainer.train_dataloader, self.execution)
         if self.trainer.ckpt_path is not None:
-            restored = self.optimizers(), self.lr_schedulers()
-            keep_options(*restored, self._options, self.scheduler, self._recorded, self.global_step)
+            optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+            keep_options(optimizer, scheduler, self._options, self.scheduler, self._recorded, self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the states of what Lightning does not know, the configured options, and unrounded master weights."""
@@ -188,8 +188,10 @@ class GrailModule(pl.LightningModule):
         sampler, loader = self._sampler(clock), self.trainer.train_dataloader
         graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
-        given = self.credit, self.control, self._policy, batch, self.credit_context(), self.objective, clock
-        forward = make_forward(*given, share=self.execution.share_prefixes)
+        context, share = self.credit_context(), self.execution.share_prefixes
+        forward = make_forward(
+            self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
+        )
         with clock.phase("update"):
             seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
             limit = self.sampling.max_response_length
@@ -231,9 +233,9 @@ class GrailModule(pl.LightningModule):
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         planned = len(update.plan.steps)
-        self.steps_left = steps_beyond(self.trainer, planned)
+        self.steps_cut = steps_beyond(self.trainer, planned)
         figures: dict[str, float] = {}
-        for number in range(planned - self.steps_left):
+        for number in range(planned - self.steps_cut):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if self.credit.refresh == "update":

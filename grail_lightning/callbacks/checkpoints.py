@@ -107,7 +107,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end of training, unless `max_steps` has interrupted a batch."""
         self._save(trainer, pl_module)
-        if module_of(pl_module).steps_left and not fast_dev_run(trainer):
+        if module_of(pl_module).steps_cut and not fast_dev_run(trainer):
             rank_zero_info(
                 f"`max_steps` {trainer.max_steps} fell inside a batch of rollouts: {self._file} is of step "
                 f"{self._saved_at}, where that batch began, so that a resumed run equals an uninterrupted one."
@@ -133,14 +133,14 @@ class LastCheckpoint(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Mark the checkpoints that other callbacks save inside a batch."""
-        checkpoint["steps_left"] = module_of(pl_module).steps_left
+        checkpoint["steps_cut"] = module_of(pl_module).steps_cut
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Warn if the resumed run cannot equal an uninterrupted one."""
-        if checkpoint.get("steps_left") and trainer.state.fn == "fit":
+        if checkpoint.get("steps_cut") and trainer.state.fn == "fit":
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "
-                f"that were left of it ({checkpoint['steps_left']}) are lost. A run that is resumed from "
+                f"that were left of it ({checkpoint['steps_cut']}) are lost. A run that is resumed from "
                 "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
             )
 
@@ -152,7 +152,7 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer, pl_module: LightningModule, *, again: bool = False) -> None:
         """Save if the run is between two batches and this step is not saved yet; `again` saves it in any case."""
         saved = trainer.global_step == self._saved_at and not again
-        if fast_dev_run(trainer) or module_of(pl_module).steps_left or saved:
+        if fast_dev_run(trainer) or module_of(pl_module).steps_cut or saved:
             return
         save_whole(trainer, self._file)
         self._saved_at = trainer.global_step

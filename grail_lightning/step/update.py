@@ -25,7 +25,7 @@ from grail_lightning.step.reference import reference_logprobs
 from grail_lightning.step.report import step_means
 
 Backward = Callable[[Tensor, bool], None]
-"""A function of a loss, already times the number of ranks, and of whether it is the optimiser step's last one."""
+"""``backward(loss, last)``: the loss of a micro-batch times the number of ranks; whether it is the step's last one."""
 
 
 class Update:
@@ -69,8 +69,8 @@ class Update:
         Returns:
             The loss, and means over its tokens, over all ranks.
         """
-        counts, live = count_denominators(self.plan, step), self.plan.run_in(step)
-        parts, begun = self.forward.cut(live), self.forward.tokens_run
+        counts, rows = count_denominators(self.plan, step), self.plan.run_in(step)
+        parts, begun = self.forward.cut(rows), self.forward.tokens_run
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
             stats = self.forward(micro, in_place=in_place)  # May set the token weights that the loss reads.
@@ -83,7 +83,7 @@ class Update:
             # Strategies average gradients over ranks, but the denominators already include all ranks.
             backward(loss * world_size(), number == len(parts))
         # The last token of a row predicts nothing and is not run.
-        asked = int(self.forward.batch.lengths.cpu()[live].sum()) - len(live)
+        asked = int(self.forward.batch.lengths.cpu()[rows].sum()) - len(rows)
         return step_means(sums, run=self.forward.tokens_run - begun, asked=asked)
 
     def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:

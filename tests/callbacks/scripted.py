@@ -54,7 +54,7 @@ class Scripted(pl.LightningModule):
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
-        self.steps_left = 0
+        self.steps_cut = 0
 
     def rollouts(self, problems, num_samples):
         if not problems:  # the share of a rank in a last small batch
@@ -85,7 +85,7 @@ class Scripted(pl.LightningModule):
         taken = self.updates
         if self.trainer.max_steps >= 0:
             taken = min(taken, self.trainer.max_steps - self.global_step)
-        self.steps_left = self.updates - taken
+        self.steps_cut = self.updates - taken
         for _ in range(taken):
             optimizer.zero_grad()
             self.manual_backward(sum(p.sum() for p in self.policy.parameters() if p.requires_grad))
