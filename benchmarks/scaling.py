@@ -26,7 +26,7 @@ from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading.locate import align_rows, answer_masks
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.assign import make_forward
+from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.update import prepare
 
@@ -60,7 +60,7 @@ def measure(length: int, group: int, vocabulary: int, width: int) -> None:
         objective, execution = Objective(), Execution(group_size=size, token_budget=1024)
         context = CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=1024)
         clock = PhaseClock(policy.device)
-        forward = make_forward(GRAIL(), None, policy, ready, context, objective, clock)
+        forward = assign_credit(GRAIL(), None, policy, ready, context, objective, clock)
         update = prepare(forward, objective, execution, None, limit=length, seed=0)
         for number in range(len(update.plan.steps)):
             update.accumulate(number, lambda loss, last: loss.backward(), in_place=True)

@@ -27,7 +27,7 @@ from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
-from grail_lightning.step.assign import make_forward, token_weights
+from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import check_loader, collect
 from grail_lightning.step.continuations import SampledContinuations, check_continuations
 from grail_lightning.step.optimizer import take_step
@@ -189,7 +189,7 @@ class GrailModule(pl.LightningModule):
         graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
         context, share = self.credit_context(), self.execution.share_prefixes
-        forward = make_forward(
+        forward = assign_credit(
             self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
         )
         with clock.phase("update"):
@@ -197,7 +197,7 @@ class GrailModule(pl.LightningModule):
             limit = self.sampling.max_response_length
             update = prepare(forward, self.objective, self.execution, self.reference, limit=limit, seed=seed)
             figures = self.take_steps(update)
-        weights = update.forward.weights()
+        weights = update.forward.token_weights()
         labelled = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
         figures = report(update.forward, weights, labelled) | of_sampling | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
@@ -239,9 +239,9 @@ class GrailModule(pl.LightningModule):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if self.credit.refresh == "update":
-                    before = replace(self.credit_context(), earlier=update.forward.weights())
+                    context = replace(self.credit_context(), earlier=update.forward.token_weights())
                     rollouts = update.forward.rollouts
-                    update.reweigh(token_weights(self.credit, self.control, self._policy, rollouts, before))
+                    update.reweigh(token_weights(self.credit, self.control, self._policy, rollouts, context))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)

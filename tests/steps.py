@@ -8,7 +8,7 @@ from grail_lightning.credit import CreditContext
 from grail_lightning.credit.base import TokenWeights, uniform_weights
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.assign import make_forward
+from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.update import prepare
@@ -73,7 +73,7 @@ def update_of(
     context = context_for(policy, execution.token_budget, temperature=temperature, continuations=continuations)
     if credit is not None:
         clock = PhaseClock(policy.device)
-        forward = make_forward(credit, None, policy, batch, context, objective, clock, share=share)
+        forward = assign_credit(credit, None, policy, batch, context, objective, clock, share=share)
     else:
         given = weights if isinstance(weights, TokenWeights) else token_weights(batch, weights)
         entropy = objective.entropy_coefficient > 0
@@ -114,7 +114,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     hook.remove()
     for name, p in policy.named_parameters():
         p.data.copy_(start[name])
-    return (found, embedded) if credit is None else (found, embedded, update.forward.weights())
+    return (found, embedded) if credit is None else (found, embedded, update.forward.token_weights())
 
 
 def largest_gap(ours, theirs):

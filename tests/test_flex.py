@@ -78,7 +78,7 @@ def test_saliency_beside_an_update_by_flex_attention_is_that_of_whole_rows(batch
         assert update.forward.pending.any()
         update.accumulate(0, lambda loss, last: loss.backward())
         assert bool(calls) == (kernel == "flex")
-        found[kernel] = {n: p.grad for n, p in policy.named_parameters()}, update.forward.weights()
+        found[kernel] = {n: p.grad for n, p in policy.named_parameters()}, update.forward.token_weights()
     (expected, weights), (gradients, by_flex) = found["rows"], found["flex"]
     assert (weights.scores != 0).any()
     torch.testing.assert_close(by_flex.scores, weights.scores, rtol=1e-6, atol=1e-9)

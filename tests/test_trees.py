@@ -185,10 +185,20 @@ def test_rows_of_a_group_with_different_prompts_share_their_common_prefix(strang
 
 
 def test_copies_of_keys_and_values_count_towards_the_budget():
-    """Prompts of 8 tokens: behind the first row each costs its own 2 tokens, and 8 // 4 for the copies."""
-    made = rollouts([[1, 2, 3, 4, 5, 6, 7, 8]], [[[k, 20, 21] for k in range(9, 14)]])
-    assert [len(part.rows) for part in cut(made, 10 + 4 * 4)] == [5]
-    assert [len(part.rows) for part in cut(made, 10 + 4 * 4 - 1)] == [4, 1]
+    """A prompt of 8 tokens: behind the first row of 10, five rows of 2 share a unit with its 8 // 4 copies."""
+    made = rollouts([[1, 2, 3, 4, 5, 6, 7, 8]], [[[k, 20, 21] for k in range(9, 16)]])
+    first, unit = 10, 5 * 2 + 2
+    assert [len(part.rows) for part in cut(made, first + unit + 2 + 2)] == [7]
+    assert [len(part.rows) for part in cut(made, first + unit + 2 + 2 - 1)] == [6, 1]
+    assert [len(part.rows) for part in cut(made, first + unit - 1)] == [5, 2]
+
+
+def test_rows_of_a_unit_of_their_own_count_their_copies():
+    """A prompt of 8 tokens and responses of 10: no two of the others fit into a unit of the first one's 17 queries."""
+    made = rollouts([[1, 2, 3, 4, 5, 6, 7, 8]], [[[k, *range(20, 29)] for k in range(9, 13)]])
+    first, other = 17, 9 + 8 // 4
+    assert [len(part.rows) for part in cut(made, first + 3 * other)] == [4]
+    assert [len(part.rows) for part in cut(made, first + 3 * other - 1)] == [3, 1]
 
 
 @pytest.mark.parametrize("alike", ["responses", "prompts"])

@@ -237,9 +237,9 @@ def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
 def test_weights_that_are_refreshed_may_add_to_any_row_later(policy, batch):
     none = token_weights(batch, additive=torch.zeros(batch.response_mask.shape))
     context = context_for(policy)
-    assert not Forward(policy, batch, context, none).added_rows.any()
-    assert Forward(policy, batch, context, none, refreshed=True).added_rows.all()
-    assert Forward(policy, batch, context, token_weights(batch), refreshed=True).added_rows is None
+    assert not Forward(policy, batch, context, none).additive_rows.any()
+    assert Forward(policy, batch, context, none, refreshed=True).additive_rows.all()
+    assert Forward(policy, batch, context, token_weights(batch), refreshed=True).additive_rows is None
 
 
 def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, batch, given):

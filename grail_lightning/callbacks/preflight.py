@@ -146,7 +146,7 @@ class Preflight(Callback):
                 "precision of training"
                 + (
                     "."
-                    if module.execution.correction
+                    if module.execution.decided_cap
                     else ", or correct for the difference with `execution.sampler_cap: 2`."
                 ),
             )

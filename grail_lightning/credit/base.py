@@ -43,7 +43,7 @@ class TokenWeights:
     """The credit of each token.
 
     Attributes:
-        values: ``[B, T]``, multiplies the rollout's advantage; zero outside the response mask.
+        values: ``[B, T]``, at least 0: multiplies the rollout's advantage; zero outside the response mask.
         scores: ``[B, T]``, the raw scores from which the weights are computed, if there are any.
         additive: ``[B, T]``, the additive stage: added to the token's advantage after the product; None without one.
         fallback: ``[B]`` bool, rows to which the method applies but which lack what it needs (a complete box): their
@@ -99,7 +99,8 @@ class CreditContext:
 class TokenCredit(ABC):
     """A method that distributes a rollout's advantage over its tokens.
 
-    A subclass implements `__call__`. `grail_lightning.credit.weigh.check_weights` lists what it may return. The
+    A subclass implements `__call__`. If its weights are a function of saliency, it is a subclass of `SaliencyCredit`
+    instead, which has a `__call__` already. `grail_lightning.credit.weigh.check_weights` lists what it may return. The
     arguments of its constructor become options: ``--model.credit=package.module.Name --model.credit.option=value``.
     """
 

@@ -61,8 +61,9 @@ class RolloutEngine(ABC):
     ) -> SampledBatch:
         """Like `generate`, with a seed for each row, so that a response depends on no other row of the call.
 
-        `test` samples in this way. An engine that does not override the method draws the whole call from one seed,
-        which depends on all of `seeds`; its responses then depend on the division of the problems into batches.
+        `test` samples in this way, and so do continuations for credit methods. An engine that does not override the
+        method draws the whole call from one seed, which depends on all of `seeds`; its responses then depend on the
+        division of the problems into batches.
 
         Args:
             prompts: See `generate`.
@@ -74,7 +75,10 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:
-        """Sample with the present weights of `policy` from now on."""
+        """Sample with the present weights of `policy` from now on.
+
+        It is called before every batch. An engine without weights of its own stores the policy and samples from it.
+        """
 
     def cancel(self) -> None:  # noqa: B027  (an engine that soon ends by itself needs nothing)
         """Make a `generate` that runs in another thread raise soon: the process is about to end."""

@@ -19,6 +19,7 @@ from grail_lightning.engines.draw import draw, warpers, widest_float
 from grail_lightning.engines.ending import Ending, Sampled
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
+from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
 from grail_lightning.runtime.collectives import all_reduce
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 _MIN_FINISHED_SHARE = 0.05
 """Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
-
-_MIN_COMMON_TOKENS = 16
-"""The length from which a common beginning of all prompts (a system prompt, worked examples) is run once."""
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -153,7 +151,7 @@ class Decoding:
         # All rows agree as far as the first and the last in lexical order do.
         least, most = min(prompts, key=list), max(prompts, key=list)
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(least[:-1], most[:-1], strict=False))))
-        if len(prompts) == 1 or shared < _MIN_COMMON_TOKENS or not self.cache.takes_padding:
+        if len(prompts) == 1 or shared < MIN_COMMON_TOKENS or not self.cache.takes_padding:
             shared = 0
         return int(all_reduce(self.lengths.new_tensor(shared), "min")) if self.synchronised else shared
 

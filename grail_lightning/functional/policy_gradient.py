@@ -123,7 +123,7 @@ def clipped_surrogate(
 
     Args:
         logprobs: ``[B, T]``, log-probabilities of the policy, with gradient.
-        old_logprobs: ``[B, T]``, log-probabilities under the weights that sampled.
+        old_logprobs: ``[B, T]``, log-probabilities under the weights from before the update.
         advantages: ``[B, T]``, or ``[B, 1]``.
         clip_low: ``ε_low``.
         clip_high: ``ε_high`` ("clip higher"); infinity is off.

@@ -233,7 +233,7 @@ def tree_kernel(settings: Settings, shapes: Shapes, config: PreTrainedConfig) ->
 
 
 def own_pass(settings: Settings) -> bool:
-    """Whether credit needs passes of its own; see `grail_lightning.step.assign.make_forward`."""
+    """Whether credit needs passes of its own; see `grail_lightning.step.assign.assign_credit`."""
     credit, lora = settings.credit, settings.loading.lora
     separate = (
         settings.controlled

@@ -18,7 +18,7 @@ from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.model import Policy
 
 MIN_COMMON_TOKENS = 16
-"""The length from which a common beginning of all rows (a system prompt, worked examples) joins their groups."""
+"""The length from which what all rows begin with (a system prompt, worked examples) is run once for all groups."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,8 +70,9 @@ def cut_into_trees(
     """Micro-batches of prefix trees within a token budget, the largest trees first.
 
     Rows of a group are in one tree as long as it fits into the budget, and so are all rows if they have a long common
-    beginning, such as worked examples. The size of a row is the number of tokens that it adds, and a quarter of those
-    that it shares, whose keys and values are copied.
+    beginning, such as worked examples. The size of a row is the number of tokens that it adds; and where it needs an
+    attention unit of its own (`grail_lightning.policy.trees.join_rows`), a quarter of those that it shares, whose keys
+    and values are copied for the unit.
 
     Args:
         ids: ``[n, W]``, token ids.
@@ -97,14 +98,19 @@ def cut_into_trees(
     shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
     trees: list[list[int]] = []
     sizes: list[int] = []
+    longest = queries = 0  # Of the last tree: the most tokens that a row adds, and the tokens of its last unit.
     for row, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
-        joined = max(0, length - common) + min(length, common) // 4
+        added = max(0, length - common)
+        begins_unit = queries + added > longest
+        joined = added + (min(length, common) // 4 if begins_unit else 0)
         if trees and group[row] == group[row - 1] and sizes[-1] + joined <= token_budget:
             trees[-1].append(order[row])
             sizes[-1] += joined
+            longest, queries = max(longest, added), added if begins_unit else queries + added
         else:
             trees.append([order[row]])
             sizes.append(length)
+            longest = queries = length
     batches: list[list[list[int]]] = []
     room = 0
     for k in sorted(range(len(trees)), key=sizes.__getitem__, reverse=True):

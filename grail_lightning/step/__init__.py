@@ -4,7 +4,8 @@ r"""One training step. The files are listed about in the order in which a step n
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
 `sampler`           Prompts → sampled, graded rollouts.
 `ahead`             The next batch, which an engine elsewhere may sample while this one trains.
-`collect`           The rollouts of a batch, by one of the two. Groups without a learning signal may be replaced.
+`collect`           The rollouts of a batch, by one of the two. Groups that are all right or all
+                    wrong may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
 `continuations`     What a credit method may ask for: rollouts continued from a place, which may become further rows.
@@ -15,7 +16,8 @@ r"""One training step. The files are listed about in the order in which a step n
 `old_logprobs`      Log-probabilities under the weights from before the update, by one of three rules.
 `update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
 `loss`              The counts by which a step's loss is divided, and its summand for each micro-batch.
-`optimizer`         The norm of the gradients, and the optimiser's step; `optimizer_check` tries it before a run.
+`optimizer`         The norm of the gradients, which must be finite, and the optimiser's step; `optimizer_check` tries
+                    the optimiser before a run.
 `schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
                     them for loggers.
@@ -25,10 +27,10 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
 
     GrailModule.training_step
     ├── collect.collect                               prompts → GradedBatch
-    │   ├── sampler.Sampler, collect.refill           on policy, or
+    │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── ahead.Ahead                               one batch off-policy
     ├── advantages.with_advantages                    → RolloutBatch
-    ├── assign.make_forward                           → Forward or SaliencyForward, which holds the token weights
+    ├── assign.assign_credit                           → Forward or SaliencyForward, which holds the token weights
     │   └── assign.token_weights                      the credit method, which may draw continuations and train a
     │                                                 second model
     ├── update.prepare                                → Update

@@ -21,7 +21,7 @@ from grail_lightning.step.options import Objective
 from grail_lightning.step.plan import live_rows, loss_mask
 
 
-def make_forward(
+def assign_credit(
     credit: TokenCredit,
     control: CreditControl | None,
     policy: Policy,
@@ -32,7 +32,7 @@ def make_forward(
     *,
     share: bool = True,
 ) -> Forward:
-    """Make the object that runs the update's forward passes, with the token weights or with what computes them there.
+    """Run the credit method, or postpone it to the update's first forward passes, where it takes its saliency from.
 
     Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It has
     a pass of its own
@@ -64,7 +64,7 @@ def make_forward(
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)
-        continued = None
+        continued = None  # The credit method has drawn them.
         if credit.trains_continuations and context.continuations is not None:
             continued = continued_advantages(context.continuations.drawn(), batch, objective.scale_rewards)
     entropy_gradient = objective.entropy_coefficient > 0

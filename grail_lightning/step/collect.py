@@ -1,4 +1,4 @@
-"""Collection of a batch: on policy or one batch ahead; groups without a learning signal may be replaced.
+"""Collection of a batch: on policy or one batch ahead; groups that are all right or all wrong may be replaced.
 
 Shapes: ``B`` rows in ``K`` groups.
 """
@@ -28,7 +28,7 @@ def collect(
     Args:
         prompts: This rank's prompts.
         sampler: What samples and grades.
-        ahead: The batch that was sampled while the last one trained, if `execution.sample_ahead` is on.
+        ahead: What samples one batch ahead if `execution.sample_ahead` is on.
         loader: The training loader.
         execution: The options of the run.
         step: The number of optimiser steps that the policy has taken.

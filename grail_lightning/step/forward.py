@@ -32,7 +32,9 @@ from grail_lightning.step.distillation import Teacher
 
 
 class Forward:
-    """Log-probabilities of rows whose token weights are known.
+    """The rows of an update with their token advantages, and the forward pass of their micro-batches.
+
+    ``B`` counts the continuations, too; token weights are those of the rollouts alone.
 
     Args:
         policy: The policy that is run.
@@ -75,7 +77,7 @@ class Forward:
         self._weights, self._scored = weights, torch.zeros(len(self.batch), dtype=torch.bool)
 
     @property
-    def added_rows(self) -> Tensor | None:
+    def additive_rows(self) -> Tensor | None:
         """``[B]`` bool: rows that have a gradient through the additive stage of credit, also without an advantage.
 
         Weights that are refreshed before each step may add to any row later. None without an additive stage.
@@ -85,7 +87,7 @@ class Forward:
         added = (self._weights.additive != 0).any(1) | self.refreshed
         return F.pad(added, (0, len(self.batch) - len(self.rollouts)))
 
-    def weights(self) -> TokenWeights:
+    def token_weights(self) -> TokenWeights:
         """The token weights of the rollouts that are known so far."""
         return self._weights
 
@@ -119,7 +121,7 @@ class Forward:
         self._note(micro, layout, stats)
         return stats
 
-    def frozen_logprobs(self, rows: Tensor) -> Tensor:
+    def logprobs_without_gradient(self, rows: Tensor) -> Tensor:
         """``[B, T]`` log-probabilities of some rows, without gradient and dropout; zero on the others.
 
         In a `SaliencyForward` this is also the first pass of these rows, so it finds their token weights.
@@ -164,7 +166,7 @@ class SaliencyForward(Forward):
     many micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.
 
     Args:
-        policy: The policy. It has the weights that sampled the batch at the first pass of each row.
+        policy: The policy. At the first pass of each row it has the weights from before the update.
         batch: The rollouts, ``B`` rows.
         context: The context of the credit method.
         credit: The method that maps saliency to weights.
@@ -197,8 +199,11 @@ class SaliencyForward(Forward):
         weights = credit.weights_from(self.scores, policy, batch, context)
         super().__init__(policy, batch, context, weights, share=share)
 
-    def weights(self) -> TokenWeights:
-        """The token weights of the batch, from the saliency that has been computed so far."""
+    def token_weights(self) -> TokenWeights:
+        """The token weights of the batch, from the saliency that has been computed so far.
+
+        They are those that the loss has used, since a row's weights depend on that row alone.
+        """
         return self.credit.weights_from(self.scores, self.policy, self.batch, self.context)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:

@@ -41,10 +41,8 @@ class OldLogprobs:
         self._plan, self._dropout = plan, policy.training and has_dropout(policy)
 
     def rows_before(self) -> Tensor:
-        """``[n]`` long: the rows whose log-probabilities have to be computed before the first step."""
+        """``[n]`` long: the rows whose log-probabilities have to be computed before the first of several steps."""
         live = self._plan.live.clone()
-        if len(self._plan.steps) == 1:
-            live[:] = False
         if not self._dropout:
             live[self._plan.steps[0]] = False
         return live.nonzero().flatten()

@@ -167,7 +167,7 @@ class Execution:
                 f"`execution.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "
                 "Use null to switch it off."
             )
-        if (cap := self.correction) is not None:
+        if (cap := self.decided_cap) is not None:
             one = torch.ones(1, 1)
             sampler_correction(one, one, cap)  # It checks the cap.
         if self.sample_ahead and self.sampler_cap is None:
@@ -186,7 +186,7 @@ class Execution:
         return replace(self, sampler_cap=_AUTO_CAP if own_weights else None) if self.sampler_cap == "auto" else self
 
     @property
-    def correction(self) -> float | None:
+    def decided_cap(self) -> float | None:
         """The bound of the weights that correct for the sampler; None if they are off, or not decided yet."""
         return None if isinstance(self.sampler_cap, str) else self.sampler_cap
 

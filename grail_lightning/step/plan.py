@@ -33,10 +33,7 @@ class Plan:
     max_response_length: int
 
     def run_in(self, step: int) -> Tensor:
-        """The rows that are run in an optimiser step.
-
-        Rows without an advantage are not run, since they would add zero to the loss. Its denominators count them.
-        """
+        """The live rows of an optimiser step. Only they are run; the denominators of the loss count all of its rows."""
         rows = self.steps[step]
         return rows[self.live[rows]]
 
@@ -47,7 +44,7 @@ def plan_steps(
     execution: Execution,
     *,
     max_response_length: int,
-    added_rows: Tensor | None,
+    additive_rows: Tensor | None,
     seed: int,
 ) -> Plan:
     """Cut a batch into optimiser steps, equally many on every rank.
@@ -60,14 +57,14 @@ def plan_steps(
         objective: What is optimised.
         execution: The options with the numbers of passes and mini-batches.
         max_response_length: The limit of a response in tokens.
-        added_rows: ``[B]`` bool, rows whose additive stage is not 0: they are trained on without an advantage, too.
-            None without such a stage.
+        additive_rows: ``[B]`` bool, rows with an additive term of token weights that is not 0: they are trained on
+            without an advantage, too. None if the credit method adds nothing.
         seed: The seed of the order of groups.
     """
     mask = loss_mask(batch, objective)
     live = live_rows(batch, mask, everything=objective.trains_all_rows)
-    if added_rows is not None:
-        live = live | (mask.any(1) & added_rows)
+    if additive_rows is not None:
+        live = live | (mask.any(1) & additive_rows)
     steps: list[Tensor] = []
     if all_reduce(live.sum(), "sum"):
         for number in range(execution.updates_per_batch):

@@ -19,4 +19,4 @@ def reference_logprobs(
 ) -> Tensor:
     """``[B, T]`` log-probabilities of some rows under the reference of the policy `trained`, zero on the others."""
     with reference.running(trained) as policy:
-        return Forward(policy, batch, context, uniform_weights(batch), share=share).frozen_logprobs(rows)
+        return Forward(policy, batch, context, uniform_weights(batch), share=share).logprobs_without_gradient(rows)

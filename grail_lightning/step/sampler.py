@@ -25,7 +25,7 @@ def training_key(step: int, sampling: int = 0) -> SeedKey:
 
     Args:
         step: The number of optimiser steps that the policy will have taken when the batch trains.
-        sampling: 0, or the number of the further sampling that replaces groups without a learning signal.
+        sampling: 0, or the number of the further sampling that replaces groups that are all right or all wrong.
     """
     return "train", step, sampling
 

@@ -25,7 +25,8 @@ from grail_lightning.step.reference import reference_logprobs
 from grail_lightning.step.report import step_means
 
 Backward = Callable[[Tensor, bool], None]
-"""``backward(loss, last)``: the loss of a micro-batch times the number of ranks; whether it is the step's last one."""
+"""``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
+step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
 
 
 class Update:
@@ -73,7 +74,7 @@ class Update:
         parts, begun = self.forward.cut(rows), self.forward.tokens_run
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
-            stats = self.forward(micro, in_place=in_place)  # May set the token weights that the loss reads.
+            stats = self.forward(micro, in_place=in_place)  # May set `token_advantages`, which the loss reads.
             if micro.stands_in:
                 loss = stats.logprobs.sum() * 0
             else:
@@ -93,11 +94,11 @@ class Update:
             return None if table is None else table[rows, :columns]
 
         old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.forward.batch.sampling_logprobs)
-        cap = self.execution.correction
+        cap = self.execution.decided_cap
         if cap is not None and sampled is None:
             raise ValueError(
                 "`execution.sampler_cap` needs the log-probabilities of the sampler, but this engine reports none. Use "
-                "an engine that does, or set it to null."
+                "an engine that does, or set it to null (auto is 2 for engines with a copy of the weights)."
             )
         return LossInputs(
             stats=stats,
@@ -139,14 +140,14 @@ def prepare(
         limit: The limit of a response in tokens.
         seed: The seed of the order of groups.
     """
-    batch, added = forward.batch, forward.added_rows
-    plan = plan_steps(batch, objective, execution, max_response_length=limit, added_rows=added, seed=seed)
+    batch, additive = forward.batch, forward.additive_rows
+    plan = plan_steps(batch, objective, execution, max_response_length=limit, additive_rows=additive, seed=seed)
     ref_logprobs = None
     if reference is not None and objective.kl_coefficient:
         rows, share = plan.live.nonzero().flatten(), execution.share_prefixes
         ref_logprobs = reference_logprobs(reference, forward.policy, batch, rows, forward.context, share=share)
     update = Update(forward, plan, objective, execution, ref_logprobs)
-    before = update.old_logprobs.rows_before()
     if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.
-        update.old_logprobs.computed_before(before, forward.frozen_logprobs(before))
+        rows = update.old_logprobs.rows_before()
+        update.old_logprobs.computed_before(rows, forward.logprobs_without_gradient(rows))
     return update

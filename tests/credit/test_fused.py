@@ -24,7 +24,7 @@ from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.options import LoRA
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.assign import make_forward
+from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.forward import SaliencyForward
 from grail_lightning.step.options import Objective
 from tests.batches import rollouts
@@ -65,7 +65,7 @@ class Apart(TokenCredit):
 def _fuses(credit, policy, batch, control=None, **objective):
     """Whether saliency comes with the update's first forward pass."""
     clock = PhaseClock(policy.device)
-    found = make_forward(credit, control, policy, batch, _context(), Objective(**objective), clock)
+    found = assign_credit(credit, control, policy, batch, _context(), Objective(**objective), clock)
     return isinstance(found, SaliencyForward)
 
 
@@ -82,7 +82,7 @@ def _run(policy, batch, credit, share, **options):
         update.accumulate(number, backward)
         gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
         optimizer.step()
-    return gradients, update.forward.weights()
+    return gradients, update.forward.token_weights()
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
@@ -148,7 +148,7 @@ def test_checkpointed_blocks_run_rows_with_saliency_three_times_in_training_and_
             block.input_layernorm.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
         assert forward.pending[rows].all()
         if frozen:
-            forward.frozen_logprobs(rows.nonzero().flatten())
+            forward.logprobs_without_gradient(rows.nonzero().flatten())
         else:
             (micro,) = forward.cut(rows.nonzero().flatten())
             forward(micro).logprobs.sum().backward()

@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_a_loop_over_rollouts_and_continuations(aggregat
         found, update = gradient(policy, batch, credit, source, aggregation=aggregation, scale_rewards=scale)
         drawn = source.drawn()
     assert len(torch.unique(update.forward.batch.group)) == 2 + len(drawn) // 4
-    of_tokens = token_advantages(batch.advantages, update.forward.weights())
+    of_tokens = token_advantages(batch.advantages, update.forward.token_weights())
     rows = [(*row_ids(batch, k), of_tokens[k].tolist()) for k in range(len(batch))]
     for place in range(len(drawn) // 4):
         rewards = drawn.rewards[4 * place : 4 * place + 4].double()

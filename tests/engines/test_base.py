@@ -181,17 +181,17 @@ def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_cor
     )
     assert made
     assert all(made.values())
-    assert Execution().for_engine(own_weights=True).correction == 2
-    assert Execution().for_engine(own_weights=False).correction is None
-    assert Execution().correction is None
-    assert Execution(sampler_cap=None).for_engine(own_weights=True).correction is None
-    assert Execution(sampler_cap=3.0).for_engine(own_weights=False).correction == 3
+    assert Execution().for_engine(own_weights=True).decided_cap == 2
+    assert Execution().for_engine(own_weights=False).decided_cap is None
+    assert Execution().decided_cap is None
+    assert Execution(sampler_cap=None).for_engine(own_weights=True).decided_cap is None
+    assert Execution(sampler_cap=3.0).for_engine(own_weights=False).decided_cap == 3
 
 
 def test_a_module_corrects_for_an_engine_with_a_copy_of_the_weights_unless_it_is_told_not_to():
     class Copying(HFEngine):
         own_weights = True
 
-    assert module(engine=Copying()).execution.correction == 2
-    assert module({"sampler_cap": None}, engine=Copying()).execution.correction is None
-    assert module().execution.correction is None
+    assert module(engine=Copying()).execution.decided_cap == 2
+    assert module({"sampler_cap": None}, engine=Copying()).execution.decided_cap is None
+    assert module().execution.decided_cap is None
