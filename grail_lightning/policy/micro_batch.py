@@ -94,31 +94,17 @@ def cut_into_trees(
     order = order_by_beginning(rows, group)
     rows, group = rows.select(order), group[order]
     shared = shared_columns(rows, share_responses=share_responses)
-    lengths = rows.valid.sum(1) - 1
-    shared = torch.minimum(shared, lengths.roll(1))  # The row before does not run its last token.
-    trees: list[list[int]] = []
-    sizes: list[int] = []
-    longest = queries = 0  # Of the last tree: the most tokens that a row adds, and the tokens of its last unit.
-    for row, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
-        added = max(0, length - common)
-        begins_unit = queries + added > longest
-        joined = added + (min(length, common) // 4 if begins_unit else 0)
-        if trees and group[row] == group[row - 1] and sizes[-1] + joined <= token_budget:
-            trees[-1].append(order[row])
-            sizes[-1] += joined
-            longest, queries = max(longest, added), added if begins_unit else queries + added
-        else:
-            trees.append([order[row]])
-            sizes.append(length)
-            longest = queries = length
+    shared[1:][group[1:] != group[:-1]] = 0
+    lengths = rows.valid.sum(1) - 1  # The last token of a row is not run.
+    shared = torch.minimum(shared, torch.minimum(lengths, lengths.roll(1)))
     batches: list[list[list[int]]] = []
     room = 0
-    for k in sorted(range(len(trees)), key=sizes.__getitem__, reverse=True):
-        if not batches or sizes[k] > room:
+    for tree, size in sorted(_join_into_trees(lengths, shared, token_budget), key=lambda t: t[1], reverse=True):
+        if not batches or size > room:
             batches.append([])
             room = token_budget
-        batches[-1].append(trees[k])
-        room -= sizes[k]
+        batches[-1].append([order[row] for row in tree])
+        room -= size
     return [
         MicroBatch(
             rows=torch.tensor(list(itertools.chain(*members)), dtype=torch.long),
@@ -126,6 +112,30 @@ def cut_into_trees(
         )
         for members in batches
     ]
+
+
+def _join_into_trees(lengths: Tensor, shared: Tensor, token_budget: int) -> list[tuple[range, int]]:
+    """Neighbouring rows as trees within a token budget: the rows and the size of each; see `cut_into_trees`.
+
+    Args:
+        lengths: ``[n]`` long, the tokens of each row that are run if it is alone.
+        shared: ``[n]`` long, those that it has in common with the row before; 0 where it must begin a tree.
+        token_budget: Most tokens of a tree of several rows.
+    """
+    trees: list[tuple[range, int]] = []
+    longest = queries = 0  # Of the last tree: the most tokens that a row adds, and the tokens of its last unit.
+    for row, (length, common) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
+        added = length - common
+        begins_unit = queries + added > longest
+        joined = added + (common // 4 if begins_unit else 0)
+        if trees and common and trees[-1][1] + joined <= token_budget:
+            rows, size = trees[-1]
+            trees[-1] = range(rows.start, row + 1), size + joined
+            longest, queries = max(longest, added), added if begins_unit else queries + added
+        else:
+            trees.append((range(row, row + 1), length))
+            longest = queries = length
+    return trees
 
 
 def stand_in(batch: SampledBatch) -> MicroBatch:
