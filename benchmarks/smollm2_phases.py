@@ -4,11 +4,11 @@
     git worktree add /tmp/smollm2 c659c51      # before configs/smollm2.yaml
     OMP_NUM_THREADS=1 python benchmarks/smollm2_phases.py --policy FOLDER --before /tmp/step /tmp/smollm2
 
-Both versions get the same prompts, those of the first batches of configs/smollm2.yaml (8 problems behind three worked
-examples, 8 responses each), its sampling limit, token budget and mini-batches. Earlier versions cannot grade that form
-of an answer, so that a response is rewarded by the parity of its number of characters, and every group has two rewards.
-The sides take turns, each in a process of its own; a process warms up with one batch. Prints medians over all batches,
-and the peak resident memory of a process.
+All versions get the same prompts, those of the first batches of configs/smollm2.yaml (8 problems behind three worked
+examples, 8 responses each), its sampling limit, token budget and mini-batches. Earlier ones cannot grade that form of
+an answer, so that a response is rewarded by the parity of its number of characters: nearly every group has two rewards.
+Without boxed answers GRAIL has nothing to do, so that the method is GRPO. The sides take turns, each in a process of
+its own; a process warms up with one batch. Prints medians over all batches, and the peak resident memory of a process.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ def conversations(batches: int) -> list[list[dict[str, str]]]:
     return [prompt.messages for prompt in prompts]
 
 
-def measure(folder: str, credit: str, file: Path) -> None:
+def measure(folder: str, file: Path) -> None:
     """Train on the conversations in a file with the package that can be imported; print a line of figures a batch."""
     warnings.filterwarnings("ignore")
     import lightning.pytorch as pl
     import torch
     from torch.utils.data import DataLoader
 
-    import grail_lightning.credit as methods
     from grail_lightning import GrailModule
 
     flat = {"group_size": 8, "mini_batches": 2, "token_budget": 1024}
@@ -90,7 +89,6 @@ def measure(folder: str, credit: str, file: Path) -> None:
         folder,
         sampling=Sampling(max_response_length=40),
         **options,
-        credit=getattr(methods, credit)(),
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-5, weight_decay=0.0),
     )
     trainer = pl.Trainer(
@@ -101,9 +99,9 @@ def measure(folder: str, credit: str, file: Path) -> None:
     print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 
 
-def run(tree: Path, folder: str, credit: str, file: Path) -> tuple[list[dict[str, float]], float]:
+def run(tree: Path, folder: str, file: Path) -> tuple[list[dict[str, float]], float]:
     """The figures of all batches but the first, and the peak in MiB, of a version in a process of its own."""
-    command = [sys.executable, __file__, "--policy", folder, "--credit", credit, "--measure", str(file)]
+    command = [sys.executable, __file__, "--policy", folder, "--measure", str(file)]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tree, check=False)
     if done.returncode:
@@ -116,35 +114,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", required=True, help="a folder with SmolLM2-135M-Instruct")
     parser.add_argument("--before", type=Path, nargs="*", default=[], help="working trees of earlier versions")
-    parser.add_argument("--credit", choices=["Uniform", "GRAIL"], help="one method; default both")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batches", type=int, default=4, help="batches of a process, the first of which warms up")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.measure is not None:
-        measure(chosen.policy, chosen.credit, chosen.measure)
+        measure(chosen.policy, chosen.measure)
         return
     sides = {tree.name: tree for tree in chosen.before} | {"now": ROOT}
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "conversations.json")
         file.write_text(json.dumps(conversations(chosen.batches)))
-        for credit in (chosen.credit,) if chosen.credit else ("Uniform", "GRAIL"):
-            found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-            peaks: dict[str, list[float]] = {side: [] for side in sides}
-            for _ in range(chosen.rounds):
-                for side, tree in sides.items():
-                    rows, peak = run(tree.resolve(), chosen.policy, credit, file)
-                    found[side] += rows
-                    peaks[side].append(peak)
-            heading = f"{credit}, medians of {len(found['now'])} batches"
-            print(f"{heading:30}", *(f"{side:>10}" for side in sides))
-            for name in (*PHASES, "tokens", "peak, MiB"):
-                values = [
-                    statistics.median(peaks[side] if name == "peak, MiB" else [row[name] for row in found[side]])
-                    for side in sides
-                ]
-                print(f"{name:30}", *(f"{value:10.2f}" for value in values), flush=True)
+        found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        peaks: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(chosen.rounds):
+            for side, tree in sides.items():
+                rows, peak = run(tree.resolve(), chosen.policy, file)
+                found[side] += rows
+                peaks[side].append(peak)
+    heading = f"medians of {len(found['now'])} batches"
+    print(f"{heading:24}", *(f"{side:>10}" for side in sides))
+    for name in (*PHASES, "tokens", "peak, MiB"):
+        values = [
+            statistics.median(peaks[side] if name == "peak, MiB" else [row[name] for row in found[side]])
+            for side in sides
+        ]
+        print(f"{name:24}", *(f"{value:10.2f}" for value in values))
 
 
 if __name__ == "__main__":
