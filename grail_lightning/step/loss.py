@@ -63,9 +63,9 @@ class LossInputs:
     sampler_weights: Tensor | None = None
 
 
-def count_denominators(plan: Plan, step: int) -> LossCounts:
+def count_denominators(plan: Plan, index: int) -> LossCounts:
     """The denominators of an optimiser step, from its rows on all ranks, including rows that are not run."""
-    counted = plan.mask[plan.steps[step].to(plan.mask.device)]
+    counted = plan.mask[plan.steps[index].to(plan.mask.device)]
     rollouts, tokens = all_reduce(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
     return LossCounts(num_rollouts=rollouts, num_tokens=tokens, max_response_length=plan.max_response_length)
 

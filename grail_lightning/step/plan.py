@@ -32,9 +32,9 @@ class Plan:
     steps: list[Tensor]
     max_response_length: int
 
-    def run_in(self, step: int) -> Tensor:
+    def run_in(self, index: int) -> Tensor:
         """The live rows of an optimiser step. Only they are run; the denominators of the loss count all of its rows."""
-        rows = self.steps[step]
+        rows = self.steps[index]
         return rows[self.live[rows]]
 
 

@@ -59,18 +59,18 @@ class Update:
         """Replace the token weights for the following steps."""
         self.forward = self.forward.reweighed(weights)
 
-    def accumulate(self, step: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
+    def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
         """Forward and backward passes of one optimiser step.
 
         Args:
-            step: The index of the step in the plan.
+            index: The index of the step in the plan.
             backward: The backward pass of a micro-batch.
             in_place: Whether the backward pass may add the head's gradient to `weight.grad` in place.
 
         Returns:
             The loss, and means over its tokens, over all ranks.
         """
-        counts, rows = count_denominators(self.plan, step), self.plan.run_in(step)
+        counts, rows = count_denominators(self.plan, index), self.plan.run_in(index)
         parts, begun = self.forward.cut(rows), self.forward.tokens_run
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
