@@ -224,8 +224,10 @@ class Preflight(Callback):
 
 def what_moves(objective: Objective, weights: TokenWeights | None) -> str:
     """A clause that says what still changes a policy whose advantages are all 0."""
+    distillation = objective.distillation
     others = {
         "the KL term": objective.kl_coefficient,
+        "the distillation": distillation is not None and not distillation.only_positive,
         "the entropy bonus": objective.entropy_coefficient,
         "what the credit adds": weights is not None and weights.additive is not None and bool(weights.additive.any()),
     }
@@ -272,6 +274,7 @@ def _dropout_problem(objective: Objective, execution: Execution) -> str | None:
     steps = execution.steps_per_batch
     compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
     compared += ["the reference of the KL term"] if objective.kl_coefficient else []
+    compared += ["the teacher of the distillation"] if objective.distillation else []
     if not compared:
         return None
     return (

@@ -34,7 +34,7 @@ class Continued(NamedTuple):
 
 
 class Continuations(ABC):
-    """A source of continuations by the policy that sampled the batch, graded like rollouts."""
+    """A source of continuations by the policy with its present weights, graded like rollouts."""
 
     @abstractmethod
     def draw(

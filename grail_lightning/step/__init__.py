@@ -4,14 +4,13 @@ r"""One training step. The files are listed about in the order in which a step n
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
 `sampler`           Prompts → sampled, graded rollouts.
 `ahead`             The next batch, which an engine elsewhere may sample while this one trains.
-`collect`           The rollouts of a batch, by one of the two. Groups that are all right or all
-                    wrong may be replaced.
+`collect`           The rollouts of a batch, by one of the two. Groups that are all right or all wrong may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
-`assign`            Makes the `Forward`; token weights come from the credit method, or with its first passes.
+`plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
+`assign`            Runs the credit method, or leaves it to the first passes of the `Forward` that it makes.
 `continuations`     What a credit method may ask for: rollouts continued from a place, which may become further rows.
 `second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
 `forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
-`plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `reference`         The frozen reference of the KL term; `distillation` holds the teacher of SDPG.
 `old_logprobs`      Log-probabilities under the weights from before the update, by one of three rules.
 `update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
@@ -30,13 +29,14 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── ahead.Ahead                               one batch off-policy
     ├── advantages.with_advantages                    → RolloutBatch
-    ├── assign.assign_credit                           → Forward or SaliencyForward, which holds the token weights
+    ├── assign.assign_credit                          → Forward with the token weights, or SaliencyForward, whose first
+    │   │                                             passes find them
     │   └── assign.token_weights                      the credit method, which may draw continuations and train a
     │                                                 second model
     ├── update.prepare                                → Update
     │   ├── plan.plan_steps
     │   ├── reference.reference_logprobs              with a KL term
-    │   └── old_logprobs                              log-probabilities needed before the weights change
+    │   └── old_logprobs                              of rows of later steps; those of the first step come from its pass
     ├── GrailModule.take_steps                        for each optimiser step:
     │   ├── Update.reweigh                            from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward

@@ -61,6 +61,7 @@ def assign_credit(
     fused = None if apart or credit.trains_continuations else credit.as_saliency_credit()
     with clock.phase("credit"):
         if fused is not None and not has_dropout(policy):
+            # A method of saliency adds nothing to advantages, so that no further rows are live.
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)

@@ -130,7 +130,7 @@ def prepare(
     limit: int,
     seed: int,
 ) -> Update:
-    """Plan the optimiser steps of a batch, and compute the log-probabilities that need the weights from before them.
+    """Plan the optimiser steps of a batch; compute log-probabilities that need the weights from before the first one.
 
     Args:
         forward: The forward pass of the batch, with its token weights.

@@ -9,7 +9,7 @@ from grail_lightning.callbacks.preflight import sampler_problem, stuck_share, wh
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA
-from grail_lightning.step.options import Objective
+from grail_lightning.step.options import Distillation, Objective
 from tests import runs
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
 from tests.processes import run_script
@@ -68,6 +68,9 @@ def test_dead_groups_are_not_said_to_learn_nothing_where_something_else_moves_th
         values=torch.ones(1, 1), fallback=torch.zeros(1, dtype=torch.bool), additive=torch.ones(1, 1)
     )
     assert what_moves(Objective(), additive) == "nothing but what the credit adds moves the policy"
+    teacher = Objective(distillation=Distillation())
+    assert what_moves(teacher, None) == "nothing but the distillation moves the policy"
+    assert what_moves(Objective(distillation=Distillation(only_positive=True)), None) == "nothing is learned"
 
 
 def test_rewards_that_bnpo_cannot_take_are_told_before_a_group_of_them_stops_the_run():
@@ -144,7 +147,7 @@ TWO_RANKS = """
 import os, sys, types, warnings
 import torch, torch.distributed as dist
 from grail_lightning.callbacks import Preflight
-from grail_lightning.step.options import Objective
+from grail_lightning.step.options import Distillation, Objective
 from grail_lightning.step.outputs import StepOutput
 
 rank, store = int(os.environ["RANK"]), sys.argv[1]
