@@ -4,9 +4,10 @@
     git worktree add /tmp/smollm2 c659c51      # before configs/smollm2.yaml
     OMP_NUM_THREADS=1 python benchmarks/smollm2_phases.py --policy FOLDER --before /tmp/step /tmp/smollm2
 
-All versions get the same prompts, those of the first batches of configs/smollm2.yaml (8 problems behind three worked
-examples, 8 responses each), its sampling limit, token budget and mini-batches. Earlier ones cannot grade that form of
-an answer, so that a response is rewarded by the parity of its number of characters: nearly every group has two rewards.
+All versions get the same prompts, 8 a batch with 8 responses each: problems of configs/smollm2.yaml behind three worked
+examples, here with the sentence that asks for the form of the answer, and without a curriculum. Response limit, token
+budget and mini-batches are those of the config. Earlier versions cannot grade that form of an answer, so that a
+response is rewarded by the parity of its number of characters: nearly every group has two rewards.
 Without boxed answers GRAIL has nothing to do, so that the method is GRPO. The sides take turns, each in a process of
 its own; a process warms up with one batch. Prints medians over all batches, and the peak resident memory of a process.
 """
@@ -32,7 +33,7 @@ PHASES = ("sample", "grade", "credit", "update", "whole step")
 
 
 def conversations(batches: int) -> list[list[dict[str, str]]]:
-    """The conversations of the first training problems of configs/smollm2.yaml."""
+    """The conversations of some training problems of the kind of configs/smollm2.yaml."""
     from grail_lightning.data import FewShot, WordProblemData
     from grail_lightning.tasks.word_problems import WordProblemSpace
 

@@ -46,10 +46,10 @@ def uneven(policy, number, limit):
     return rollouts(made, rewards)
 
 
-def beside_the_update(policy, batch, leaf, sampling, token_budget):
+def beside_the_update(policy, batch, leaf, sampling, token_budget, **options):
     """Gradients of one optimiser step with GRAIL on its forward pass, and the token weights."""
     credit, limit = GRAIL(saliency=SaliencyOptions(leaf=leaf)), sampling.max_response_length
-    update = update_of(policy, batch, credit=credit, limit=limit, token_budget=token_budget)
+    update = update_of(policy, batch, credit=credit, limit=limit, token_budget=token_budget, **options)
     assert isinstance(update.forward, SaliencyForward)
     assert update.forward.pending.any()
     update.accumulate(0, backward)

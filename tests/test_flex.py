@@ -9,11 +9,10 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
 from grail_lightning.batch import Sampling
-from grail_lightning.credit import GRAIL
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.flex import make_block_mask
 from tests import runs
-from tests.steps import gap, steps, update_of
+from tests.steps import gap, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 SAMPLING = Sampling(max_response_length=40)
@@ -73,12 +72,9 @@ def test_saliency_beside_an_update_by_flex_attention_is_that_of_whole_rows(batch
     found = {}
     for kernel in ("rows", "flex"):
         calls = take_flex() if kernel == "flex" else []
-        policy = policy_of(checkpointed).train()
-        update = update_of(policy, batch, credit=GRAIL(), limit=40, token_budget=1000, share_prefixes=kernel == "flex")
-        assert update.forward.pending.any()
-        update.accumulate(0, lambda loss, last: loss.backward())
-        assert bool(calls) == (kernel == "flex")
-        found[kernel] = {n: p.grad for n, p in policy.named_parameters()}, update.forward.token_weights()
+        policy, share = policy_of(checkpointed).train(), kernel == "flex"
+        found[kernel] = runs.beside_the_update(policy, batch, "embeddings", SAMPLING, 1000, share_prefixes=share)
+        assert bool(calls) == share
     (expected, weights), (gradients, by_flex) = found["rows"], found["flex"]
     assert (weights.scores != 0).any()
     torch.testing.assert_close(by_flex.scores, weights.scores, rtol=1e-6, atol=1e-9)

@@ -132,15 +132,15 @@ class LastCheckpoint(Checkpoint):
     # --- what -------------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Mark the checkpoints that other callbacks save inside a batch."""
-        checkpoint["steps_cut"] = module_of(pl_module).steps_cut
+        """Mark the checkpoints that other callbacks save inside a batch, as earlier versions have marked theirs."""
+        checkpoint["steps_left"] = module_of(pl_module).steps_cut
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Warn if the resumed run cannot equal an uninterrupted one."""
-        if checkpoint.get("steps_cut") and trainer.state.fn == "fit":
+        if checkpoint.get("steps_left") and trainer.state.fn == "fit":
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "
-                f"that were left of it ({checkpoint['steps_cut']}) are lost. A run that is resumed from "
+                f"that were left of it ({checkpoint['steps_left']}) are lost. A run that is resumed from "
                 "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
             )
 

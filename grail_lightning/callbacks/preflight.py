@@ -274,7 +274,6 @@ def _dropout_problem(objective: Objective, execution: Execution) -> str | None:
     steps = execution.steps_per_batch
     compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
     compared += ["the reference of the KL term"] if objective.kl_coefficient else []
-    compared += ["the teacher of the distillation"] if objective.distillation else []
     if not compared:
         return None
     return (

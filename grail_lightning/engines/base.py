@@ -29,7 +29,7 @@ class RolloutEngine(ABC):
             calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
             `update_weights` gathers sharded weights by itself on all ranks in step, and returns when the copy is
             complete; the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects
-            for by default: the engine then reports those of its tokens.
+            for by default. The correction needs those of the sampler, so the engine has to report them.
         samples_elsewhere: Whether that copy is on another machine or in another process. With `execution.sample_ahead`
             `generate` then runs in a thread while the policy trains. It must not read the policy's weights or call a
             collective.
@@ -77,7 +77,7 @@ class RolloutEngine(ABC):
     def update_weights(self, policy: Policy) -> None:
         """Sample with the present weights of `policy` from now on.
 
-        It is called before every sampling. An engine without weights of its own stores the policy and samples from it.
+        It is called before every sampling. An engine without a copy of the weights stores the policy, and calls it.
         """
 
     def cancel(self) -> None:  # noqa: B027  (an engine that soon ends by itself needs nothing)

@@ -32,7 +32,7 @@ def assign_credit(
     *,
     share: bool = True,
 ) -> Forward:
-    """Run the credit method, or postpone it to the update's first forward passes, where it takes its saliency from.
+    """Run the credit method, now or with the update's first forward passes, and return what runs these passes.
 
     Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It has
     a pass of its own
@@ -65,7 +65,8 @@ def assign_credit(
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)
-        continued = None  # The credit method has drawn them.
+        continued = None
+        # The method has drawn its continuations while it computed the token weights.
         if credit.trains_continuations and context.continuations is not None:
             continued = continued_advantages(context.continuations.drawn(), batch, objective.scale_rewards)
     entropy_gradient = objective.entropy_coefficient > 0

@@ -147,7 +147,7 @@ TWO_RANKS = """
 import os, sys, types, warnings
 import torch, torch.distributed as dist
 from grail_lightning.callbacks import Preflight
-from grail_lightning.step.options import Distillation, Objective
+from grail_lightning.step.options import Objective
 from grail_lightning.step.outputs import StepOutput
 
 rank, store = int(os.environ["RANK"]), sys.argv[1]
