@@ -11,6 +11,9 @@ VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
+# An installation that fills the disk leaves a broken environment, and pip then asks every other index first.
+room = $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 2**30; sys.exit(0 if free >= $(1) else f"An environment needs $(1) GiB, but {free:.1f} GiB are free here. Free some space.")'
+
 .DEFAULT_GOAL := help
 .PHONY: help quickstart tensorboard test test-other test-slow test-browser test-vllm coverage gpu-check lint docs wheel policy policies clean
 
@@ -19,7 +22,7 @@ help:  ## List the targets
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but this is {v[0]}.{v[1]}. Run: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { $(call room,3) && $(PYTHON) -m venv $(VENV); }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@# Without an NVIDIA driver take the CPU build of torch: from the configured indexes, else from PyTorch's own.
 	@if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
@@ -59,7 +62,7 @@ test-browser: $(VENV)/installed  ## HTML pages in a real Chromium, which must be
 
 # vLLM pins much that the rest need not share, so it has an environment of its own; nothing is resolved, all is pinned.
 $(VLLM_VENV)/installed: requirements-vllm.txt
-	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@test -x $(VLLM_VENV)/bin/python || { $(call room,5) && $(PYTHON) -m venv $(VLLM_VENV); }
 	@echo "Installing into $(VLLM_VENV) (a few minutes the first time) ..."
 	@$(VLLM_PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(VLLM_PIP) --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)"
 	@$(VLLM_PIP) --no-deps --requirement requirements-vllm.txt

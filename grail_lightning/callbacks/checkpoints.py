@@ -43,7 +43,7 @@ class LastCheckpoint(Checkpoint):
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
         self._due = False
-        self._file = Path()
+        self.file = Path()
         self._termination = Termination()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -59,14 +59,14 @@ class LastCheckpoint(Checkpoint):
         The partial files of runs that were killed while they saved are removed.
         """
         folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
-        self._file, self._saved_at = folder / "last.ckpt", None
+        self.file, self._saved_at = folder / "last.ckpt", None
         if trainer.is_global_zero:
             remove_parts(folder)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch for SIGTERM. The state from which a run was resumed is not saved a second time."""
         self._termination.watch(trainer, noting=True)
-        resumed = trainer.ckpt_path and Path(trainer.ckpt_path).resolve() == self._file.resolve()
+        resumed = trainer.ckpt_path and Path(trainer.ckpt_path).resolve() == self.file.resolve()
         self._saved_at = trainer.global_step if resumed else None
         if _may_be_cut(trainer, pl_module):
             self._save(trainer, pl_module)
@@ -109,25 +109,23 @@ class LastCheckpoint(Checkpoint):
         self._save(trainer, pl_module)
         if module_of(pl_module).steps_cut and not fast_dev_run(trainer):
             rank_zero_info(
-                f"`max_steps` {trainer.max_steps} fell inside a batch of rollouts: {self._file} is of step "
+                f"`max_steps` {trainer.max_steps} fell inside a batch of rollouts: {self.file} is of step "
                 f"{self._saved_at}, where that batch began, so that a resumed run equals an uninterrupted one."
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Report after an interruption from which checkpoint the run can be resumed."""
-        if not isinstance(exception, KeyboardInterrupt | SIGTERMException):
-            return
-        what = "Ended by SIGTERM" if isinstance(exception, SIGTERMException) else "Interrupted"
-        if trainer.state.fn != "fit":
-            rank_zero_info(f"{what}.")
-            return
-        there = self._saved_at is not None and self._file.exists()
-        rank_zero_info(
-            f"{what} at step {trainer.global_step}; {self._file} is of step {self._saved_at}. Resume with the "
-            f"same command and `--ckpt_path={self._file if self.folder else 'last'}`."
-            if there
-            else f"{what} at step {trainer.global_step}, before its first checkpoint."
-        )
+        """Report from which checkpoint a run can be resumed that was interrupted, or ended by an error."""
+        asked = isinstance(exception, KeyboardInterrupt | SIGTERMException)
+        what = "Ended by SIGTERM" if isinstance(exception, SIGTERMException) else "Interrupted" if asked else "Failed"
+        fits = trainer.state.fn == "fit"
+        if fits and self._saved_at is not None and self.file.exists():
+            rank_zero_info(
+                f"{what} at step {trainer.global_step}; {self.file} is of step {self._saved_at}. Resume with the "
+                f"same command and `--ckpt_path={self.file if self.folder else 'last'}`."
+            )
+        elif asked:
+            where = f" at step {trainer.global_step}, before its first checkpoint" if fits else ""
+            rank_zero_info(f"{what}{where}.")
 
     # --- what -------------------------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class LastCheckpoint(Checkpoint):
         saved = trainer.global_step == self._saved_at and not again
         if fast_dev_run(trainer) or module_of(pl_module).steps_cut or saved:
             return
-        save_whole(trainer, self._file)
+        save_whole(trainer, self.file)
         self._saved_at = trainer.global_step
 
     def _end_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -40,7 +40,7 @@ class ExportPolicy(Callback):
         if which not in ("last", "best"):
             raise ValueError(f"`which` must be last or best, but got {which!r}.")
         self.which, self.folder = which, folder
-        self._path, self._trained = Path(), False
+        self.path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -56,7 +56,7 @@ class ExportPolicy(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""
-        self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
+        self.path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
         self._trained = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -75,7 +75,7 @@ class ExportPolicy(Callback):
         ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(module))
         if module.policy is None or not ended or fast_dev_run(trainer) or not trainer.is_global_zero:
             return
-        path, (weights, source) = self._path, self._weights(trainer)
+        path, (weights, source) = self.path, self._weights(trainer)
         policy = module.policy if weights is None else _unsharded(module, weights)
         try:
             policy.save(path)

@@ -30,10 +30,12 @@ CONFIG_LIBRARIES = (
 MISMATCH = "Error(s) in loading state_dict"
 NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
 CHOOSE = "Choose another folder."
+ROOM = "Free some space, or choose a folder on another disk."
 # Errors of the operating system that the user can correct, wherever they are raised.
 REMEDIES = {
-    errno.ENOSPC: "Free some space, or choose a folder on another disk.",
-    errno.EDQUOT: "Free some space, or choose a folder on another disk.",
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`), or choose a folder on another disk.",
     errno.EROFS: CHOOSE,
     errno.EACCES: CHOOSE,
     errno.EPERM: CHOOSE,
@@ -50,8 +52,9 @@ def explain(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and str(error).startswith((MISMATCH, NOT_LOGGED)):
         return True
-    if isinstance(error, OSError) and error.errno in REMEDIES and error.filename is not None:
-        return True
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        # TensorBoard and Arrow do not name the file on a full disk. Other errors without a file are not about files.
+        return error.filename is not None or REMEDIES[error.errno] == ROOM
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
     ours = raised_in.startswith(PACKAGE) and not isinstance(error, RuntimeError)
@@ -78,7 +81,8 @@ def one_line(error: BaseException) -> str:
         differing = re.findall(r'"([\w.]+)"|size mismatch for ([\w.]+)', text)
         said = other_policy(["".join(names) for names in differing])
     elif isinstance(error, OSError):
-        said = f"{error.strerror or error}: {error.filename}. {REMEDIES.get(error.errno or 0, '')}".strip()
+        where = "" if error.filename is None else f": {error.filename}"
+        said = f"{error.strerror or error}{where}. {REMEDIES.get(error.errno or 0, '')}".strip()
     else:
         said = refusal(text)[1]
     return f"{said} {DEBUG_HINT}"

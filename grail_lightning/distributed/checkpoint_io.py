@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import shutil
@@ -47,10 +48,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             part.replace(target)
         except (OSError, RuntimeError) as error:  # torch.save hides the reason in a RuntimeError.
-            raise OSError(
-                f"`{target}` could not be written: {_reason(error)}. An earlier file there is unchanged. Free "
-                "some space, and resume from the last checkpoint."
-            ) from error
+            said = "A checkpoint could not be written, and an earlier one of this name is unchanged"
+            number, reason = _cause(error)
+            raise OSError(number, f"{said}: {reason}", str(target)) from error
         finally:
             part.unlink(missing_ok=True)
         _to_disk(target.parent)
@@ -149,10 +149,12 @@ def _step(file: Path) -> str:
     return ""
 
 
-def _reason(error: BaseException) -> str:
-    """The operating system's message, which torch appends to one about its file format."""
+def _cause(error: BaseException) -> tuple[int, str]:
+    """The operating system's error number and message. torch hides them behind an error about its file format."""
     found = error.__context__ if isinstance(error.__context__, OSError) else error
-    return found.strerror or str(found) if isinstance(found, OSError) else str(found)
+    if isinstance(found, OSError) and found.errno is not None:
+        return found.errno, found.strerror or str(found)
+    return errno.EIO, str(found)
 
 
 def _to_disk(folder: Path) -> None:

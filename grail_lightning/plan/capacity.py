@@ -38,6 +38,7 @@ class Capacity:
         seconds: Seconds of each phase.
         micro: The largest micro-batch of the update.
         calls: Calls of the engine for a batch.
+        checkpoint: Bytes of a checkpoint on disk.
     """
 
     ranks: int
@@ -46,6 +47,7 @@ class Capacity:
     seconds: dict[str, float]
     micro: MicroShape
     calls: int
+    checkpoint: int
 
     @property
     def peak(self) -> Phase:
@@ -101,6 +103,7 @@ class Planner:
             seconds=self._seconds(settings, shapes, placement, work),
             micro=micro,
             calls=calls,
+            checkpoint=memory.checkpoint_bytes(shapes, placement, state, second=settings.credit.trains),
         )
 
     def shapes(self, settings: Settings) -> Shapes:

@@ -90,6 +90,20 @@ def kept(
     return {name: size for name, size in parts.items() if size}
 
 
+def checkpoint_bytes(shapes: Shapes, placement: Placement, state: int, *, second: bool = False) -> int:
+    """Bytes of a checkpoint on disk: weights, those in half precision as their masters, and the optimiser's state.
+
+    Args:
+        shapes: The numbers of parameters.
+        placement: How they are placed.
+        state: Bytes of the optimiser's state of all ranks together.
+        second: Whether a second model is trained, of which a checkpoint has what its optimiser updates.
+    """
+    masters = 2 * shapes.half if placement.masters else 0  # In place of the weights that are rounded from them.
+    of_second = shapes.trainable_bytes + masters + state if second else 0
+    return shapes.weight_bytes + masters + state + of_second
+
+
 def sampling(
     always: dict[str, int], shapes: Shapes, placement: Placement, decoding: DecodingBytes, rows: int, width: int
 ) -> Phase:

@@ -13,6 +13,7 @@ from grail_lightning.plan.capacity import SCORED, Capacity
 from grail_lightning.plan.seconds import Rates
 from grail_lightning.plan.settings import Settings
 from grail_lightning.plan.shapes import Shapes
+from grail_lightning.runtime.writable import in_units
 
 GIB = 2**30
 COLUMNS = 120
@@ -93,6 +94,7 @@ def _columns(plans: Plans) -> Iterator[str]:
                 yield _row(f"  {name}: {part}", [_size(parts.get(part), unit) for parts in found])
         yield _row(f"peak of {name}", [_size(sum(parts.values()) or None, unit) for parts in found])
     yield _row(f"fits {plans.memory / GIB:.0f} GiB", ["yes" if plans.fits(plan) else "NO" for plan in columns])
+    yield _row("a checkpoint on disk", [_size(plan.checkpoint, unit) for plan in columns])
     for name in columns[0].seconds:
         yield _row(f"seconds of {name}", [_seconds(plan.seconds[name]) for plan in columns])
     yield _row("seconds a batch", [_seconds(sum(plan.seconds.values())) for plan in columns])
@@ -125,9 +127,12 @@ def _assumptions(plans: Plans) -> Iterator[str]:
         f"float32, {_figure(rates.memory)} GB/s of memory, {_figure(rates.link)} GB/s between ranks, "
         f"{_figure(rates.block_ms)} ms for a block of a decoding step (--rates)."
     )
+    adapters = plans.shapes.trainable_bytes if settings.loading.lora is not None else 0
+    exported = plans.shapes.weight_bytes - adapters
     yield (
         f"Memory is that of the longest rows. {plans.reserve:.0%} of a device are left free for its context, for "
-        "libraries and for fragmentation (--reserve)."
+        "libraries and for fragmentation (--reserve). On disk a run keeps the best checkpoint and the last one, a "
+        f"third while one is replaced, and in the end an export of {in_units(exported)}."
     )
 
 
@@ -152,6 +157,7 @@ def _values(plans: Plans, plan: Capacity) -> dict[str, Any]:
         "phases": {name: {"total": phase.total, "parts": phase.parts} for name, phase in plan.phases.items()},
         "peak": plan.peak.name,
         "fits": plans.fits(plan),
+        "checkpoint_bytes": plan.checkpoint,
         "seconds": {name: None if math.isnan(value) else value for name, value in plan.seconds.items()},
         "largest_micro_batch": asdict(plan.micro),
         "sampling_calls": plan.calls,

@@ -1,9 +1,12 @@
-"""Whether files can be written, and how they appear."""
+"""Whether files can be written, how they appear, and the space that they have."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
+
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -15,8 +18,11 @@ def write_whole(file: Path, text: str) -> None:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path, subject: str) -> None:
@@ -29,10 +35,9 @@ def check_writable(folder: Path, subject: str) -> None:
     Raises:
         ValueError: If no file can be created there.
     """
-    place = folder.absolute()
+    place = folder
     try:
-        while not place.exists():
-            place = place.parent
+        place = existing(folder)
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -40,3 +45,22 @@ def check_writable(folder: Path, subject: str) -> None:
             f"{subject} must be a folder that can be written, but got {folder}: {error.strerror} ({place}). "
             "Choose another folder."
         ) from None
+
+
+def existing(folder: Path) -> Path:
+    """The absolute path of a folder, or of its nearest parent that exists."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def free_bytes(folder: Path) -> int:
+    """The bytes that can still be written to the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(existing(folder)).free
+
+
+def in_units(size: int) -> str:
+    """A number of bytes with three digits: ``9.67 MiB``."""
+    unit = next((unit for unit, number in _UNITS.items() if size >= number), "KiB")
+    return f"{size / _UNITS[unit]:.3g} {unit}"

@@ -94,6 +94,13 @@ class TrainedModel(SecondModel):
         """Weights, optimiser and schedule as plain values. A collective; if sharded, the first rank has them."""
         return dict(self._restored) if self._optimisation is None else self._optimisation.state_dict()
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors of `state_dict`, on every rank and without gathering: weights, and the optimiser's state."""
+        if self._optimisation is None:
+            return []
+        weights, states = self._optimisation.gradients.weights, self._optimisation.optimizer.state.values()
+        return [*weights, *(value for state in states for value in state.values() if isinstance(value, Tensor))]
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, when the model is next used; an empty one changes nothing."""
         if state:

@@ -49,7 +49,7 @@ class Scripted(pl.LightningModule):
         self.execution = Execution(updates_per_batch=updates)
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
-        self.gradients = None
+        self.gradients, self.second = None, None
         self.credit, self.control = Uniform(), None
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None

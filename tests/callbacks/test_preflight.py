@@ -155,13 +155,13 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 # Rank 0 alone warns. Its 60 answers are all graded; of the 40 of rank 1 one timed out: 1 of 100. Then two of them did.
 statuses = [["right"] * 60] * 2 if rank == 0 else [["right"] * 39 + ["timeout"], ["right"] * 38 + ["timeout"] * 2]
 figures = {"frac_reward_zero_std": 0.0, "completions/clipped_ratio": 0.0, "reward": 1.0}
-watch = Preflight()
+watch, trainer = Preflight(), types.SimpleNamespace(optimizers=[torch.optim.SGD([torch.zeros(1)], lr=1.0)])
 for batch in statuses:
     verdicts = [types.SimpleNamespace(status=status) for status in batch]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outputs = {"output": StepOutput(types.SimpleNamespace(verdicts=verdicts), None, figures)}
-        watch.on_train_batch_end(None, types.SimpleNamespace(objective=Objective()), outputs, [], 0)
+        watch.on_train_batch_end(trainer, types.SimpleNamespace(objective=Objective()), outputs, [], 0)
     print([str(w.message)[:75] for w in caught], flush=True)
 dist.destroy_process_group()
 """
