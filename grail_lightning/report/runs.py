@@ -13,7 +13,7 @@ import yaml
 
 from grail_lightning.evaluation.records import FACTS, read_evaluation
 
-SWEEP, CHOICE = "sweep.json", "choice.json"
+SWEEP, CHOICE = "sweep.json", "choice__"
 # Where samples are looked for in a run's folder, in this order; of several validations the last one counts.
 _STAGES = ("test", "validate", "validation/step_*")
 # How many folders above its samples a run's own folder can be.
@@ -92,8 +92,8 @@ def find_runs(given: Sequence[str]) -> list[Run]:
     """
     found: dict[Path, Run] = {}
     for argument in given:
-        if Path(argument).name == CHOICE and Path(argument).is_file():
-            continue  # A sweep leaves it beside the runs that choose, and `FOLDER/*` names it, too.
+        if Path(argument).name.startswith((CHOICE, "choice.json")) and Path(argument).is_file():
+            continue  # A sweep leaves them beside the runs that choose, and `FOLDER/*` names them, too.
         run = _find(argument)
         place = run.samples if isinstance(run, EvaluatedRun) else run.folder
         other = found.setdefault(place.resolve(), run)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -17,7 +19,8 @@ def write_whole(file: Path, text: str) -> None:
         text: What it will hold.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
+    # Processes on several machines may write the file at once.
+    unfinished = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}.unfinished")
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(file)

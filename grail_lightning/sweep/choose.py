@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
 from grail_lightning.report.events import read_scalars
-from grail_lightning.sweep.grid import Choice, Run, Study, described
-
-FILE = "choice.json"
+from grail_lightning.report.runs import CHOICE
+from grail_lightning.runtime.writable import write_whole
+from grail_lightning.sweep.grid import Choice, Run, Study, described, file_name
 
 
 def choose(study: Study, choice: Choice, group: tuple[str, str]) -> dict[str, Any]:
     """The point with the largest mean figure over the choosing seeds, for a method on a task.
 
     The first of several equal ones is taken. A run whose figure is not finite counts as −∞. What was chosen, and from
-    which figures, is written to ``choice.json`` in the folder of the runs that choose.
+    which figures, is written to `choice_file`.
 
     Args:
         study: The sweep.
@@ -36,8 +34,17 @@ def choose(study: Study, choice: Choice, group: tuple[str, str]) -> dict[str, An
         points[name] = dict(run.values)
         figures.setdefault(name, []).append(figure(run, choice))
     best = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
-    _note(study.choosing_folder / FILE, group, best, figures)
+    entry = {"method": group[0], "task": group[1], "chosen": best, "figures": figures}
+    write_whole(choice_file(study, group), json.dumps(entry, indent=1) + "\n")
     return points[best]
+
+
+def choice_file(study: Study, group: tuple[str, str]) -> Path:
+    """The file that says what was chosen for a method on a task, in the folder of the runs that choose.
+
+    There is one for each of them, so that tasks of an array that choose at the same time share none.
+    """
+    return study.choosing_folder / f"{CHOICE}{file_name(*group)}.json"
 
 
 def told(point: dict[str, Any], group: tuple[str, str], study: Study) -> str:
@@ -66,15 +73,3 @@ def figure(run: Run, choice: Choice) -> float:
         )
     found = values[-1] if choice.statistic == "last" else sum(values) / len(values)
     return found if math.isfinite(found) else -math.inf
-
-
-def _note(file: Path, group: tuple[str, str], best: str, figures: dict[str, list[float]]) -> None:
-    try:
-        known = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
-        known = []
-    entry = {"method": group[0], "task": group[1], "chosen": best, "figures": figures}
-    kept = [other for other in known if (other["method"], other["task"]) != group]
-    part = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}.part")  # Tasks of an array choose at once.
-    part.write_text(json.dumps([*kept, entry], indent=1) + "\n")
-    part.replace(file)

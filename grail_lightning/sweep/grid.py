@@ -139,6 +139,11 @@ def described(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in point.items())
 
 
+def file_name(*parts: str) -> str:
+    """Names as one name of a file or folder."""
+    return "__".join(_UNSAFE.sub("_", part) for part in parts)
+
+
 def shown(value: object) -> str:
     """A value as the command line takes it."""
     if isinstance(value, str):
@@ -180,7 +185,7 @@ class _Group:
     def run(self, folder: Path, seed: int, point: Mapping[str, Any] | None, choosing: bool = False) -> Run:
         """A run. Without a choice, the points of a grid have folders of their own beside each other."""
         method = f"{self.method} {described(point)}" if point else self.method
-        name = "__".join(_UNSAFE.sub("_", part) for part in (method, self.task, str(seed)))
+        name = file_name(method, self.task, str(seed))
         return Run(
             name=name,
             folder=folder / name,

@@ -106,8 +106,9 @@ def test_runs_of_one_task_are_beside_runs_of_none_and_those_of_several_tasks_are
 def test_runs_that_chose_a_point_are_reported_apart(tmp_path):
     for name, seed, more in (("runs", 0, {}), ("runs_choosing", 9, {"choosing": True})):
         make_run(tmp_path / name / "r", {0: 0.1}, {"method": "A", "task": "a", "seed": seed, "point": {"lr": 1}} | more)
-    (tmp_path / "runs_choosing" / "choice.json").write_text("[]")
-    assert _names(*sorted((tmp_path / "runs_choosing").iterdir())) == {"A": (9,)}, "without the file of the choice"
+    for name in ("choice__A__a.json", "choice.json"):  # The second is that of earlier versions.
+        (tmp_path / "runs_choosing" / name).write_text("{}")
+    assert _names(*sorted((tmp_path / "runs_choosing").iterdir())) == {"A": (9,)}, "without the files of choices"
     with pytest.raises(
         ValueError, match=r"must not be reported beside others, .* \S*runs_choosing/r is one and \S*runs/r"
     ):

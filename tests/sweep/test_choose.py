@@ -6,7 +6,7 @@ import math
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.sweep.choose import choose, figure, told
+from grail_lightning.sweep.choose import choice_file, choose, figure, told
 from grail_lightning.sweep.grid import Choice, read_study
 from tests.sweep.studies import write_study
 
@@ -49,11 +49,11 @@ def test_the_point_with_the_best_last_value_is_chosen(study):
     point = choose(found, found.choice, ("GRAIL", "sums"))
     assert point == {"model.optimizer.lr": 2e-4}, "(0.9 + 0.5) / 2 is more than (0.6 + 0.7) / 2"
     assert told(point, ("GRAIL", "sums"), found) == "GRAIL, sums: lr=0.0002 is best of the grid on the choosing seeds"
-    (noted,) = json.loads((found.choosing_folder / "choice.json").read_text())
+    noted = json.loads(choice_file(found, ("GRAIL", "sums")).read_text())
     assert (noted["method"], noted["task"], noted["chosen"]) == ("GRAIL", "sums", "lr=0.0002")
     assert noted["figures"]["lr=0.0002"] == pytest.approx([0.9, 0.5])
     choose(found, found.choice, ("GRAIL", "sums"))
-    assert len(json.loads((found.choosing_folder / "choice.json").read_text())) == 1
+    assert [file.name for file in found.choosing_folder.glob("*.json*")] == ["choice__GRAIL__sums.json"]
 
 
 def test_the_point_with_the_largest_mean_is_chosen_on_request(study):
