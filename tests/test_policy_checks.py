@@ -103,3 +103,22 @@ def test_weights_of_a_checkpoint_are_compared_by_name_and_shape():
             check_weights("arithmetic", Loading(), other)
     with pytest.raises(ValueError, match=r"Give the `model.policy` and `model.loading.lora` that it was trained with"):
         check_weights("arithmetic", Loading(lora=LoRA()), state)
+
+
+def test_a_packaged_policy_is_found_beside_a_folder_of_data_of_its_name(tmp_path, monkeypatch):
+    packaged = resolve_policy("words")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words").mkdir()
+    assert resolve_policy("words") == packaged
+    with pytest.raises(ValueError, match=r"folder with a `config\.json`, but words has none"):
+        resolve_policy("./words")
+
+
+def test_a_name_with_two_meanings_is_refused(folder, monkeypatch):
+    packaged = resolve_policy("words")
+    monkeypatch.chdir(folder.parent)
+    folder.rename("words")
+    with pytest.raises(ValueError, match=r"must name one model, .*Write \./words for the folder, or /\S+ for the"):
+        resolve_policy("words")
+    assert resolve_policy("./words") == "words"
+    assert resolve_policy(packaged) == packaged

@@ -101,24 +101,27 @@ def resolve_policy(name: str) -> str:
     """A name in the form that Transformers accepts: packaged policies by short name, folders and hub names unchanged.
 
     Raises:
-        ValueError: If it looks like a path and there is no such folder, the folder holds no `config.json`, or the name
-            is nearly that of a packaged policy.
+        ValueError: If it looks like a path and there is no such folder, the folder holds no `config.json`, the name is
+            nearly that of a packaged policy, or it is that of a packaged policy and of another one in a folder here.
     """
-    folder = Path(name).expanduser()
+    folder, packaged = Path(name).expanduser(), sorted(folder.name for folder in _ASSETS.iterdir())
     if not name.strip():
         raise ValueError(
-            "`policy` must be a model on the hub or a folder, but got nothing. Packaged ones: "
-            "arithmetic, chains, words."
+            f"`policy` must be a model on the hub or a folder, but got nothing. Packaged ones: {', '.join(packaged)}."
         )
+    if name in packaged:
+        if (folder / "config.json").is_file() and not folder.samefile(_ASSETS / name):
+            raise ValueError(
+                f"`policy` must name one model, but {name!r} is one that came with the package, and a folder here. "
+                f"Write ./{name} for the folder, or {_ASSETS / name} for the other one."
+            )
+        return str(_ASSETS / name)  # Any other folder of that name holds no model.
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"`policy` must be a folder with a `config.json`, but {folder} has none.")
         return str(folder)
-    if (_ASSETS / name / "config.json").is_file():
-        return str(_ASSETS / name)
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/export"):
         raise ValueError(f"`policy` must be a model on the hub or an existing folder, but there is no folder {name!r}.")
-    packaged = sorted(folder.name for folder in _ASSETS.iterdir())
     # Transformers would ask the hub for it, with retries. All but a few old models on the hub are called owner/name.
     if "/" not in name and (near := difflib.get_close_matches(name.lower(), packaged, n=1)):
         raise ValueError(
