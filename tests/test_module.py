@@ -318,6 +318,18 @@ def test_metrics_have_the_names_that_users_know():
     assert output.metrics["reward"] == pytest.approx(output.batch.correct.float().mean().item())
 
 
+def test_a_method_may_give_no_weight_to_any_sound_token():
+    class Nothing(CreditControl):
+        def __call__(self, weights, batch, context):
+            zeros = torch.zeros_like(weights.values)
+            return TokenWeights(values=zeros, scores=weights.scores, fallback=weights.fallback)
+
+    watch = Watch()
+    trainer(1, watch).fit(module(credit=GRAIL(), control=Nothing()), batches(1, size=8))
+    assert "credit/fork_auroc_slip" in watch.outputs[0].metrics
+    assert "credit/flawed_to_sound_weight" not in watch.outputs[0].metrics
+
+
 def test_a_control_that_writes_into_the_weights_would_be_seen():
     """The credit's own scores reach the control unchanged, and its output is what trains."""
     seen = {}

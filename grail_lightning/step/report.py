@@ -103,12 +103,10 @@ def report(forward: Forward, weights: TokenWeights, steps: dict[StepKind, Tensor
     if forward.continued is not None:
         tally.add("credit/continued_live", forward.continued.advantages != 0)
     figures = tally.compute()
-    on_flawed, on_sound = (figures.pop(f"credit/weight_{kind}", math.nan) for kind in ("flawed", "sound"))
-    return (
-        figures
-        if math.isnan(on_flawed / on_sound)
-        else figures | {"credit/flawed_to_sound_weight": on_flawed / on_sound}
-    )
+    on_flawed, on_sound = figures.pop("credit/weight_flawed", None), figures.pop("credit/weight_sound", None)
+    if on_flawed is not None and on_sound:  # A method may give no sound token any weight.
+        figures["credit/flawed_to_sound_weight"] = on_flawed / on_sound
+    return figures
 
 
 def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
