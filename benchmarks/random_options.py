@@ -47,13 +47,53 @@ TOLERANCE = {None: 1e-3, "64-true": 1e-5, "bf16-mixed": 0.3}
 NO_CHANGE = 1e-6  # A change that small is itself made of roundings: the KL to the policy itself, say.
 
 # None leaves an option out; a value that stands twice is drawn twice as often.
-CREDIT = [
-    *("Uniform", "GRAIL", "OARGradient", "OARPerturbation", "HighEntropy", "AdvantageReweighting", "LESS", "UCAS"),
-    *("RLSD", "DGPO", "PRIME", "AttentionRhythm", "Resampled", "TreeAdvantage", "PrefixWeights", "OptimalBaseline"),
-    *("Oracle", "GRAIL --model.credit.saliency.fuse=false", "GRAIL --model.credit.saliency.refresh=update"),
-]
+FLAG = [None, "true", "false"]
+CREDIT: dict[str, dict[str, list[str | None]]] = {
+    "Uniform": {},
+    "GRAIL": {
+        "gate": [None, "positive", "all"],
+        "answer_overwrite": [None, "gated", "never"],
+        "normalise": [None, "mean_one"],
+        "std": [None, "0.3"],
+        "saliency.alignment": [None, "token"],
+        "saliency.box": [None, "first"],
+        "saliency.refresh": [None, None, "update"],
+        "saliency.fuse": FLAG,
+    },
+    "OARGradient": {
+        "distribution": [None, "last", "answer_joint"],
+        "scope": [None, "response"],
+        "alignment": [None, "token"],
+        "product": [None, "noisy"],
+    },
+    "OARPerturbation": {},
+    "HighEntropy": {},
+    "AdvantageReweighting": {},
+    "LESS": {"share": [None, "0.5"]},
+    "UCAS": {"standardise": FLAG},
+    "RLSD": {},
+    "DGPO": {"temperature": [None, "0.5"]},
+    "PRIME": {"double_forward": FLAG, "normalise": FLAG},
+    "AttentionRhythm": {"rhythm": [None, "anchor", "coupled"], "gate": [None, "all"]},
+    "Resampled": {
+        "continuations": ["2"],
+        "borders": [None, "entropy"],
+        "search": [None, "everywhere"],
+        "gate": [None, "positive", "all"],
+        "advantage": FLAG,
+        "train_continuations": FLAG,
+    },
+    "TreeAdvantage": {"own_row": FLAG, "standardise": FLAG, "advantage": FLAG, "outcome": [None, "reward"]},
+    "PrefixWeights": {},
+    "OptimalBaseline": {"tail": [None, "own"]},
+    "Oracle": {"right": [None, "balanced"]},
+    "WarmUp": {"inner": ["GRAIL", "PRIME", "TreeAdvantage", "Resampled"], "steps": ["1", "3"]},
+    "Product": {"first": ["GRAIL", "LESS"], "second": ["HighEntropy", "UCAS", "AttentionRhythm"]},
+    "PermutedRewards": {"inner": ["TreeAdvantage", "Oracle", "UCAS"], "mirrored": FLAG},
+}
 WHAT: dict[str, list[str | None]] = {
     "model.credit": [*CREDIT],
+    "model.engine": [None, None, "HFEngine --model.engine.cache_tokens=400"],
     "model.control": [None, None, None, "Shuffled", "Random", "AnswerOnly", "SameMagnitude"],
     "model.loading.lora.rank": [None, None, "4"],
     "model.objective.aggregation": ["grpo", "dr_grpo", "dapo"],
@@ -130,6 +170,8 @@ class Fit(NamedTuple):
 def draw(rng: random.Random, tables: Mapping[str, list[str | None]]) -> dict[str, str | None]:
     """A value for each option. Values that cannot go together by their meaning are left out."""
     drawn = {name: rng.choice(values) for name, values in tables.items()}
+    for name, values in CREDIT.get(drawn.get("model.credit") or "", {}).items():
+        drawn[f"model.credit.{name}"] = rng.choice(values)
     if drawn.get("model.objective.surrogate") == "cispo":
         drawn["model.objective.ratio_cap"] = None
     if drawn.get("config") == "quickstart.yaml":  # Its data are generated without worked solutions.

@@ -1,5 +1,6 @@
 """Strategies by the names that users give them."""
 
+import json
 import re
 from pathlib import Path
 
@@ -43,6 +44,34 @@ def test_sharded_weights_train_from_the_command_line():
     assert (RUN / "export" / "model.safetensors").is_file()
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
     assert saved["class_path"].endswith(".ModelParallelStrategy")
+
+
+REFUSED = """
+import json, sys
+from grail_lightning.__main__ import main
+sys.argv[1:] = json.loads(sys.argv[1])
+try:
+    main()
+except SystemExit as end:
+    print(end.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Adafactor", ["--trainer.strategy=ModelParallelStrategy"], "able to update sharded weights, but Adafactor"),
+        ("Muon", [], "must take all weights that are trained, but it refuses some (Muon only supports 2D parameters"),
+    ],
+)
+def test_an_optimizer_that_cannot_take_the_weights_is_refused_before_anything_is_sampled(name, options, said, tmp_path):
+    (tmp_path / "refused.py").write_text(REFUSED)
+    options = [*options, f"--model.optimizer=torch.optim.{name}", "--model.optimizer.lr=1e-3"]
+    (printed,) = run_script(tmp_path / "refused.py", json.dumps(["fit", *SHORT, *options]))
+    assert printed.stdout.splitlines()[-1] == "2"
+    (line,) = [line for line in printed.stderr.splitlines() if "error:" in line]
+    assert said in line
+    assert "Validation" not in printed.stderr
 
 
 @pytest.mark.parametrize(

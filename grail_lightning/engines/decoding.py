@@ -63,7 +63,8 @@ class Decoding:
         rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache.
         sampling: The sampling options.
         noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. It is not used at temperature 0.
-        synchronised: Whether to make as many forward passes as the rank that makes most.
+        synchronised: Whether to make as many forward passes as the rank that makes most. Limits may differ.
+        idle: Whether the rows are there for these passes alone: no other rank waits for their end.
         leave: The share of the batch that must have finished before rows are removed; above 1 none ever is.
     """
 
@@ -75,6 +76,7 @@ class Decoding:
         noise: Tensor,
         *,
         synchronised: bool = False,
+        idle: bool = False,
         leave: float = _MIN_FINISHED_SHARE,
     ) -> None:
         from grail_lightning.engines.cache import GrowingCache  # Transformers is slow to import, and `--help` is not.
@@ -96,7 +98,7 @@ class Decoding:
         self.rows = torch.arange(len(rows), device=device)
         # The row of the cache that each row uses; None if every row has its own.
         self.place: Tensor | None = None
-        self.alive = torch.ones(len(rows), dtype=torch.bool, device=device)
+        self.alive = torch.full((len(rows),), not idle, device=device)
 
     def run(self) -> Sampled:
         """Sampled ids of all ``N`` rows, padded after each row's end.
@@ -107,13 +109,16 @@ class Decoding:
         logits = self._read_prompts()
         # `generate` does the same: mixtures of experts use another GPU kernel for a step of one token a row.
         with self.policy.model._optimize_model_for_decode():
-            for step in range(self.sampling.max_response_length):
+            for step in range(self.sampling.max_response_length - 1):
                 tokens = self._record(logits, step)
-                if step + 1 == self.sampling.max_response_length or self._all_finished():
+                if self._all_finished():
                     break
                 place, vocabulary = self.place, logits.shape[-1]
                 kept = self._drop_finished(tokens) if place is None else self._fork(place, tokens, vocabulary)
                 logits = self._forward(kept)
+            else:
+                self._record(logits, self.sampling.max_response_length - 1)
+                self._wait_for_ranks()
         if not self.logprobs.isfinite().all():
             raise ValueError(
                 "The policy's logits must be finite to sample from, but got NaN or infinity. Look for a step whose "
@@ -194,6 +199,12 @@ class Decoding:
         self.left = int(self.alive.sum())
         waiting = self.alive.new_tensor(self.left > 0, dtype=torch.long)
         return not int(all_reduce(waiting, "max")) if self.synchronised else self.left == 0
+
+    def _wait_for_ranks(self) -> None:
+        """Make the forward passes of ranks with a larger limit, with a token that is nobody's."""
+        self.alive = torch.zeros_like(self.alive)
+        while not self._all_finished():
+            self.policy.model(input_ids=self.ids[:1, :1], use_cache=False)
 
     def _drop_finished(self, tokens: Tensor) -> Tensor:
         """Remove finished rows if that saves time. One row remains while other ranks are still decoding."""

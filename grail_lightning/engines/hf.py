@@ -130,7 +130,9 @@ class HFEngine(RolloutEngine):
                 call = part or [policy.encode(".")]
                 if compact:
                     numbers = noise(len(responses), len(call))
-                    drawn = Decoding(policy, call, sampling, numbers, synchronised=self._equal_passes).run()
+                    drawn = Decoding(
+                        policy, call, sampling, numbers, synchronised=self._equal_passes, idle=not part
+                    ).run()
                 else:
                     drawn = self._generate(policy, call, sampling)
                 lengths = drawn.lengths.tolist()[: len(part)]
