@@ -2,6 +2,7 @@
 
     python benchmarks/random_options.py layout --runs 100       # how a step is run changes nothing in what it does
     python benchmarks/random_options.py resume --runs 100       # a resumed run equals an uninterrupted one
+    python benchmarks/random_options.py ranks --runs 30         # two ranks end, under DDP and under FSDP2
 
 Each combination draws a credit method, a control, an objective, adapters, precision, data and so on at random, and how
 the step is run: token budget, common prefixes, checkpointed blocks, packing, chunks of the head.
@@ -9,7 +10,8 @@ the step is run: token budget, common prefixes, checkpointed blocks, packing, ch
 `layout` takes the optimiser steps of one batch, and takes them again with whole rows in one micro-batch. Plain SGD
 keeps the change of the weights proportional to the gradients, so both changes are compared, which may differ by
 roundings. `resume` takes four batches, and takes them again with a stop at a random step, which may be inside a batch;
-the weights must be equal bit for bit.
+the weights must be equal bit for bit. `ranks` takes three batches on two processes, which must both end within
+three minutes: ranks that call different collectives stop each other, or wait for ever.
 
 A combination may also be refused, in one line. Anything else is printed with the options that repeat it, and ends the
 script with exit code 1. Two seconds a run on one core; start several with other seeds.
@@ -21,6 +23,8 @@ import argparse
 import math
 import os
 import random
+import signal
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -28,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -143,6 +147,8 @@ RESUMED: dict[str, list[str | None]] = {
     "trainer.limit_val_batches": ["0", "1.0"],
 }
 
+RANKS_SECONDS = 180
+
 Options = Mapping[str, str | None]
 
 
@@ -177,6 +183,18 @@ def draw(rng: random.Random, tables: Mapping[str, list[str | None]]) -> dict[str
     if drawn.get("config") == "quickstart.yaml":  # Its data are generated without worked solutions.
         drawn["data.few_shot.number"] = None
     return drawn
+
+
+def name_classes(drawn: dict[str, str | None]) -> None:
+    """Write the import paths of torch's optimisers and schedules."""
+    for name, package in (("model.optimizer", "torch.optim"), ("model.scheduler", "torch.optim.lr_scheduler")):
+        drawn[name] = drawn[name] and f"{package}.{drawn[name]}"
+
+
+def steps_of(drawn: Options) -> int:
+    """The optimiser steps of a batch."""
+    names = ("model.execution.updates_per_batch", "model.execution.mini_batches")
+    return math.prod(int(drawn[name] or 1) for name in names)
 
 
 def arguments(options: Options, folder: Path) -> list[str]:
@@ -266,12 +284,10 @@ def change(weights: Mapping[str, Tensor], policy: str) -> float:
 def same_resumed(rng: random.Random, folder: Path) -> tuple[Options, Fit, str]:
     """A combination, its run, and how the resumed run differs; empty if it does not."""
     what = draw(rng, WHAT | RESUMED)
-    for name, package in (("model.optimizer", "torch.optim"), ("model.scheduler", "torch.optim.lr_scheduler")):
-        what[name] = what[name] and f"{package}.{what[name]}"
+    name_classes(what)
     options = what | draw(rng, HOW)
     options |= {"model.optimizer.lr": "1e-3", "trainer.max_epochs": "-1", "trainer.val_check_interval": "2"}
-    numbers = ("model.execution.updates_per_batch", "model.execution.mini_batches")
-    steps = BATCHES * math.prod(int(what[name] or 1) for name in numbers)
+    steps = BATCHES * steps_of(what)
     stop = str(rng.randint(1, steps - 1))
     whole = fit(options | {"trainer.max_steps": str(steps)}, folder / "whole")
     if whole.code:
@@ -285,14 +301,38 @@ def same_resumed(rng: random.Random, folder: Path) -> tuple[Options, Fit, str]:
     return options | {"trainer.max_steps": stop}, halves, f"{equal.count(False)} tensors differ." if wrong else ""
 
 
+def two_ranks(rng: random.Random, folder: Path) -> tuple[Options, Fit, str]:
+    """A combination on two ranks, its run, and how it failed; empty if it did not."""
+    what = draw(rng, WHAT | RESUMED | {"trainer.strategy": ["ddp", "ModelParallelStrategy"]}) | draw(rng, HOW)
+    name_classes(what)
+    if what["trainer.strategy"] != "ddp":
+        # Half precision is that of the computation there, and torch's Adafactor cannot update shards.
+        what |= {"model.loading.dtype": None, "model.loading.reduce_once": rng.choice(FLAG)}
+        what["model.optimizer"] = str(what["model.optimizer"]).replace("Adafactor", "AdamW")
+    options = what | {"trainer.devices": "2", "trainer.max_epochs": "-1", "trainer.val_check_interval": "2"}
+    options |= {"model.optimizer.lr": "1e-3", "trainer.max_steps": str(3 * steps_of(what))}
+    command = [sys.executable, "-m", "grail_lightning", *arguments(options, folder / "ranks")]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **quiet, start_new_session=True) as ranks:
+        try:
+            lines = ranks.communicate(timeout=RANKS_SECONDS)[1].splitlines()
+        except subprocess.TimeoutExpired:
+            os.killpg(ranks.pid, signal.SIGKILL)
+            return options, Fit(1, "", {}), f"It had not ended after {RANKS_SECONDS} seconds."
+    refusals = [line for line in lines if "error:" in line]
+    made = Fit(ranks.returncode, refusals[0] if refusals else "", {})
+    return options, made, "" if made.code in (0, 2) else "\n".join(lines[-20:])
+
+
 def main() -> None:
     """Print each combination that fails, and how the others ended."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("check", choices=["layout", "resume"])
+    checks = {"layout": same_layout, "resume": same_resumed, "ranks": two_ranks}
+    parser.add_argument("check", choices=checks)
     parser.add_argument("--runs", type=int, default=100, help="the number of combinations (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    rng, check = random.Random(asked.seed), {"layout": same_layout, "resume": same_resumed}[asked.check]
+    rng, check = random.Random(asked.seed), checks[asked.check]
     torch.set_num_threads(1)
     ended: Counter[str] = Counter()
     for number in range(asked.runs):
