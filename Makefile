@@ -14,6 +14,9 @@ export TOKENIZERS_PARALLELISM := false
 # An installation that fills the disk leaves a broken environment, and pip then asks every other index first.
 room = $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 2**30; sys.exit(0 if free >= $(1) else f"An environment needs $(1) GiB, but {free:.1f} GiB are free here. Free some space.")'
 
+# GiB: that of the CPU build of torch, or of the one with CUDA's libraries.
+ROOM := $(shell command -v nvidia-smi >/dev/null && echo 8 || echo 3)
+
 .DEFAULT_GOAL := help
 .PHONY: help quickstart tensorboard test test-other test-slow test-browser test-vllm coverage gpu-check lint docs wheel policy policies clean
 
@@ -22,7 +25,7 @@ help:  ## List the targets
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, but this is {v[0]}.{v[1]}. Run: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || { $(call room,3) && $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/python || { $(call room,$(ROOM)) && $(PYTHON) -m venv $(VENV); }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@# Without an NVIDIA driver take the CPU build of torch: from the configured indexes, else from PyTorch's own.
 	@if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \

@@ -33,7 +33,7 @@ def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
         assert first["backward"] == second["backward"], "ranks must stay in step"
 
 
-@pytest.mark.parametrize("credit", ["GRAIL", pytest.param("OARGradient", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("credit", ["GRAIL", "DGPO", pytest.param("OARGradient", marks=pytest.mark.slow)])
 def test_sharded_weights_train_as_replicated_ones_do(credit):
     replicated, sharded = _run("ddp", credit), _run("fsdp2", credit)
     for ours, theirs in zip(sharded, replicated, strict=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from grail_lightning.callbacks.checkpoints import LastCheckpoint
@@ -41,7 +42,8 @@ def check_disk_space(trainer: Trainer, pl_module: LightningModule) -> str | None
     """Compare what a run will still write with the free space of each disk. A broadcast: every rank must call it.
 
     Sizes are those of the tensors, so the optimiser must have taken a step. Sharded tensors count with their global
-    size. Of ``save_top_k: -1``, which keeps every checkpoint, one is counted.
+    size. Of ``save_top_k: -1``, which keeps every checkpoint, one is counted, and nothing of a second model that has
+    not been used yet.
 
     Returns:
         A warning if the checkpoints fit one by one, but not all that the run keeps; None if everything fits.
@@ -78,12 +80,16 @@ def _warning(files: list[Written]) -> str | None:
     needed = sum(file.size * file.missing for file in saved) + max(twice, after)
     if (free := free_bytes(files[0].folder)) >= needed:
         return None
-    parts = [f"{file.name} {file.missing} x {in_units(file.size)}" for file in files if file.missing]
+    parts = [f"{file.name} {file.missing} x {in_units(file.size)}" for file in saved if file.missing]
+    last = "the export" if after > twice else "a checkpoint beside the one that it replaces"
+    less = (
+        "keep less: `checkpoint.save_top_k: 0` keeps no best checkpoint, and `checkpoint.save_weights_only: true` "
+        "keeps its weights alone"
+    )
     return (
         f"The files of this run will need up to {in_units(needed)} more in {files[0].folder}, but {in_units(free)} are "
-        f"free there ({', '.join((*parts, f'{in_units(twice)} while a checkpoint is replaced'))}). Free some space, or "
-        "keep less: `checkpoint.save_top_k: 0` keeps no best checkpoint, and `checkpoint.save_weights_only: true` "
-        "keeps its weights alone."
+        f"free there ({', '.join((*parts, f'{in_units(max(twice, after))} for {last}'))}). Free some space, or "
+        f"{less if saved else 'set `export.folder` to a folder on another disk'}."
     )
 
 
@@ -95,7 +101,8 @@ def _files(trainer: Trainer, pl_module: LightningModule) -> Iterator[Written]:
         elif isinstance(callback, ModelCheckpoint) and _saves(callback, trainer):
             size = weights if callback.save_weights_only else whole
             kept = abs(callback.save_top_k) + bool(callback.save_last)
-            missing = max(0, kept - max(len(callback.best_k_models), bool(callback.best_model_path)))
+            there = max(len(callback.best_k_models), bool(callback.best_model_path)) + bool(callback.last_model_path)
+            missing = max(0, kept - there)
             name, folder = "best" if callback.monitor else "checkpoint", Path(callback.dirpath or "")
             yield Written(name, folder, size, missing=missing)
         elif isinstance(callback, ExportPolicy):
@@ -128,7 +135,16 @@ def _state(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return round(sum(tensor.numel() * _element_bytes(tensor) for tensor in tensors))
+
+
+def _element_bytes(tensor: Tensor) -> float:
+    """Bytes for each element. Quantised tensors (torchao) consist of others, but report the dtype that they replace."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not hasattr(local, "__tensor_flatten__") or not local.numel():
+        return local.element_size()
+    inner: list[Tensor] = [getattr(local, name) for name in local.__tensor_flatten__()[0]]
+    return sum(part.numel() * _element_bytes(part) for part in inner) / local.numel()
 
 
 def _by_disk(files: Iterable[Written]) -> list[list[Written]]:

@@ -31,7 +31,7 @@ class Preflight(Callback):
     It detects groups without a difference in reward, responses that never end, verdicts that time out, a training
     sampler that differs from the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights
     whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rewards
-    outside the range of BNPO, and dropout where a step compares two policies. Once the optimiser has a state, it
+    outside the range of BNPO, and dropout where a step compares two policies. After the first batch with a gradient it
     compares the sizes of the run's checkpoints and export with the free space of their disks.
 
     Args:
@@ -121,7 +121,7 @@ class Preflight(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Check the metrics of the batch and its verdicts over all ranks, and the disks after the first step.
+        """Check the metrics of the batch and its verdicts over all ranks, and the disks once the optimiser has a state.
 
         Raises:
             ValueError: If there is no room for a checkpoint.
@@ -141,7 +141,7 @@ class Preflight(Callback):
             self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, module.tokenizer.eos_token))
         self._check_verdicts(verdicts)
         self._check_rate(figures, trainer)
-        if not self._measured and trainer.optimizers[0].state:
+        if not self._measured and figures.get("grad_norm", 0.0) > 0:  # The optimiser has a state, on every rank.
             self._measured = True
             if warning := check_disk_space(trainer, pl_module):
                 self._warn("disk", warning)

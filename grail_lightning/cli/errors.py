@@ -31,11 +31,12 @@ MISMATCH = "Error(s) in loading state_dict"
 NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
 CHOOSE = "Choose another folder."
 ROOM = "Free some space, or choose a folder on another disk."
+LIMIT = "Raise the limit on the size of files (`ulimit -f`), or choose a folder on another disk."
 # Errors of the operating system that the user can correct, wherever they are raised.
 REMEDIES = {
     errno.ENOSPC: ROOM,
     errno.EDQUOT: ROOM,
-    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`), or choose a folder on another disk.",
+    errno.EFBIG: LIMIT,
     errno.EROFS: CHOOSE,
     errno.EACCES: CHOOSE,
     errno.EPERM: CHOOSE,
@@ -53,8 +54,8 @@ def explain(error: BaseException) -> bool:
     if isinstance(error, RuntimeError) and str(error).startswith((MISMATCH, NOT_LOGGED)):
         return True
     if isinstance(error, OSError) and error.errno in REMEDIES:
-        # TensorBoard and Arrow do not name the file on a full disk. Other errors without a file are not about files.
-        return error.filename is not None or REMEDIES[error.errno] == ROOM
+        # An error while a file is written does not name it. Other errors without a file are not about files.
+        return error.filename is not None or REMEDIES[error.errno] in (ROOM, LIMIT)
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
     ours = raised_in.startswith(PACKAGE) and not isinstance(error, RuntimeError)

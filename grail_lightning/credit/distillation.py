@@ -30,7 +30,8 @@ class RLSD(TokenCredit):
 
     ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps, after which no forward pass is needed.
     Rows without an advantage have weight 1 and need no forward pass either. The teacher's weights are a copy of the
-    trainable ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps.
+    trainable ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps. Of
+    sharded weights (FSDP2) every rank keeps a whole copy; `refresh_steps: 1` needs none.
     Checkpoints contain this copy, too, which makes them larger by the trainable weights until `decay_steps`.
 
     Args:
@@ -96,11 +97,6 @@ class RLSD(TokenCredit):
             self._weights = {}
             return None
         trainable = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-        if any(hasattr(p, "to_local") for p in trainable.values()):
-            raise ValueError(
-                f"`refresh_steps` must be 1 with sharded weights (FSDP), but got {self.refresh_steps}. "
-                "Set `--model.credit.refresh_steps=1`: the teacher is then the current policy."
-            )
         fresh = step // self.refresh_steps == self._copied_at // self.refresh_steps
         if not fresh or self._weights.keys() != trainable.keys():
             self._copied_at = step

@@ -31,7 +31,7 @@ class Gradients:
         strategy: The trainer's strategy. Sharded weights (FSDP, DeepSpeed) get no master weights: shard float32 ones.
         restored: The policy's weights in a checkpoint, by name.
         apart: Whether the policy is not part of the module that the strategy wraps, so that DDP does not reduce its
-            gradients.
+            gradients. It is then the second model of a credit method.
 
     Attributes:
         masters: The master weights, which the optimiser updates; None if no weight is in half precision.
@@ -78,14 +78,19 @@ class Gradients:
             optimizer = make(iter(self.weights))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                "`model.optimizer` must take all weights that are trained, but it refuses some "
+                f"{self._option} must take all weights that are trained, but it refuses some "
                 f"({str(error).rstrip('.')}). Take torch.optim.AdamW, say."
             ) from error
         if isinstance(self.policy, FSDPModule):
-            _check_sharded_step(make, self.weights)
+            _check_sharded_step(make, self.weights, self._option)
         if self.masters is not None:
             self.masters.follow(optimizer)
         return optimizer
+
+    @property
+    def _option(self) -> str:
+        """The option that names the optimiser."""
+        return "`model.credit.optimizer`" if self.apart else "`model.optimizer`"
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
@@ -136,7 +141,7 @@ class Gradients:
             embeddings.sparse = False
 
 
-def _check_sharded_step(make: Callable[[Iterator[Tensor]], Optimizer], weights: list[Tensor]) -> None:
+def _check_sharded_step(make: Callable[[Iterator[Tensor]], Optimizer], weights: list[Tensor], option: str) -> None:
     """Take a step on small sharded tensors: torch does not have every operation for them.
 
     Raises:
@@ -152,10 +157,11 @@ def _check_sharded_step(make: Callable[[Iterator[Tensor]], Optimizer], weights: 
     optimizer = make(iter(trial))
     try:
         optimizer.step()
-    except (RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # Optimisers that do not know sharded tensors fail in many ways.
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
-            f"`model.optimizer` must be able to update sharded weights, but {type(optimizer).__name__} cannot "
-            f"({str(error).splitlines()[0].rstrip('.')}). Take torch.optim.AdamW, or `trainer.strategy: ddp`."
+            f"{option} must be able to update sharded weights, but {type(optimizer).__name__} cannot ({reason}). Take "
+            "torch.optim.AdamW, or `trainer.strategy: ddp`."
         ) from error
 
 

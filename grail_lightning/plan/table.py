@@ -131,7 +131,7 @@ def _assumptions(plans: Plans) -> Iterator[str]:
     exported = plans.shapes.weight_bytes - adapters
     yield (
         f"Memory is that of the longest rows. {plans.reserve:.0%} of a device are left free for its context, for "
-        "libraries and for fragmentation (--reserve). On disk a run keeps the best checkpoint and the last one, a "
+        "libraries and for fragmentation (--reserve). By default a run keeps the best checkpoint and the last, a "
         f"third while one is replaced, and in the end an export of {in_units(exported)}."
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch.distributed.fsdp import FSDPModule
+
 from grail_lightning.policy.model import Policy
 
 
@@ -35,6 +37,6 @@ class Reference:
             with self.policy.adapters_off():
                 yield self.policy
             return
-        if not hasattr(next(self.policy.parameters()), "to_local"):
+        if not isinstance(self.policy, FSDPModule):  # Moving a sharded one, even whole, would shard it again.
             self.policy.to(device=beside.device, dtype=beside.model.dtype)
         yield self.policy

@@ -8,7 +8,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -64,6 +64,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def in_units(size: int) -> str:
-    """A number of bytes with three digits: ``9.67 MiB``."""
+    """A number of bytes with three digits: ``9.67 MiB``; four from 1000 to 1023."""
     unit = next((unit for unit, number in _UNITS.items() if size >= number), "KiB")
-    return f"{size / _UNITS[unit]:.3g} {unit}"
+    number = size / _UNITS[unit]
+    return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"

@@ -8,10 +8,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from grail_lightning.callbacks import Evaluation, ExportPolicy, LastCheckpoint, Preflight
-from grail_lightning.callbacks.disk_space import _files, _warning, check_disk_space
+from grail_lightning.callbacks.disk_space import _bytes, _files, _warning, check_disk_space
 from grail_lightning.credit import PRIME
 from grail_lightning.plan.settings import Credit
 from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.runtime.writable import in_units
 from tests.plan.plans import planner, settings
 from tests.runs import batches, module, trainer
 
@@ -102,3 +103,48 @@ def test_what_is_missing_is_compared_with_what_is_free(free, said, tmp_path, mon
     assert said is None or said in ask.warned
     # Nothing is missing after the run, so that a checkpoint's replacement is all that is needed.
     assert _warning(list(_files(fit, pl_module))) is None or free < CHECKPOINT
+
+
+def test_a_run_is_refused_whatever_its_optimizer_keeps(tmp_path, monkeypatch):
+    """Plain SGD never has a state."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Disk(0, 0, 1000))
+    fit = trainer(1, Preflight(), LastCheckpoint(folder=str(tmp_path)), enable_checkpointing=True)
+    with pytest.raises(ValueError, match=r"takes 3\.22 MiB, but .* has 0\.977 KiB free"):
+        fit.fit(module(**RUNS["plain SGD"]), batches(1))
+
+
+class _Quantised(torch.Tensor):
+    """A tensor in the manner of torchao: it stands for float32 and keeps one byte an element, and a scale for 4."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], []
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+def test_quantised_states_count_what_they_keep():
+    assert _bytes([_Quantised(torch.zeros(8, dtype=torch.uint8), torch.zeros(2)), torch.zeros(3)]) == 8 + 8 + 12
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (10_140_672, "9.67 MiB"),
+        (1023 * 2**20, "1023 MiB"),
+        (2**30, "1 GiB"),
+        (3 * 2**40, "3 TiB"),
+        (500, "0.488 KiB"),
+        (150_000, "146 KiB"),
+    ],
+)
+def test_sizes_are_readable(size, said):
+    assert in_units(size) == said

@@ -50,3 +50,5 @@ def test_each_rank_draws_what_it_draws_alone_in_equally_many_passes(method, tmp_
     assert first["same"] == second["same"] == [True] * 3
     assert first["passes"] == second["passes"]
     assert first["alone"][0] > second["alone"][0], "the case must make one rank wait"
+    if method == "compact":  # Transformers' loop waits for the end of the row that stands in for none.
+        assert (first["passes"][1], second["passes"][2]) == (first["alone"][1], second["alone"][2])
