@@ -114,3 +114,7 @@ def gathered(policy: Policy) -> Iterator[None]:
             unit.set_reshard_after_forward(unit is not units[0], recurse=False)
             unit.set_reshard_after_backward(True, recurse=False)
             unit.reshard()
+        if units:
+            # Ranks may have made unequal numbers of passes. FSDP2 keeps the order of its forward passes until a
+            # backward pass, which gathers blocks in advance by it: a rank with other blocks would wait for ever.
+            units[0].reset_iter_state()
