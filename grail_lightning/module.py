@@ -248,7 +248,8 @@ class GrailModule(pl.LightningModule):
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
-            figures |= take_step(gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
+            clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
+            figures |= take_step(gradients, optimizer, clip, seed=seed, watched=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
