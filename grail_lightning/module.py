@@ -275,6 +275,8 @@ class GrailModule(pl.LightningModule):
             verifier=self.verifier,
             clock=clock,
             rank=self.global_rank,
+            # Validation samples before the first step: an engine that cannot train is refused there.
+            needs_logprobs=self.trainer.state.fn == "fit" and self.execution.decided_cap is not None,
         )
 
     def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
