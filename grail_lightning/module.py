@@ -24,6 +24,7 @@ from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt,
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
@@ -219,7 +220,9 @@ class GrailModule(pl.LightningModule):
     @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
-        if prompts and all("response" in prompt.columns for prompt in prompts):
+        lacking = int(not all("response" in prompt.columns for prompt in prompts))
+        # Ranks sample together, and one without a prompt does what the others do.
+        if not all_reduce(torch.tensor(lacking, device=self.device), "max"):
             graded = grade_and_locate(given_batch(self._policy, prompts), self.verifier, self.tokenizer)
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
@@ -245,7 +248,8 @@ class GrailModule(pl.LightningModule):
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
-            figures |= take_step(gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
+            clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
+            figures |= take_step(gradients, optimizer, clip, seed=seed, watched=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
@@ -271,6 +275,8 @@ class GrailModule(pl.LightningModule):
             verifier=self.verifier,
             clock=clock,
             rank=self.global_rank,
+            # Validation samples before the first step: an engine that cannot train is refused there.
+            needs_logprobs=self.trainer.state.fn == "fit" and self.execution.decided_cap is not None,
         )
 
     def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:

@@ -155,7 +155,8 @@ class _Optimisation:
                 f"learning rate {figures['learning_rate']:g}. This step was not taken: resume from the last checkpoint "
                 "with a lower `model.credit.optimizer.lr`."
             )
-        self.optimizer.step()
+        with seeded(self.policy.device, derive_seed(run_seed(), "second optimizer", self.steps)):
+            self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
