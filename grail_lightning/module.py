@@ -21,10 +21,11 @@ from grail_lightning.engines.base import given_batch
 from grail_lightning.grading import step_masks
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
-from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.policy.options import check_dtype, check_precision, context_length
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
@@ -110,6 +111,12 @@ class GrailModule(pl.LightningModule):
         """The token ids of a prompt. Messages pass through the chat template if there is one."""
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
 
+    @property
+    def context_length(self) -> int | None:
+        """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
+        rooms = context_length(self.policy_name, self.loading), getattr(self.engine, "max_model_len", None)
+        return min((room for room in rooms if room is not None), default=None)
+
     # --- setting up ---------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
@@ -131,7 +138,12 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
+        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit.
+
+        Raises:
+            ValueError: If `ckpt_path="last"` has found no checkpoint.
+        """
+        check_last_found(self.trainer)
         self.verifier = Verifier()
         if stage == "fit":
             self.ahead.reset()

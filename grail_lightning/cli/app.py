@@ -33,6 +33,7 @@ from grail_lightning.callbacks import (
     Throughput,
     Watchdog,
 )
+from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
 from grail_lightning.callbacks.watchdog import lost_rank
 from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcommand, refuse
@@ -174,9 +175,11 @@ class GrailCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         check_folders(self.trainer)
         self._checkpoint = kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
-        weights = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only"))
-        if weights is not None:
-            check_weights(self.model.policy_name, self.model.loading, weights)
+        state = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only")) or {}
+        if "state_dict" in state:
+            check_weights(self.model.policy_name, self.model.loading, state["state_dict"])
+        if subcommand == "fit" and "global_step" in state:
+            check_steps_left(self.trainer, kwargs["ckpt_path"], state["global_step"])
         if subcommand == "test":
             kwargs["verbose"] = False  # `Evaluation` prints its own table, with intervals.
         self.config_init[subcommand].watchdog.before_meeting(self.trainer)

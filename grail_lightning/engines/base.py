@@ -149,9 +149,10 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     longest = max((len(ids) for ids in encoded), default=0)
     if limit is not None and longest + sampling.max_response_length > limit:
+        lower = f"Lower it to at most {limit - longest}, or leave" if longest < limit else "Leave"
         raise ValueError(
             f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
-            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
+            f"{limit} positions. {lower} such prompts out of the data."
         )
 
 

@@ -159,20 +159,28 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "").strip() or type(error).__name__
 
 
-def check_length(name: str, loading: Loading, response_length: int, prompt_length: int = 1) -> None:
-    """Check that a prompt and a response of these lengths fit into the positions of the model.
+def context_length(name: str, loading: Loading) -> int | None:
+    """The number of positions of the model; None if it has no limit.
+
+    Raises:
+        ValueError: If the config cannot be read.
+    """
+    config = read_config(name, loading.trust_remote_code)
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
+def check_length(name: str, loading: Loading, response_length: int) -> None:
+    """Check that a prompt and a response of this length fit into the positions of the model.
 
     Raises:
         ValueError: If they do not, or if the config cannot be read.
     """
-    config = read_config(name, loading.trust_remote_code)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and prompt_length + response_length > limit:
-        prompt = "a prompt" if prompt_length == 1 else f"the first prompt, of {prompt_length} tokens,"
-        remedy = "" if prompt_length == 1 else " Or leave long prompts out: `data.max_prompt_length`."
+    limit = context_length(name, loading)
+    if limit is not None and response_length >= limit:
         raise ValueError(
-            f"`max_response_length` must leave room for {prompt} in the {limit} positions of {name!r}, but got "
-            f"{response_length}. Lower it.{remedy}"
+            f"`max_response_length` must leave room for a prompt in the {limit} positions of {name!r}, but got "
+            f"{response_length}. Lower it."
         )
 
 
