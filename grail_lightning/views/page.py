@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,20 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
     dataset, prompt, reference = members[0].problem
     token_ids = [rollout.row["token_ids"] for rollout in members]
     correct = [bool(rollout.row["correct"]) for rollout in members]
-    found = zip(members, forks(token_ids, correct), strict=True)
+    tree, steps = prefix_tree(token_ids, correct), [_steps(rollout.row) for rollout in members]
+    at = forks(tree, steps)
     return {
         "dataset": dataset,
         "prompt": prompt,
         "reference": reference,
-        "rollouts": [_rollout(rollout, methods, fork, first + k) for k, (rollout, fork) in enumerate(found)],
-        "tree": _flat(prefix_tree(token_ids, correct)),
+        "rollouts": [_rollout(rollout, methods, steps[k], at.get(k), first + k) for k, rollout in enumerate(members)],
+        "tree": _flat(tree, at),
     }
 
 
-def _rollout(rollout: Rollout, methods: Sequence[str], fork: int | None, number: int) -> dict[str, Any]:
+def _rollout(
+    rollout: Rollout, methods: Sequence[str], steps: list[tuple[int, int, str]], fork: int | None, number: int
+) -> dict[str, Any]:
     row = rollout.row
     pieces, outside = _pieces(row)
     credit = [rollout.methods.get(name) for name in methods]
@@ -124,7 +127,7 @@ def _rollout(rollout: Rollout, methods: Sequence[str], fork: int | None, number:
         "outside": outside,
         "credit": [None if given is None else _credit(given) for given in credit],
         "box": None if first is None else [first, last],
-        "steps": _steps(row),
+        "steps": steps,
         "fork": fork,
     }
 
@@ -157,7 +160,7 @@ def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
     return pieces, outside
 
 
-def _steps(row: dict[str, Any]) -> list[list[Any]]:
+def _steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
     """The first token, the last token and the kind of each labelled step."""
     found = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
@@ -166,12 +169,12 @@ def _steps(row: dict[str, Any]) -> list[list[Any]]:
     ):
         tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
         if tokens:
-            found.append([tokens[0], tokens[-1], kind])
+            found.append((tokens[0], tokens[-1], kind))
     return found
 
 
-def _flat(root: Node) -> list[dict[str, Any]]:
-    """The nodes of a tree in the order in which they are shown, each with its depth."""
+def _flat(root: Node, forks: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The nodes of a tree in the order in which they are shown, each with its depth and whether it begins at a fork."""
     found, todo = [], [(root, 0)]
     while todo:
         node, depth = todo.pop()
@@ -183,6 +186,7 @@ def _flat(root: Node) -> list[dict[str, Any]]:
                 "rollouts": list(node.rollouts),
                 "correct": node.num_correct,
                 "end": not node.children,
+                "fork": not node.num_correct and any(forks.get(r) == node.start for r in node.rollouts),
             }
         )
         todo += [(child, depth + 1) for child in reversed(node.children)]

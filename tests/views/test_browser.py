@@ -152,7 +152,8 @@ def test_the_tree_shows_success_rates_and_leads_to_the_fork(show):
     rows = driver.execute_script("return [...document.querySelectorAll('.node')].map((n) => n.innerText)")
     rows = [[part.strip() for part in row.split("\n")] for row in rows]
     assert [row[0] for row in rows] == ["2/4", "2/3", "2/2", "0/1", "0/1"]
-    assert ["fork" in row for row in rows] == [False, False, False, True, True]
+    # The task labels the step at `13` as a slip; nothing but one wrong rollout speaks against `So`.
+    assert ["fork" in row for row in rows] == [False, False, False, True, False]
     assert rows[1][1:] == ["7+5="]
     assert rows[2][1:] == ["12↵\\boxed{12}<end>", "#1 ✓", "#4 ✓"]
     assert rows[3][1:] == ["fork", "13↵\\boxed{13}<end>", "#2 ✗"]
