@@ -33,10 +33,10 @@ _NAME = re.compile(
 )
 # A head that has a sum, a product or a power as its argument only if it is the usual name of a function, or a word.
 _FUNCTION = re.compile(
-    r"[fghEFGHPQ]|\\text.*|\\mathbb.*|(?![A-Z]+$)[A-Za-z\s]{3,}|\\(?:(?:var)?phi|psi|sigma|tau|mu|omega|zeta|[A-Z][a-z]+)"
+    r"[fghEFGHPQ]|\\text.*|\\mathbb.*|(?![A-Z]+$|[a-z]{3}$)[A-Za-z\s]{3,}|\\(?:(?:var)?phi|psi|sigma|tau|mu|omega|zeta|[A-Z][a-z]+)"
     r"|\\(?:det|dim|deg|gcd|lcm|Pr)\b.*"
 )
-_ARITHMETIC = re.compile(r"[A-Za-z0-9}]\s*[+-]|[0-9]\s*[A-Za-z]|[A-Za-z]\s*\^\{?[0-9]")
+_ARITHMETIC = re.compile(r"[A-Za-z0-9}]\s*[+-]|[0-9]\s*[A-Za-z]|[A-Za-z]\s*\^\{?[0-9]|\\frac[0-9{}\s]*[A-Za-z]")
 _GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 _RATIO = re.compile(rf"\\frac{_GROUP}{_GROUP}|([^/]*)/(.*)", re.DOTALL)
 _ANGLE = r"[2-9]?\s?(?:\\angle\s?[A-Z]{1,3}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega)(?![a-zA-Z]))"
@@ -78,7 +78,7 @@ def _is_product(head: str, argument: str) -> bool:
         symbols = [head] if head.startswith("\\") or len(head) > 3 else sorted(set(head))
         if all(re.search(rf"(?<![A-Za-z\\]){re.escape(symbol)}(?![A-Za-z(_])", argument) for symbol in symbols):
             return True
-    return not _FUNCTION.fullmatch(head) and bool(_ARITHMETIC.search(argument))
+    return not _FUNCTION.fullmatch(head) and "," not in argument and bool(_ARITHMETIC.search(argument))
 
 
 def head(source: str) -> str:
