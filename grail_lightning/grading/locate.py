@@ -201,4 +201,4 @@ def _is_range(span: object, length: int) -> bool:
     """Whether a value is a range of the characters of a text."""
     if not isinstance(span, Sequence) or len(span) != 2 or not all(isinstance(place, int) for place in span):
         return False
-    return 0 <= span[0] <= span[1] <= length
+    return bool(0 <= span[0] <= span[1] <= length)
