@@ -14,6 +14,7 @@ from grail_lightning.data.lengths import Encode, PromptLimit, leave_out_long
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
+from grail_lightning.tasks.answered import AnswerTask
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -74,6 +75,7 @@ class PromptData(pl.LightningDataModule, ABC):
                 seed = derive_seed(run_seed(), "data")
                 sets = _overfitted([self._fitting(part) for part in sets], self.trainer, self.prompts_per_batch)
                 _check_filled(sets, self.prompts_per_batch)
+                _check_rewards(sets)
                 self._training = TrainingLoader(sets, self.prompts_per_batch, seed, number, ranks, self.curriculum)
             else:
                 size = self.eval_prompts_per_batch
@@ -121,6 +123,14 @@ class PromptData(pl.LightningDataModule, ABC):
         """Restore the training position if there is training."""
         if self._training is not None and "train" in state_dict:
             self._training.load_state_dict(state_dict["train"])
+
+
+def _check_rewards(sets: list[PromptSet]) -> None:
+    """Check that the first prompts of the sets have the columns that their tasks' rewards ask for."""
+    first = [prompt for s in sets for prompt in s.first(100).prompts]  # Rows of a JSON file may differ in columns.
+    for task in {id(prompt.task): prompt.task for prompt in first}.values():
+        if isinstance(task, AnswerTask):
+            task.check_columns({name for prompt in first if prompt.task is task for name in prompt.columns})
 
 
 def _placement(trainer: pl.Trainer | None) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed
@@ -50,6 +50,16 @@ class AnswerTask(Task):
                     f"The reward `{reward.name}` must begin below the longest response, `sampling.max_response_length` "
                     f"{max_response_length}, but got limit - buffer = {free}. Set `limit` to {max_response_length}."
                 )
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the data has the columns that the rewards ask for.
+
+        Raises:
+            ValueError: If it has not.
+        """
+        if type(self).reward is AnswerTask.reward:  # A subclass's own is used instead of the list.
+            for reward in self.rewards:
+                reward.check_columns(columns)
 
     def answer(self, text: str) -> str | None:
         """The content of the last answer, without outer white space."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A sentence, after a space, that asks for the name that is nearest to a wrong one; empty if none is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {near[0]}?" if near and near[0] != name else ""
 
 
 def import_function(path: str, built_in: Mapping[str, F], option: str, example: str) -> F:
@@ -26,11 +34,13 @@ def import_function(path: str, built_in: Mapping[str, F], option: str, example: 
     module, _, name = path.rpartition(".")
     expected = f"{option} must be one of {sorted(built_in)} or an import path such as `{example}`"
     if not module:
-        raise ValueError(f"{expected}, but got {path!r}.")
+        raise ValueError(f"{expected}, but got {path!r}.{did_you_mean(path, built_in)}")
     try:
         function: F = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{expected}, but got {path!r} ({error}). Is its folder on PYTHONPATH?") from error
+        hint = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
+        hint = hint or " Is its folder on PYTHONPATH?"
+        raise ValueError(f"{expected}, but got {path!r} ({error}).{hint}") from error
     if not callable(function):
         raise ValueError(f"{expected}, but {path!r} is {function!r}, which cannot be called.")
     return function

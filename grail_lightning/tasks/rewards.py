@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Values = list[float | None]
+GIVEN = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
 _NOTHING = re.compile(r"(?:\s|[$.*]|\\[\])])*")
 
 
@@ -130,7 +131,7 @@ class Reward:
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
         self.function = import_function(self.path, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
-        self._taken = _taken(self.function)
+        self._taken, self._required = _columns(self.function, self.path)
         if self._taken is not None and (unknown := sorted(self.arguments.keys() - self._taken)):
             raise ValueError(
                 f"The reward `{self.path}` takes {sorted(self._taken)}, but got the `arguments` {unknown}. "
@@ -145,6 +146,19 @@ class Reward:
                     f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: "
                     f"{error}. See docs/your_reward.md."
                 ) from error
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the data has the columns without which the function cannot be called.
+
+        Raises:
+            ValueError: If it has not.
+        """
+        if missing := sorted(self._required - {*columns, *GIVEN, *self.arguments}):
+            raise ValueError(
+                f"The reward `{self.path}` must take columns of the data, {', '.join(sorted(columns))}, or "
+                f"{', '.join(GIVEN)}, but asks for {missing}. Correct their names, set them in `arguments`, or give "
+                "them defaults."
+            )
 
     def __call__(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -180,12 +194,19 @@ class Reward:
         return values
 
 
-def _taken(function: Callable[..., Any]) -> set[str] | None:
-    """The names of the parameters after responses and references; None if any keyword is accepted."""
+def _columns(function: Callable[..., Any], path: str) -> tuple[set[str] | None, set[str]]:
+    """The names of the columns that a function takes, None for any, and of those that it must be given."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # A function written in C may have no signature.
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters[2:]}
+        return None, set()
+    try:
+        leading = signature.bind_partial([], []).arguments
+    except TypeError:
+        raise ValueError(
+            f"The reward `{path}` must take responses and references, and columns by their names, but takes "
+            f"{signature}. Write `def {path.rpartition('.')[2]}(responses, references, **columns)`."
+        ) from None
+    named = [parameter for parameter in signature.parameters.values() if parameter.name not in leading]
+    required = {p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return None if any(p.kind is p.VAR_KEYWORD for p in named) else {p.name for p in named}, required

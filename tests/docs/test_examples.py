@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grail_lightning.answers import Verifier
 from grail_lightning.grading.grade import grade_answers
+from grail_lightning.grading.locate import labelled_steps
 from grail_lightning.module import GrailModule
 from grail_lightning.tasks import MathTask
 from tests.runs import SAMPLING, problems
@@ -70,6 +71,20 @@ def test_a_task_with_a_known_form_of_answers_takes_rewards_from_its_options():
 
     assert verdict_and_reward(Parity(), {"problem": "2+4"}, "No, sorry: Yes!") == ("right", 1)
     assert verdict_and_reward(Parity(), {"problem": "2+3"}, "yes") == ("wrong", 0)
+
+
+def test_a_task_labels_the_steps_of_its_rollouts():
+    rollouts, _ = fit("my_labels")
+    from my_labels import CheckedSums
+
+    task, text = CheckedSums(), "So 7+5=13,\n13-3=10."
+    prompt = task.prompt({"problem": "7+5-3", "answer": "9"})
+    assert all(labelled_steps(response, prompt) for response in rollouts["response"])
+    steps = labelled_steps(text, prompt)
+    assert [(text[s.start : s.stop], s.kind, text[slice(*s.result)]) for s in steps] == [
+        ("7+5=13", "slip", "13"),
+        ("13-3=10", "sound", "10"),
+    ]
 
 
 def test_one_option_says_that_an_answer_is_text():
