@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from grail_lightning.policy.options import first_line, read_config, resolve_policy
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, resolve_policy
 from grail_lightning.runtime.hub import hub_or_cache
 from grail_lightning.tasks.base import Messages, TokenText
 
@@ -14,20 +15,16 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it.
 
     Raises:
         ValueError: If there is none, or it cannot be read.
     """
-    from transformers import AutoTokenizer
-
-    path = resolve_policy(name)
-    with nullcontext() if os.path.isdir(path) else hub_or_cache():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except Exception as error:  # The library, the network and the hub raise many types.
-            raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
+    if isinstance(name, LoadedPolicy):
+        tokenizer = copy.deepcopy(name.tokenizer)
+    else:
+        tokenizer = _pretrained(name, trust_remote_code)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # Transformers makes one without words.
         raise ValueError(
             f"`policy` {name!r} must have a tokenizer, but its files (tokenizer.json, say) are missing. Copy them from "
@@ -41,6 +38,17 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedToke
         ends = tokenizer.eos_token_id is not None and tokenizer.eos_token_id < known
         tokenizer.pad_token = tokenizer.eos_token if ends else tokenizer.convert_ids_to_tokens(0)
     return tokenizer
+
+
+def _pretrained(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    path = resolve_policy(name)
+    with nullcontext() if os.path.isdir(path) else hub_or_cache():
+        try:
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except Exception as error:  # The library, the network and the hub raise many types.
+            raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
 
 
 def encode_prompt(

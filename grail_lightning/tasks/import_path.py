@@ -6,7 +6,17 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+GIVEN = "given in Python"  # Ends what a record of a run says of an object that no config can name.
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def refuse_given(option: str, value: str) -> None:
+    """Raise a ValueError if the value of an option is such a text."""
+    if value.endswith(GIVEN):
+        raise ValueError(
+            f"`{option}` must be a file or a name, but got {value!r}: an object of a Python program, which a config "
+            "cannot repeat. Run that program again; or save the object, and give the file."
+        )
 
 
 def import_function(path: str, built_in: Mapping[str, F], option: str, example: str) -> F:

@@ -106,12 +106,13 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
         "dataset": dataset,
         "prompt": prompt,
         "reference": reference,
-        "rollouts": [_rollout(rollout, methods, fork, first + k) for k, (rollout, fork) in enumerate(found)],
+        "rollouts": [rollout_parts(rollout, methods, fork, first + k) for k, (rollout, fork) in enumerate(found)],
         "tree": _flat(prefix_tree(token_ids, correct)),
     }
 
 
-def _rollout(rollout: Rollout, methods: Sequence[str], fork: int | None, number: int) -> dict[str, Any]:
+def rollout_parts(rollout: Rollout, methods: Sequence[str], fork: int | None, number: int) -> dict[str, Any]:
+    """A rollout as plain values: the piece of text of each token, and what each method and the task say of it."""
     row = rollout.row
     pieces, outside = _pieces(row)
     credit = [rollout.methods.get(name) for name in methods]
