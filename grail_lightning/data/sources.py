@@ -52,7 +52,7 @@ class DatasetSpec:
     where: dict[str, Any] | None = None
     limit: int | None = None
     name: str | None = None
-    rows: ClassVar[Rows | None] = None  # An instance has its own, which no config can hold.
+    rows: ClassVar[Any] = None  # An instance has its own, which no config can hold.
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path):

@@ -21,10 +21,17 @@ def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTr
     Raises:
         ValueError: If there is none, or it cannot be read.
     """
+    from transformers import AutoTokenizer
+
     if isinstance(name, LoadedPolicy):
         tokenizer = copy.deepcopy(name.tokenizer)
     else:
-        tokenizer = _pretrained(name, trust_remote_code)
+        path = resolve_policy(name)
+        with nullcontext() if os.path.isdir(path) else hub_or_cache():
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            except Exception as error:  # The library, the network and the hub raise many types.
+                raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # Transformers makes one without words.
         raise ValueError(
             f"`policy` {name!r} must have a tokenizer, but its files (tokenizer.json, say) are missing. Copy them from "
@@ -38,17 +45,6 @@ def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTr
         ends = tokenizer.eos_token_id is not None and tokenizer.eos_token_id < known
         tokenizer.pad_token = tokenizer.eos_token if ends else tokenizer.convert_ids_to_tokens(0)
     return tokenizer
-
-
-def _pretrained(name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    path = resolve_policy(name)
-    with nullcontext() if os.path.isdir(path) else hub_or_cache():
-        try:
-            return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except Exception as error:  # The library, the network and the hub raise many types.
-            raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
 
 
 def encode_prompt(

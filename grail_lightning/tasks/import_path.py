@@ -19,11 +19,11 @@ def refuse_given(option: str, value: str) -> None:
         )
 
 
-def import_function(path: str, built_in: Mapping[str, F], option: str, example: str) -> F:
-    """A built-in function by its name, or a function by its import path.
+def import_function(path: str | F, built_in: Mapping[str, F], option: str, example: str) -> F:
+    """A built-in function by its name, a function by its import path, or the given one.
 
     Args:
-        path: The name or the import path.
+        path: The name, the import path, or the function.
         built_in: The functions that have a name.
         option: What the user configures, for messages.
         example: An import path, for messages.
@@ -31,6 +31,8 @@ def import_function(path: str, built_in: Mapping[str, F], option: str, example: 
     Raises:
         ValueError: If there is no such function.
     """
+    if not isinstance(path, str):
+        return path
     if path in built_in:
         return built_in[path]
     module, _, name = path.rpartition(".")

@@ -149,11 +149,7 @@ class Reward:
         self.arguments = dict(spec.arguments or {})
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
-        self.function: Callable[..., Any] = (
-            import_function(spec.function, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
-            if isinstance(spec.function, str)
-            else spec.function
-        )
+        self.function = import_function(spec.function, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
         self._taken = _taken(self.function)
         if self._taken is not None and (unknown := sorted(self.arguments.keys() - self._taken)):
             raise ValueError(
@@ -187,11 +183,12 @@ class Reward:
         given = {key: column for key, column in columns.items() if self._taken is None or key in self._taken}
         with self._explained(given, len(responses)):
             returned = self.function(list(responses), list(references), **(given | self.arguments))
-            future = _awaited(returned) if inspect.isawaitable(returned) else None
+            if inspect.isawaitable(returned):
+                returned = asyncio.run_coroutine_threadsafe(_values(returned), _loop(os.getpid()))
 
         def finish() -> Values:
             with self._explained(given, len(responses)):
-                values = returned if future is None else future.result()
+                values = returned.result() if isinstance(returned, Future) else returned
             return self._checked(values, responses)
 
         return finish
@@ -228,11 +225,8 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
-def _awaited(values: Awaitable[Any]) -> Future[Any]:
-    async def wait() -> Any:
-        return await values
-
-    return asyncio.run_coroutine_threadsafe(wait(), _loop(os.getpid()))
+async def _values(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 @cache
