@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -21,7 +21,7 @@ from grail_lightning.engines.base import given_batch
 from grail_lightning.grading import step_masks
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
-from grail_lightning.policy.options import check_dtype, check_precision, context_length
+from grail_lightning.policy.options import PolicySource, as_source, check_dtype, check_precision, context_length
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce
@@ -44,13 +44,21 @@ from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update, prepare
 from grail_lightning.tasks.base import Messages, Prompt
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    GivenPolicy = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+else:  # What YAML can say.
+    GivenPolicy = str
+
 
 class GrailModule(pl.LightningModule):
     """Trains a policy by reinforcement learning with verifiable rewards and token-level credit.
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
-            `long_chains`, `words`.
+            `long_chains`, `words`. From Python also a loaded model with its tokenizer, ``(model, tokenizer)``: a copy
+            of it is trained.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
@@ -68,7 +76,7 @@ class GrailModule(pl.LightningModule):
 
     def __init__(
         self,
-        policy: str,
+        policy: GivenPolicy,
         sampling: Sampling,
         loading: Loading = Loading(),  # noqa: B008  (frozen)
         engine: RolloutEngine | None = None,
@@ -81,13 +89,14 @@ class GrailModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        check_policy(policy, loading, sampling.max_response_length)
+        source: PolicySource = as_source(policy)
+        check_policy(source, loading, sampling.max_response_length)
         check_optimizer(optimizer, scheduler)
-        self.policy_name, self.loading, self.sampling = policy, loading, sampling
+        self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
         check_continuations(self.credit, objective)
-        check_training(self.credit, policy, trust_remote_code=loading.trust_remote_code)
+        check_training(self.credit, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None

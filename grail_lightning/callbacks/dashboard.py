@@ -14,6 +14,7 @@ from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run,
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.runtime.seeds import run_seed
 from grail_lightning.step.tags import tag
+from grail_lightning.tasks.import_path import GIVEN
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -104,15 +105,24 @@ def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
         for name in ("sampling", "loading", "objective", "execution", "credit", "control")
     }
     return {
-        "policy": module.policy_name,
+        "policy": str(module.policy_name),
         "seed": run_seed(),
         "max_steps": trainer.max_steps,
         "precision": str(trainer.precision),
         "world_size": trainer.world_size,
         "data": plain(data),
+        **_from_python(data),
         **{name: value for name, value in parts.items() if value is not None},
         "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options} if trainer.optimizers else None,
     }
+
+
+def _from_python(data: object) -> dict[str, str]:
+    """What the options of a data module cannot say: the datasets and the rewards that a Python program gave it."""
+    specs = [spec for split in getattr(data, "specs", {}).values() for spec in split]
+    rewards = getattr(getattr(data, "task", None), "rewards", [])
+    found = {f"data.{spec.label}": spec.path for spec in specs} | {f"rewards.{r.name}": r.path for r in rewards}
+    return {name: said for name, said in found.items() if said.endswith(GIVEN)}
 
 
 def plain(value: object, depth: int = 0) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
@@ -21,7 +22,12 @@ from grail_lightning.tasks.math import MathTask
 
 # jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as
 # the option, unless the type includes paths. They come last, because it would write any value as text for them.
-Datasets: TypeAlias = str | DatasetSpec | list[str | DatasetSpec | Path] | Path | None
+if TYPE_CHECKING:
+    from grail_lightning.data.sources import Rows
+
+    Datasets: TypeAlias = str | DatasetSpec | Path | Rows | Sequence[str | DatasetSpec | Path | Rows] | None
+else:
+    Datasets: TypeAlias = str | DatasetSpec | list[str | DatasetSpec | Path] | Path | None
 
 
 class TableData(PromptData):
@@ -106,19 +112,20 @@ class TableData(PromptData):
 class _Examples(NamedTuple):
     """Worked examples, and the rows that they are."""
 
-    source: tuple[str, str | None, str]
+    source: tuple[object, ...]
     rows: list[int]
     worked: list[Example]
 
 
-def _identity(spec: DatasetSpec) -> tuple[str, str | None, str]:
-    return spec.path, spec.subset, spec.split
+def _identity(spec: DatasetSpec) -> tuple[object, ...]:
+    return spec.path, spec.subset, spec.split, id(spec.rows)
 
 
 class MathData(TableData):
     r"""Problems with reference answers, from files or the hub.
 
-    Each dataset is a `DatasetSpec` or a path. The four arguments for datasets take one or a list::
+    Each dataset is a `DatasetSpec` or a path; from Python also a list of dicts or a `datasets.Dataset`. The four
+    arguments for datasets take one or a list::
 
         train: [{path: train.jsonl}, {path: zwhe99/DeepMath-103K, problem: question, answer: final_answer, weight: 3}]
         val: {path: math500.jsonl, limit: 100}
@@ -206,9 +213,10 @@ class MathData(TableData):
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
-    """The datasets as a list of options; a path alone has the default ones."""
-    given = datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
-    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(str(spec)) for spec in given]
+    """The datasets as a list of options; a path or rows alone have the default ones."""
+    several = isinstance(datasets, list) and not (datasets and isinstance(datasets[0], Mapping))
+    given: Any = datasets if several else [] if datasets is None else [datasets]
+    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in given]
 
 
 def _check_names(split: Split, specs: list[DatasetSpec]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
 from grail_lightning.policy import Loading, Policy
+from grail_lightning.policy.options import PolicySource
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
@@ -38,11 +39,11 @@ class RolloutEngine(ABC):
     own_weights: ClassVar[bool] = False
     samples_elsewhere: ClassVar[bool] = False
 
-    def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
+    def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded.
 
         Args:
-            policy: The name or folder of the policy.
+            policy: The name or folder of the policy, or a loaded model with its tokenizer.
             loading: The options with which it will be loaded.
 
         Raises:

@@ -158,7 +158,8 @@ def check_packing(policy: Policy) -> None:
 
 def _length(parts: list[Tensor]) -> Tensor:
     """The length of a vector that is given in parts."""
-    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]).norm()
+    lengths = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
+    return torch.linalg.vector_norm(lengths)
 
 
 def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+GIVEN = "given in Python"  # Ends what a record of a run says of an object that no config can name.
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -17,11 +18,20 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near and near[0] != name else ""
 
 
-def import_function(path: str, built_in: Mapping[str, F], option: str, example: str) -> F:
-    """A built-in function by its name, or a function by its import path.
+def refuse_given(option: str, value: str) -> None:
+    """Raise a ValueError if the value of an option is such a text."""
+    if value.endswith(GIVEN):
+        raise ValueError(
+            f"`{option}` must be a file or a name, but got {value!r}: an object of a Python program, which a config "
+            "cannot repeat. Run that program again; or save the object, and give the file."
+        )
+
+
+def import_function(path: str | F, built_in: Mapping[str, F], option: str, example: str) -> F:
+    """A built-in function by its name, a function by its import path, or the given one.
 
     Args:
-        path: The name or the import path.
+        path: The name, the import path, or the function.
         built_in: The functions that have a name.
         option: What the user configures, for messages.
         example: An import path, for messages.
@@ -29,6 +39,8 @@ def import_function(path: str, built_in: Mapping[str, F], option: str, example: 
     Raises:
         ValueError: If there is no such function.
     """
+    if not isinstance(path, str):
+        return path
     if path in built_in:
         return built_in[path]
     module, _, name = path.rpartition(".")

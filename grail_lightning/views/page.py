@@ -101,20 +101,23 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
     dataset, prompt, reference = members[0].problem
     token_ids = [rollout.row["token_ids"] for rollout in members]
     correct = [bool(rollout.row["correct"]) for rollout in members]
-    tree, steps = prefix_tree(token_ids, correct), [_steps(rollout.row) for rollout in members]
+    tree, steps = prefix_tree(token_ids, correct), [labelled_steps(rollout.row) for rollout in members]
     at = forks(tree, steps)
     return {
         "dataset": dataset,
         "prompt": prompt,
         "reference": reference,
-        "rollouts": [_rollout(rollout, methods, steps[k], at.get(k), first + k) for k, rollout in enumerate(members)],
+        "rollouts": [
+            rollout_parts(rollout, methods, steps[k], at.get(k), first + k) for k, rollout in enumerate(members)
+        ],
         "tree": _flat(tree, at),
     }
 
 
-def _rollout(
+def rollout_parts(
     rollout: Rollout, methods: Sequence[str], steps: list[tuple[int, int, str]], fork: int | None, number: int
 ) -> dict[str, Any]:
+    """A rollout as plain values: the piece of text of each token, and what each method and the task say of it."""
     row = rollout.row
     pieces, outside = _pieces(row)
     credit = [rollout.methods.get(name) for name in methods]
@@ -160,7 +163,7 @@ def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
     return pieces, outside
 
 
-def _steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
+def labelled_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
     """The first token, the last token and the kind of each labelled step."""
     found = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
