@@ -159,7 +159,8 @@ def check_packing(policy: Policy) -> None:
 def _length(parts: list[Tensor]) -> Tensor:
     """The length of a vector that is given in parts."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
-    return torch.linalg.vector_norm(lengths)
+    total: Tensor = torch.linalg.vector_norm(lengths)
+    return total
 
 
 def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
