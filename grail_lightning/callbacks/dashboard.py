@@ -101,14 +101,15 @@ def final_figures(trainer: Trainer) -> dict[str, float]:
 def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """The options of a fit that matter for its outcome, as nested plain values. Call it when training begins."""
     module, data = module_of(pl_module), data_of(trainer)
-    group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
-    options = {name: value for name, value in group.items() if _is_plain(value) and name not in ("initial_lr", "lr")}
+    # As configured: in a resumed run the groups hold those of the checkpoint until the module's own `on_train_start`.
+    group = module.optimizer_options[0]
+    options = {name: value for name, value in group.items() if _is_plain(value) and name != "lr"}
     parts = {
         name: plain(getattr(module, name, None))
         for name in ("sampling", "loading", "objective", "execution", "credit", "control")
     }
     return {
-        "learning_rate": group.get("initial_lr", group.get("lr")),
+        "learning_rate": float(group["lr"]),  # It may be a tensor.
         "policy": module.policy_name,
         "seed": run_seed(),
         "max_steps": trainer.max_steps,
@@ -116,7 +117,7 @@ def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
         "world_size": trainer.world_size,
         "data": plain(data),
         **{name: value for name, value in parts.items() if value is not None},
-        "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options} if trainer.optimizers else None,
+        "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options},
     }
 
 
