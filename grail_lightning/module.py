@@ -109,7 +109,7 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._restored: dict[str, Any] = {}
         self._moved = False
-        self._options, self._recorded = list[dict[str, Any]](), None
+        self.optimizer_options, self._recorded = list[dict[str, Any]](), None
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -172,7 +172,7 @@ class GrailModule(pl.LightningModule):
         self._restored = {}
         self.gradients = Gradients(self._policy, self.trainer.strategy, restored)
         optimizer = self.gradients.make_optimizer(self.optimizer)
-        self._options = configured_options(optimizer)
+        self.optimizer_options = configured_options(optimizer)
         return with_schedule(optimizer, self.scheduler)
 
     def on_train_start(self) -> None:
@@ -180,13 +180,14 @@ class GrailModule(pl.LightningModule):
         check_loader(self.trainer.train_dataloader, self.execution)
         if self.trainer.ckpt_path is not None:
             optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-            keep_options(optimizer, scheduler, self._options, self.scheduler, self._recorded, self.global_step)
+            keep_options(optimizer, scheduler, self.optimizer_options, self.scheduler, self._recorded, self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the states of what Lightning does not know, the configured options, and unrounded master weights."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["second"] = {} if self.second is None else self.second.state_dict()
-        checkpoint["configured"] = option_record(self._options, self.scheduler) if self._options else None
+        options = self.optimizer_options
+        checkpoint["configured"] = option_record(options, self.scheduler) if options else None
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 

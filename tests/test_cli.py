@@ -223,6 +223,8 @@ def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path,
     assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
     assert yaml.safe_load((RUN / "config.1.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 1e-4
     assert yaml.safe_load((RUN / "config.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 3e-4
+    hparams = yaml.safe_load((RUN / "hparams.yaml").read_text())
+    assert (hparams["learning_rate"], hparams["credit"]["class"]) == (3e-4, "Uniform")
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

@@ -11,12 +11,12 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from importlib import resources
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from grail_lightning.runtime.writable import write_whole
+from grail_lightning.views.colours import LARGEST, asset
 from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
 from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts
 
@@ -77,7 +77,7 @@ def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None)
     data = {
         "methods": methods,
         "groups": shown,
-        "largest": _largest(rollouts),
+        "largest": LARGEST,
         "left_out": max((num_rows or len(rollouts)) - number, 0),
     }
     environment = jinja2.Environment(
@@ -196,18 +196,6 @@ def _flat(root: Node, forks: Mapping[int, int]) -> list[dict[str, Any]]:
     return found
 
 
-def _largest(rollouts: Sequence[Rollout]) -> float:
-    """The weight at the upper end of the colour scale: 99 % of the weights are at most that; at least 2."""
-    weights = sorted(
-        w
-        for rollout in rollouts
-        for credit in rollout.methods.values()
-        for w in credit.weights or []
-        if math.isfinite(w)
-    )
-    return max(2.0, float(f"{weights[int(0.99 * (len(weights) - 1))]:.2g}")) if weights else 2.0
-
-
 def _short(value: Any) -> Any:
     """A number with three significant digits; null if it is not finite."""
     if not isinstance(value, float):
@@ -222,11 +210,6 @@ def _json(value: Any, **options: Any) -> str:
     r"""Compact JSON. Jinja2 escapes ``<``, ``>``, ``&`` and ``'`` in it; U+2028 and U+2029 are escaped here."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def asset(name: str) -> str:
-    """The text of a file of the package's templates."""
-    return resources.files("grail_lightning.views").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def policy_hash(text: str) -> str:

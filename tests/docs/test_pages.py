@@ -200,3 +200,16 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
     for name in choices("model.credit"):
         assert f"`{name}`" in PAGES["which_method.md"], name
         assert f"`{name}`" in PAGES["methods.md"] or name == "Uniform", name
+
+
+def test_the_picture_of_a_study_has_every_difference_of_the_tables():
+    spec = importlib.util.spec_from_file_location("plot_study", ROOT / "scripts" / "plot_study.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = PAGES["study_credit.md"]
+    tables = script.differences(page)
+    assert {heading: len(table) for heading, table in tables.items()} == {
+        heading: sum(line.count(" ±") == 4 for line in section.splitlines() if line.startswith("|"))
+        for heading, section in re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    }
+    assert tables["Sums of five terms"]["GRAIL"] == (-1.8, 0.7)

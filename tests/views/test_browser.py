@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from grail_lightning.views import write_page
+from grail_lightning.views.colours import strength
 from tests.views.made import rollout, write
 from tests.views.test_page import HOSTILE
 
@@ -78,6 +79,16 @@ def _tokens(driver, rollout_number=1, method=0):
 def _tip(driver):
     tip = driver.find_element("id", "tip")
     return tip.text if tip.is_displayed() else None
+
+
+def test_a_weight_has_the_colour_of_the_pictures(show):
+    weights = [-1.0, 0.0, 0.25, 0.9, 1.0, 1.1, 2.0, 5.0, 40.0]
+    driver = show([rollout(list("abcdefghi"), weights=weights)])
+    tokens = "[...document.querySelectorAll('.tokens .t')]"
+    kinds = driver.execute_script(f"return {tokens}.map((t) => t.matches('.more') - t.matches('.less'))")
+    assert kinds == [-1, -1, -1, -1, 0, 1, 1, 1, 1]
+    parts = driver.execute_script(f"return {tokens}.map((t) => parseFloat(t.style.getPropertyValue('--part')))")
+    assert parts == pytest.approx([100 * abs(strength(weight)) for weight in weights], abs=0.051)
 
 
 def test_hovering_shows_the_values_of_a_token(show):
