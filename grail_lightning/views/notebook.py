@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from grail_lightning.views.heatmap import colour_of, scale_of
+from grail_lightning.views.colours import LARGEST, colour_of
 from grail_lightning.views.page import labelled_steps, rollout_parts
 from grail_lightning.views.rollouts import read_rollouts
 
@@ -22,7 +22,7 @@ class ShownCredit(str):
 def show_credit(file: str | Path, max_rollouts: int = 6) -> ShownCredit:
     """The first rollouts of a file of predictions, with the weight of each token as its background, for notebooks.
 
-    Orange tokens get more of the advantage than under GRPO, purple ones less, and those without colour as much. Tokens
+    Orange tokens get more of the advantage than under GRPO, blue ones less, and those without colour as much. Tokens
     with a weight of 1.5 or more are bold. Steps that the task labels as wrong are underlined.
 
     Args:
@@ -33,8 +33,7 @@ def show_credit(file: str | Path, max_rollouts: int = 6) -> ShownCredit:
         ValueError: If the file holds no predictions.
     """
     rollouts, _ = read_rollouts([Path(file)], max_rollouts)
-    ends = scale_of([w for rollout in rollouts for credit in rollout.methods.values() for w in credit.weights or []])
-    scale = [_token(f"{weight:.3g}", weight, ends) for weight in (ends[0], 0.5, 1.0, (1 + ends[1]) / 2, ends[1])]
+    scale = [_token(f"{weight:.3g}", weight) for weight in (0.0, 0.5, 1.0, 2.0, LARGEST)]
     blocks = [f"<p>weight (1 is GRPO's): {' '.join(scale)}</p>"]
     for rollout in rollouts:
         part = rollout_parts(rollout, [], labelled_steps(rollout.row), None, 0)
@@ -43,7 +42,7 @@ def show_credit(file: str | Path, max_rollouts: int = 6) -> ShownCredit:
         blocks.append(f"<p>{escape(rollout.problem[1])}<br>{verdict}</p>")
         for name, credit in rollout.methods.items():
             pairs = zip(part["pieces"], credit.weights or [1.0] * len(part["pieces"]), strict=True)
-            tokens = [_token(piece, weight, ends, k in wrong) for k, (piece, weight) in enumerate(pairs)]
+            tokens = [_token(piece, weight, k in wrong) for k, (piece, weight) in enumerate(pairs)]
             blocks.append(f"<p>{escape(name)}</p><pre>{''.join(tokens)}</pre>")
     return ShownCredit("\n".join(blocks))
 
@@ -51,8 +50,8 @@ def show_credit(file: str | Path, max_rollouts: int = 6) -> ShownCredit:
 _WRONG = ("slip", "misconception")
 
 
-def _token(text: str, weight: float, ends: tuple[float, float], wrong: bool = False) -> str:
-    background = ",".join(str(round(255 * channel)) for channel in colour_of(weight, ends))
+def _token(text: str, weight: float, wrong: bool = False) -> str:
+    background = ",".join(map(str, colour_of(weight)))
     shown = f'<span style="background-color:rgb({background});color:black" title="{weight:.3g}">{escape(text)}</span>'
     shown = f"<b>{shown}</b>" if weight >= 1.5 else shown  # For readers whose page leaves colours out.
     return f"<u>{shown}</u>" if wrong else shown
