@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -21,9 +21,11 @@ from grail_lightning.engines.base import given_batch
 from grail_lightning.grading import step_masks
 from grail_lightning.grading.grade import grade_and_locate
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
-from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.policy.options import PolicySource, as_source, check_dtype, check_precision, context_length
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
@@ -42,13 +44,21 @@ from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update, prepare
 from grail_lightning.tasks.base import Messages, Prompt
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    GivenPolicy = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+else:  # What YAML can say.
+    GivenPolicy = str
+
 
 class GrailModule(pl.LightningModule):
     """Trains a policy by reinforcement learning with verifiable rewards and token-level credit.
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
-            `long_chains`, `words`.
+            `long_chains`, `words`. From Python also a loaded model with its tokenizer, ``(model, tokenizer)``: a copy
+            of it is trained.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
@@ -66,7 +76,7 @@ class GrailModule(pl.LightningModule):
 
     def __init__(
         self,
-        policy: str,
+        policy: GivenPolicy,
         sampling: Sampling,
         loading: Loading = Loading(),  # noqa: B008  (frozen)
         engine: RolloutEngine | None = None,
@@ -79,13 +89,14 @@ class GrailModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        check_policy(policy, loading, sampling.max_response_length)
+        source: PolicySource = as_source(policy)
+        check_policy(source, loading, sampling.max_response_length)
         check_optimizer(optimizer, scheduler)
-        self.policy_name, self.loading, self.sampling = policy, loading, sampling
+        self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
         check_continuations(self.credit, objective)
-        check_training(self.credit, policy, trust_remote_code=loading.trust_remote_code)
+        check_training(self.credit, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
@@ -98,7 +109,7 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._restored: dict[str, Any] = {}
         self._moved = False
-        self._options, self._recorded = list[dict[str, Any]](), None
+        self.optimizer_options, self._recorded = list[dict[str, Any]](), None
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -108,6 +119,12 @@ class GrailModule(pl.LightningModule):
     def encode(self, messages: Messages | str) -> list[int]:
         """The token ids of a prompt. Messages pass through the chat template if there is one."""
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
+
+    @property
+    def context_length(self) -> int | None:
+        """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
+        rooms = context_length(self.policy_name, self.loading), getattr(self.engine, "max_model_len", None)
+        return min((room for room in rooms if room is not None), default=None)
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -130,7 +147,12 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
+        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit.
+
+        Raises:
+            ValueError: If `ckpt_path="last"` has found no checkpoint.
+        """
+        check_last_found(self.trainer)
         self.verifier = Verifier()
         if stage == "fit":
             self.ahead.reset()
@@ -150,7 +172,7 @@ class GrailModule(pl.LightningModule):
         self._restored = {}
         self.gradients = Gradients(self._policy, self.trainer.strategy, restored)
         optimizer = self.gradients.make_optimizer(self.optimizer)
-        self._options = configured_options(optimizer)
+        self.optimizer_options = configured_options(optimizer)
         return with_schedule(optimizer, self.scheduler)
 
     def on_train_start(self) -> None:
@@ -158,13 +180,14 @@ class GrailModule(pl.LightningModule):
         check_loader(self.trainer.train_dataloader, self.execution)
         if self.trainer.ckpt_path is not None:
             optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-            keep_options(optimizer, scheduler, self._options, self.scheduler, self._recorded, self.global_step)
+            keep_options(optimizer, scheduler, self.optimizer_options, self.scheduler, self._recorded, self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the states of what Lightning does not know, the configured options, and unrounded master weights."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["second"] = {} if self.second is None else self.second.state_dict()
-        checkpoint["configured"] = option_record(self._options, self.scheduler) if self._options else None
+        options = self.optimizer_options
+        checkpoint["configured"] = option_record(options, self.scheduler) if options else None
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
@@ -219,7 +242,9 @@ class GrailModule(pl.LightningModule):
     @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
-        if prompts and all("response" in prompt.columns for prompt in prompts):
+        lacking = int(not all("response" in prompt.columns for prompt in prompts))
+        # Ranks sample together, and one without a prompt does what the others do.
+        if not all_reduce(torch.tensor(lacking, device=self.device), "max"):
             graded = grade_and_locate(given_batch(self._policy, prompts), self.verifier, self.tokenizer)
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
@@ -245,7 +270,8 @@ class GrailModule(pl.LightningModule):
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
-            figures |= take_step(gradients, optimizer, self.execution.max_grad_norm, watched=not self._moved)
+            clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
+            figures |= take_step(gradients, optimizer, clip, seed=seed, watched=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
@@ -271,6 +297,8 @@ class GrailModule(pl.LightningModule):
             verifier=self.verifier,
             clock=clock,
             rank=self.global_rank,
+            # Validation samples before the first step: an engine that cannot train is refused there.
+            needs_logprobs=self.trainer.state.fn == "fit" and self.execution.decided_cap is not None,
         )
 
     def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:

@@ -13,16 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib as mpl
 import pandas
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.colors import TwoSlopeNorm
+from PIL import Image
 
 from grail_lightning.cli import main
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Step
+from grail_lightning.views.heatmap import ShownGroup, ShownRollout, heatmap
 
 METHODS = {
     "Uniform (GRPO)": ["--model.credit=Uniform"],
@@ -32,7 +29,6 @@ METHODS = {
     "GRAIL, shuffled": ["--model.credit=GRAIL", "--model.control=Shuffled"],
 }
 TASK = ArithmeticTask()
-LARGEST = 3.0  # Larger weights, those of GRAIL's answers, have the same colour.
 
 
 def predictions(options: list[str], folder: Path) -> pandas.DataFrame:
@@ -66,37 +62,20 @@ def is_shown(row: pandas.Series) -> bool:
 
 
 def draw(tables: dict[str, pandas.DataFrame], which: int, file: Path) -> None:
-    """One line of coloured tokens for each method; the wrong result has a frame."""
+    """The response once for each method, as TensorBoard's pictures show it."""
     row = next(iter(tables.values())).loc[which]
-    # Tokens behind the answer carry no text.
-    shown = [k for k, (a, b) in enumerate(zip(row["token_starts"], row["token_stops"], strict=True)) if a < b]
-    flawed = [step.result for step in steps_of(row) if step.kind == "misconception"]
-    figure, axes = plt.subplots(figsize=(0.3 * len(shown) + 2.2, 0.42 * len(tables) + 1.2))
-    norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=LARGEST)
-    colours = plt.get_cmap("RdBu_r")
-    for line, (name, table) in enumerate(tables.items()):
-        weights = table.loc[which, "weights"]
-        axes.text(-0.3, line + 0.5, name, ha="right", va="center", fontsize=11)
-        for place, token in enumerate(shown):
-            start, stop = row["token_starts"][token], row["token_stops"][token]
-            text = row["response"][start:stop].replace("\n", "⏎")
-            colour = colours(norm(min(weights[token], LARGEST)))
-            axes.add_patch(plt.Rectangle((place, line + 0.06), 1, 0.88, facecolor=colour, edgecolor="white"))
-            dark = abs(norm(min(weights[token], LARGEST)) - 0.5) > 0.35
-            size = 11 if len(text) < 4 else 5
-            axes.text(place + 0.5, line + 0.5, text, ha="center", va="center", size=size, color="w" if dark else "k")
-            if any(start < last and stop > first for first, last in flawed):
-                axes.add_patch(
-                    plt.Rectangle((place, line + 0.06), 1, 0.88, fill=False, edgecolor="k", linewidth=1.6, zorder=3)
-                )
-    axes.set_xlim(0, len(shown))
-    axes.set_ylim(len(tables), 0)
-    axes.axis("off")
-    axes.set_title(f"{row['prompt']}  Right: {row['reference']}. Framed: the wrong result.", loc="left", fontsize=11)
-    bar = figure.colorbar(mpl.cm.ScalarMappable(norm, colours), ax=axes, fraction=0.03, pad=0.015)
-    bar.set_label("weight", fontsize=10)
-    bar.set_ticks([0, 0.5, 1, 2, 3], labels=["0", "0.5", "1", "2", "≥ 3"], fontsize=10)
-    figure.savefig(file, dpi=150, bbox_inches="tight")
+    rollouts = [
+        ShownRollout(
+            title=name,
+            text=row["response"],
+            tokens=list(zip(row["token_starts"], row["token_stops"], strict=True)),
+            weights=table.loc[which, "weights"].tolist(),
+            steps=steps_of(row),
+        )
+        for name, table in tables.items()
+    ]
+    prompt = f"{row['prompt']} Right: {row['reference']}."
+    Image.fromarray(heatmap([ShownGroup(prompt=prompt, rollouts=rollouts)])).save(file, optimize=True)
 
 
 def run(file: Path) -> None:

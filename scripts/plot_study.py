@@ -1,139 +1,71 @@
-"""Draw the runs of a sweep, task by task, and print the table beside the picture.
+"""Draw the differences from GRPO that the tables of a page report: a row is a method, a column a table.
 
-python scripts/plot_study.py runs/study docs/pictures/study.png
+    python scripts/plot_study.py docs/study_credit.md docs/pictures/study_credit.png
 
-Differences from the baseline are taken within each seed, over the seeds that both methods have finished.
+The figures are read from the page, so that they stand in one place. The last column "minus GRPO, points" of a table is
+drawn, which is that of the mean over training. `scripts/study_tables.py` makes the tables from runs.
 """
 
 import argparse
-import json
+import re
 from pathlib import Path
-from typing import NamedTuple
+from textwrap import fill
 
 import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
-import numpy as np
-from scipy import stats
 
-from grail_lightning.evaluation.statistics import holm
-from grail_lightning.report.events import read_scalars
-
-BASELINE = "GRPO"
+COLUMN = "minus GRPO, points"
+# Pages write a true minus sign.
+_INTERVAL = re.compile(r"([+\u2212-][\d.]+) ±([\d.]+)")
 
 
-class Method(NamedTuple):
-    """The finished runs of a method on a task.
-
-    Attributes:
-        point: Its values of the grid, such as the learning rate; empty without a grid.
-        curves: Held-out accuracy by seed and step.
-    """
-
-    point: str
-    curves: dict[int, dict[int, float]]
-
-
-def read(folder: Path) -> dict[str, dict[str, Method]]:
-    """The methods of each task, the baseline first, the others in the order of their names."""
-    found: dict[str, dict[str, Method]] = {}
-    for file in sorted(folder.glob("*/sweep.json")):
-        record = json.loads(file.read_text())
-        if record["state"] != "finished":
-            continue
-        values = read_scalars(file.parent, "val/accuracy")
-        point = ", ".join(f"{value:g}" for value in (record.get("point") or {}).values())
-        methods = found.setdefault(record["task"], {})
-        methods.setdefault(record["method"], Method(point, {})).curves[record["seed"]] = values
-    return {
-        task: {name: methods[name] for name in sorted(methods, key=lambda name: (name != BASELINE, name))}
-        for task, methods in found.items()
-        if BASELINE in methods
-    }
+def differences(page: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """The mean and the half-width of its interval, in points, by the heading of a table and the method."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    heading, place = "", None
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if not line.startswith("|"):
+            place = None
+        elif COLUMN in cells:
+            place = len(cells) - 1 - cells[::-1].index(COLUMN)
+        elif place is not None and (interval := _INTERVAL.fullmatch(cells[place])):
+            mean, half = (float(number.replace("\u2212", "-")) for number in interval.groups())
+            method = re.sub(r" \(.*\)", "", cells[0].replace("`", ""))
+            found.setdefault(heading, {})[method] = (mean, half)
+    return found
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """The mean and the half-width of its 95 % interval by Student's t, over seeds."""
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean()), float(half)
-
-
-def last(values: dict[int, float]) -> float:
-    """The end of the curve."""
-    return values[max(values)]
-
-
-def area(values: dict[int, float]) -> float:
-    """The mean of the curve over the steps, by the trapezoidal rule."""
-    steps = sorted(values)
-    return float(np.trapezoid([values[step] for step in steps], steps) / (steps[-1] - steps[0]))
-
-
-def table(methods: dict[str, Method]) -> list[str]:
-    """Final accuracy and the mean over training, with differences from the baseline and p-values (Holm's method)."""
-    columns, base = [], methods[BASELINE].curves
-    for of in (last, area):
-        column, pairs = {}, {}
-        for name, method in methods.items():
-            column[name] = "{:.3f} ±{:.3f}".format(*interval(np.array([of(c) for c in method.curves.values()])))
-            common = sorted(base.keys() & method.curves.keys())
-            if name != BASELINE and len(common) > 1:
-                pairs[name] = np.array([[of(method.curves[seed]), of(base[seed])] for seed in common])
-        corrected = holm([float(stats.ttest_rel(*pair.T).pvalue) for pair in pairs.values()])
-        for (name, pair), p in zip(pairs.items(), corrected, strict=True):
-            mean, half = interval(pair[:, 0] - pair[:, 1])
-            shown = f"{p:.3f}" if p >= 0.001 else "< 0.001"
-            column[name] += f" | {100 * mean:+.1f} ±{100 * half:.1f} | {shown}"
-        columns.append({name: text if "|" in text else f"{text} | | " for name, text in column.items()})
-    head = f"minus {BASELINE}, points | p (Holm)"
-    lines = [f"| method | rate | seeds | at the end | {head} | mean over training | {head} |"]
-    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for name, method in methods.items():
-        cells = [name, method.point, str(len(method.curves)), *(column[name] for column in columns)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def draw(left: plt.Axes, right: plt.Axes, methods: dict[str, Method], colours: dict[str, object]) -> None:
-    """A line is a method's mean over seeds, its band the 95 % interval of that mean."""
-    base = methods[BASELINE].curves
-    for name, method in methods.items():
-        common = sorted(base.keys() & method.curves.keys())
-        steps = sorted(next(iter(method.curves.values())))
-        values = np.array([[curve[step] for step in steps] for curve in method.curves.values()])
-        differences = np.array([[method.curves[s][step] - base[s][step] for step in steps] for s in common])
-        for axis, shown in ((left, values), (right, 100 * differences)):
-            if len(shown) < 2:
-                continue
-            mean, half = np.array([interval(column) for column in shown.T]).T
-            axis.plot(steps, mean, color=colours[name], label=name, marker="o", markersize=3)
-            axis.fill_between(steps, mean - half, mean + half, color=colours[name], alpha=0.12, linewidth=0)
-    left.set(xlabel="optimiser steps")
-    right.set(title=f"minus {BASELINE}'s of the same seed, points", xlabel="optimiser steps")
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
-
-
-def main(folder: Path, out: Path) -> None:
-    """Print the tables, and write the picture."""
-    tasks = read(folder)
-    names = list(dict.fromkeys(name for methods in tasks.values() for name in methods))
-    colours: dict[str, object] = dict(zip(names, plt.colormaps["tab20"].colors, strict=False))
-    size = (11, 3.8 * len(tasks) + 0.2 * len(names) / 3)
-    figure, axes = plt.subplots(len(tasks), 2, figsize=size, layout="constrained", squeeze=False)
-    for (task, methods), (left, right) in zip(tasks.items(), axes, strict=True):
-        print(f"\n{task}\n\n" + "\n".join(table(methods)))
-        draw(left, right, methods, colours)
-        left.set(title=f"{task}: held-out accuracy, mean over seeds")
-    shown = {line.get_label(): line for axis in axes[:, 0] for line in axis.get_lines()}
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-    figure.savefig(out, dpi=110)
+def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path) -> None:
+    """A point is a mean over seeds, a line its 95 % interval; both are grey where the interval includes 0."""
+    means = {name: values[0] for table in reversed(tables.values()) for name, values in table.items()}
+    methods = sorted(means, key=lambda name: -means[name])  # By the first table that has the method.
+    size = (2.8 + 1.8 * len(tables), 0.42 * len(methods) + 0.8)
+    figure, axes = plt.subplots(
+        1, len(tables), figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
+    for axis, (heading, table) in zip(axes[0], tables.items(), strict=True):
+        axis.axvline(0, color="black", linewidth=1)
+        for row, (mean, half) in ((methods.index(name), values) for name, values in table.items()):
+            colour = "#777777" if abs(mean) <= half else "#0072B2" if mean > 0 else "#D55E00"
+            axis.errorbar(mean, row, xerr=half, color=colour, marker="o", markersize=6, linewidth=2.5)
+        axis.set_title(heading if len(tables) > 1 else "", fontsize=12)
+        axis.set(xlabel="points")
+        axis.set_yticks(range(len(methods)), [fill(name, 30) for name in methods], fontsize=11, linespacing=0.9)
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+    axes[0, 0].invert_yaxis()
+    figure.savefig(out, dpi=120)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the runs")
+    parser.add_argument("page", type=Path, help="with the tables")
     parser.add_argument("out", type=Path, help="the picture")
     options = parser.parse_args()
-    main(options.folder, options.out)
+    draw(differences(options.page.read_text(encoding="utf-8")), options.out)

@@ -73,6 +73,16 @@ def module(objective=None, **changes):
     return GrailModule("arithmetic", objective=what, execution=how, **options)
 
 
+class Drawing(torch.optim.SGD):
+    """Adds noise of torch's random state in each step, as stochastic rounding does."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(1e-3 * (torch.rand(parameter.shape) - 0.5))
+        return super().step(closure)
+
+
 class Watch(pl.Callback):
     """Keeps what each step handed out."""
 

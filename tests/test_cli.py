@@ -170,6 +170,19 @@ def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_resume_without_a_step_left_is_an_error_unless_the_export_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["fit", *SHORT, "--trainer.limit_val_batches=0"])
+    for steps in (2, 1):
+        said = fails(capsys, "fit", *SHORT, "--ckpt_path=last", f"--trainer.max_steps={steps}")
+        assert f"but got {steps}, and runs/quickstart/checkpoints/last.ckpt is of step 2: no step is left" in said
+        assert "Raise `trainer.max_steps` above 2" in said
+    (RUN / "export" / "tokenizer_config.json").unlink()  # As if the run had been killed while it exported.
+    main(["fit", *SHORT, "--ckpt_path=last", "--trainer.limit_val_batches=0"])
+    assert (RUN / "export" / "tokenizer_config.json").exists()
+
+
 def test_a_run_that_does_not_begin_leaves_the_earlier_one_where_it_was(in_finished_run, capsys):
     before = (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime
     Path("empty.jsonl").write_text("")
@@ -210,6 +223,8 @@ def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path,
     assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
     assert yaml.safe_load((RUN / "config.1.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 1e-4
     assert yaml.safe_load((RUN / "config.yaml").read_text())["model"]["optimizer"]["init_args"]["lr"] == 3e-4
+    hparams = yaml.safe_load((RUN / "hparams.yaml").read_text())
+    assert (hparams["learning_rate"], hparams["credit"]["class"]) == (3e-4, "Uniform")
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

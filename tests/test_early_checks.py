@@ -71,7 +71,7 @@ def test_a_metric_that_no_run_logs_is_named_with_the_one_that_was_meant(given, h
         (["--trainer.limit_train_batches=0"], "`trainer.limit_train_batches` must not be 0"),
         (
             ["--evaluation.sampling.max_response_length=99999"],
-            "must leave room for the first prompt, .* 4096 positions",
+            "must leave room for a prompt in the 4096 positions",
         ),
     ],
 )
@@ -198,7 +198,11 @@ ROW = '{"problem": "1+1?", "answer": "2"}\n'
     ("content", "options", "message"),
     [
         (ROW.encode(), ["--data.task=ArithmeticTask"], r"must be whole numbers .*but got '1\+1\?'"),
-        (ROW.replace("1+1?", "1+" * 4000).encode(), [], "the first prompt, of 8022 tokens, .*`data.max_prompt_length`"),
+        (
+            ROW.replace("1+1?", "1+" * 4000).encode(),
+            [],
+            r"8 of 8 prompts of t.jsonl are .* 4,052 tokens .*: line 1 \(8,022 tokens\)",
+        ),
         (None, [], "`path` t.jsonl must be a file, but it is a folder"),
     ],
 )

@@ -169,6 +169,47 @@ def test_a_missing_module_is_named_with_the_extra_that_installs_it(capsys, monke
     )
 
 
+REWARD = "--data.task.rewards=[{function: mine.%s}]"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (REWARD % "level", r"The reward `mine.level` must take columns of the data, .*, but asks for \['difficulty'\]"),
+        (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),
+        (REWARD % "keywords", r"The reward `mine.keywords` must take responses and references"),
+        (REWARD % "levle", "got 'mine.levle' .*Did you mean level\\?"),
+        ("--data.task.rewards=[{function: grail_lightning.tasks.rewards.overlng}]", "Did you mean overlong\\?"),
+        ("--data.task.rewards=[{function: corectness}]", "but got 'corectness'. Did you mean correctness\\?"),
+        ("--data.task=mine.Thing", "but got 'mine.Thing', which is a class that does not derive from `ArithmeticTask`"),
+        ("--data.task=mine.level", "but got 'mine.level', which is a function"),
+        ("--data=mine.Thing", "'mine.Thing', which is a class that does not derive from `LightningDataModule`"),
+        ("--model.optimizer=mine.Thing", "'mine.Thing', which is a class that does not derive from `Optimizer`"),
+        ("--data.task=mine.Othr", "but got 'mine.Othr'. Did you mean Other\\?"),
+        ("--data.task=grail_lightning.tasks.MathTsk", "Did you mean MathTask\\?"),
+        ("--config=child.yaml", "`config` in child.yaml must name a file to build on, but there is no nowhere.yaml"),
+        ("--config=other.yaml", "`config` in child.yaml must name a file to build on, but there is no nowhere.yaml"),
+    ],
+)
+def test_a_mistake_in_what_the_user_wrote_is_one_line_before_a_model_is_loaded(
+    option, message, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(
+        "from grail_lightning.tasks import ArithmeticTask\nclass Thing: pass\nclass Other(ArithmeticTask): pass\n"
+        "def level(responses, references, *, difficulty, correct, weight=1): return [1.0] * len(responses)\n"
+        "def one(responses): return [1.0] * len(responses)\n"
+        "def keywords(responses, *, references): return [1.0] * len(responses)\n"
+    )
+    (tmp_path / "child.yaml").write_text("config: nowhere.yaml\n")
+    (tmp_path / "other.yaml").write_text("config: child.yaml\n")
+    assert re.search(message, fails(capsys, "fit", *SHORT, option))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

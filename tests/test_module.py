@@ -307,7 +307,7 @@ def test_metrics_have_the_names_that_users_know():
         *(f"completions/{k}" for k in ("mean_length", "min_length", "max_length", "clipped_ratio")),
         *(f"clip_ratio/{k}" for k in ("low_mean", "high_mean", "region_mean")),
         *(f"time/{k}" for k in ("sample", "grade", "credit", "update")),
-        *(f"credit/{k}" for k in ("weight_mean", "weight_std", "at_clip", "span_missing", "ess_ratio", "top10_mass")),
+        *(f"credit/{k}" for k in ("weight_mean", "weight_std", "span_missing", "ess_ratio", "top10_mass")),
         "credit/fork_auroc_slip",
         "credit/fork_auroc_surprisal_slip",
         "credit/flawed_to_sound_weight",

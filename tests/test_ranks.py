@@ -5,9 +5,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+import grail_lightning
 from grail_lightning.policy import load_policy
 from tests.processes import run_script
 from tests.tolerance import assert_near, near, roundings
@@ -178,3 +180,29 @@ def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those
     moved, also = theirs - start, ours - start
     assert also @ moved / (moved @ moved) == pytest.approx(1, abs=0.1)
     assert np.linalg.norm(also - moved) < 0.3 * np.linalg.norm(moved)
+
+
+# Their collectives: none, the entropies of all ranks, sampling, the reference; and a sum over all ranks.
+METHODS = [f"--model.credit={name}" for name in ("DGPO", "GRAIL", "HighEntropy", "Resampled")]
+GIVEN = [
+    {"problem": f"{k}+1", "answer": str(k + 1), "response": f"{k}+1={k + 1}\n\\boxed{{{k + k}}}"} for k in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize("texts", ["sampled", "given"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ModelParallelStrategy", marks=pytest.mark.slow)])
+def test_predict_writes_every_rollout_where_the_last_batch_leaves_a_rank_without_a_prompt(strategy, texts, tmp_path):
+    table = tmp_path / "given.jsonl"
+    table.write_text("\n".join(map(json.dumps, GIVEN)))
+    data = ["--data.num_test=3"]
+    if texts == "given":
+        data = ["--data=MathData", f"--data.predict=[{{path: {table}}}]", "--data.train=[]", "--data.val=[]"]
+    options = ["--config=configs/saliency.yaml", *data, "--data.eval_prompts_per_batch=2", "--evaluation.num_samples=2"]
+    options += [*METHODS, "--model.control=SameMagnitude", "--trainer.enable_progress_bar=false"]
+    options += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
+    program = Path(grail_lightning.__file__).with_name("__main__.py")
+    ranks = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    run_script(program, "predict", *options, *ranks, ranks=2, timeout=90)
+    rows = pq.read_table(tmp_path / "saliency" / "predictions.parquet").to_pylist()
+    assert len(rows) == (3 if texts == "given" else 6)
+    assert len({row["prompt"] for row in rows}) == 3

@@ -12,7 +12,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import LastCheckpoint
 from grail_lightning.data import ArithmeticData
 from grail_lightning.policy import load_policy
-from tests.runs import Watch, batches, module, trainer, weights
+from tests.runs import Drawing, Watch, batches, module, trainer, weights
 
 STEPS = 4
 SCHEDULES = {
@@ -140,6 +140,14 @@ def test_what_an_optimizer_writes_into_its_options_is_kept_and_what_the_user_cha
     assert resumed.options["taken"] == STEPS
     assert resumed.options["momentum"] == 0.5
     assert resumed.rates[-1] == pytest.approx(2e-3)
+
+
+def test_an_optimizer_that_draws_random_numbers_draws_the_same_ones_after_a_resume(tmp_path):
+    file, make = tmp_path / "half.ckpt", partial(Drawing, lr=1e-3)
+    _, expected = fit(file, make)
+    torch.rand(7)  # Whatever else has drawn in between.
+    _, found = fit(file, make, start=STEPS // 2)
+    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
 
 
 def cut_fit(folder, max_steps, path=None):

@@ -155,6 +155,36 @@ def test_a_fit_beside_a_fit_is_refused_and_nothing_is_moved(capsys):
         main(["validate", *SHORT, "--ckpt_path=last"])
 
 
+CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
+BESIDE = "{class_path: CSVLogger, init_args: {save_dir: tables, name: quick, version: ''}}"
+NEVER_DUE = ["--trainer.check_val_every_n_epoch=1", "--trainer.val_check_interval=1000"]
+
+
+def _disk():
+    return {str(entry): entry.read_bytes() if entry.is_file() else None for entry in Path().rglob("*")}
+
+
+@pytest.mark.parametrize("main_logger", [[], CSV], ids=["tensorboard", "csv"])
+def test_a_run_that_is_refused_leaves_the_disk_as_it_was(main_logger, capsys):
+    options = [*SHORT, *main_logger, f"--trainer.logger+={BESIDE}"]
+    due = "`trainer.val_check_interval` must be at most"
+    assert due in fails(capsys, "fit", *options, *NEVER_DUE)
+    assert not _disk()
+    main(["fit", *options, "--trainer.max_steps=1"])
+    before = _disk()
+    assert "tables/quick/metrics.csv" in before
+    for more in ([], ["--ckpt_path=last"]):
+        assert due in fails(capsys, "fit", *options, *NEVER_DUE, *more)
+        assert _disk() == before
+    evaluated = [option for option in options if not option.startswith("--trainer.max_steps")]
+    for name, wrong, said in (
+        ("validate", "--evaluation.sampling.max_response_length=100000", "positions"),
+        ("predict", "--predictions.file=runs", "`predictions.file` must be a file"),
+    ):
+        assert said in fails(capsys, name, *evaluated, "--ckpt_path=last", wrong)
+        assert _disk() == before
+
+
 def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path):
     before = _project(tmp_path)
     main(["fit", *SHORT, "--trainer.logger=false", "--trainer.max_steps=1"])
@@ -163,9 +193,6 @@ def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path
     wanted = {"config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "predictions.parquet", MARKER}
     assert wanted <= set(after)
     assert {*before, "runs"} == {*os.listdir(), "checkpoints/last.ckpt"} - {"checkpoints"}
-
-
-CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
 
 
 @pytest.mark.slow

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
-from grail_lightning.credit import GRAIL, Uniform
+from grail_lightning.batch import AnswerMasks, Sampling
+from grail_lightning.credit import GRAIL, RLSD, Uniform
 from grail_lightning.credit.shown_answer import SENTENCE, with_shown_answers
 from grail_lightning.policy import load_policy
+from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Distillation
-from tests.runs import Watch, batches, module, trainer, uneven, weights
-from tests.steps import backward, largest_gap, update_of
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Prompt
+from tests import batches as ready
+from tests.runs import Watch, batches, module, sampled, trainer, uneven, weights
+from tests.steps import backward, largest_gap, token_weights, update_of
 from tests.tolerance import roundings
 
 LIMIT = 36
@@ -59,6 +64,58 @@ def test_gradients_equal_a_loss_written_by_hand_however_the_batch_is_cut(options
         assert largest_gap(found, expected) <= roundings(64, torch.float32)
         if "only_positive" not in options:  # Else the dead group is not run.
             assert metrics["distillation_kl"] == pytest.approx(kl[mask].mean().item(), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def asked_twice(policy):
+    """A long prompt with two references, and another prompt: three groups of four rows, of which two groups are equal.
+
+    Every quantity of a row that is not a function of its tokens differs between the equal rows.
+    """
+    task, text = ArithmeticTask(), "Compute 6+9-3+7-2+8-4+5-1+3.\n"
+    problems = ((text, "28"), (text, "35"), (text[:-3] + "4.\n", "29"))
+    prompts = [Prompt(messages=messages, reference=reference, task=task) for messages, reference in problems]
+    made = sampled(policy, prompts, 4, Sampling(max_response_length=12), seed=1)
+    again = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 8, 9, 10, 11])
+    same = {n: getattr(made, n)[again] for n in ("input_ids", "attention_mask", "response_ids", "response_mask")}
+    made = made.replace(**same, texts=[made.texts[k] for k in again], finished=torch.ones(12, dtype=torch.bool))
+    assert made.prompt_lengths.min() > MIN_COMMON_TOKENS
+    advantages = torch.randn(12, generator=torch.Generator().manual_seed(0))
+    nowhere = torch.zeros_like(made.response_mask)
+    last = nowhere.clone()
+    # The tasks of the two groups may find the answer in different places.
+    last[:, 2], last[4:8, 2], last[4:8, 1] = True, False, True
+    last &= made.response_mask
+    return ready.rollouts(
+        made, advantages=advantages, answer=AnswerMasks(whole=last, content=last, marker=nowhere, after=nowhere)
+    )
+
+
+CASES = {
+    "distillation": {"distillation": Distillation(coefficient=0.3), "credit": Uniform()},
+    "RLSD": {"credit": RLSD(refresh_steps=1)},
+    "GRAIL": {"credit": GRAIL(gate="all", answer_overwrite="never")},
+    "KL": {"kl_coefficient": 0.1},
+    "weights": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_with_two_references_has_the_gradients_of_rows_run_apart(case, policy, asked_twice):
+    random = torch.Generator().manual_seed(2)
+    values, additive = torch.rand(2, *asked_twice.response_mask.shape, generator=random) * asked_twice.response_mask
+    options, found = {"weights": token_weights(asked_twice, values, additive), **CASES[case]}, {}
+    if case == "KL":
+        options["reference"] = load_policy("arithmetic").double()
+        for parameter in options["reference"].parameters():
+            parameter.data *= 1.01
+    for share in (True, False):
+        policy.zero_grad(set_to_none=True)
+        update = update_of(policy, asked_twice, limit=12, share_prefixes=share, **options)
+        metrics = update.accumulate(0, backward)
+        found[share] = {n: p.grad.clone() for n, p in policy.named_parameters()}
+        assert (metrics["shared_tokens"] > 0.5) is share
+    assert largest_gap(found[True], found[False]) <= roundings(64, torch.float32)
 
 
 def test_saliency_has_a_pass_of_its_own_beside_a_teacher(policy, batch):

@@ -5,7 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import Lfm2Config, MiniMaxConfig, Qwen3NextConfig
+from transformers import (
+    DogeConfig,
+    Gemma3TextConfig,
+    Lfm2Config,
+    MiniMaxConfig,
+    OlmoConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from grail_lightning.batch import AnswerMasks, SampledBatch, lengths_to_mask
 from grail_lightning.credit import GRAIL
@@ -432,6 +441,66 @@ def test_models_that_pass_more_than_attention_from_token_to_token_train_on_whole
     for (ours, _), (theirs, _) in zip(shared, apart, strict=True):
         assert all(gradient.isfinite().all() for gradient in ours.values())
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _saved(config, folder, **loading):
+    """A policy of a config with random weights."""
+    tokenizer = load_tokenizer("arithmetic")
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_policy(str(folder), Loading(from_scratch=True, **loading))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_deviation_that_starts_at_zero_is_found(biases, dtype, batch, tmp_path):
+    """Doge adds a mask to its scores that is the same for all keys as long as its parameter A is 0, as it begins."""
+    policy = _saved(
+        DogeConfig(**SIZES | {"attention_dropout": 0.0, "pad_token_id": 0, "attention_bias": biases}), tmp_path
+    )
+    masks = {name: p for name, p in policy.named_parameters() if name.endswith(".A")}
+    assert len(masks) == 4
+    assert not any(p.any() for p in masks.values())
+    policy.to(dtype)
+    assert not policy.supports_prefix_trees
+    steps(policy, batch, True, token_budget=1000, updates_per_batch=1)
+    found = {name: p.grad for name, p in masks.items()}
+    assert all(gradient.any() for gradient in found.values())
+
+
+KINDS = {
+    "qwen2": (Qwen2Config, {}),  # Biases that begin at zero; those of the keys have hardly a gradient.
+    "gemma3": (Gemma3TextConfig, {"layer_types": ["full_attention"] * 4}),  # Norms that begin at zero.
+    "olmo": (OlmoConfig, {}),  # Norms without weights.
+    "qwen3_moe": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2, target_modules=["q_proj", "o_proj"])], ids=["whole", "adapters"])
+@pytest.mark.parametrize("name", KINDS)
+def test_the_probe_leaves_everything_as_it_was(name, lora, dtype, tmp_path):
+    kind, changes = KINDS[name]
+    policy = _saved(kind(**SIZES | {"pad_token_id": 0, "initializer_range": 0.02} | changes), tmp_path, lora=lora).to(
+        dtype
+    )
+    policy.train()
+    for number, parameter in enumerate(policy.parameters()):
+        parameter.grad = torch.full_like(parameter, number) if parameter.requires_grad and number % 2 else None
+    torch.manual_seed(5)
+    before = {n: (p.detach().clone(), p.requires_grad, p.grad, p.data_ptr()) for n, p in policy.named_parameters()}
+    grads = {n: grad.clone() for n, (_, _, grad, _) in before.items() if grad is not None}
+    random = torch.get_rng_state()
+    with torch.inference_mode():  # As in `validate` and `predict`.
+        assert policy.supports_prefix_trees
+    assert torch.equal(torch.get_rng_state(), random)
+    for n, parameter in policy.named_parameters():
+        weight, trained, grad, place = before[n]
+        assert torch.equal(parameter, weight)
+        assert (parameter.requires_grad, parameter.data_ptr()) == (trained, place)
+        assert parameter.grad is grad
+        assert grad is None or torch.equal(grad, grads[n])
+    assert all(module.training for module in policy.modules())
 
 
 def test_rows_beyond_a_sliding_window_are_run_whole(batch, tmp_path):

@@ -168,11 +168,6 @@ def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_
     assert largest_gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= roundings(64, torch.float32)
 
 
-def test_a_sampler_that_reports_no_log_probabilities_cannot_be_corrected(policy, batch):
-    with pytest.raises(ValueError, match=r"`execution.sampler_cap` needs the log-probabilities of the sampler"):
-        _gradients(policy, batch.replace(sampling_logprobs=None), sampler_cap=2.0)
-
-
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
 def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, batch, given):
     """No row is left out here, no micro-batch is cut: dead rows, trimming and shared prompts must not change that."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grail_lightning.answers import Pattern
+from grail_lightning.answers import LastNumber
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.rewards import RewardSpec
 
 
-class Parity(AnswerTask):
-    """Whether a sum is even: yes or no.
+class SumOfTerms(AnswerTask):
+    """The sum of the numbers in the column `terms`.
 
     Args:
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
     """
 
     def __init__(self, rewards: list[RewardSpec] | None = None) -> None:
-        super().__init__(rewards, answer=Pattern(r"(?i)\b(yes|no)\b"), compare="text")
+        super().__init__(rewards, answer=LastNumber())
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The question as plain text, without a chat template."""
-        even = sum(map(int, str(row["problem"]).split("+"))) % 2 == 0
-        question = f"Is {row['problem']} even? Say yes or no.\n"
-        return Prompt(messages=question, reference="yes" if even else "no", task=self, columns=dict(row))
+        expression = "".join(f"{term:+d}" for term in row["terms"]).removeprefix("+")
+        reference = str(sum(row["terms"]))
+        return Prompt(messages=f"Compute {expression}.", reference=reference, task=self, columns=dict(row))

@@ -15,5 +15,5 @@ def brevity(responses: Sequence[str], references: Sequence[str], **columns: Any)
 def hard_ones(
     responses: Sequence[str], references: Sequence[str], *, correct: Sequence[bool], level: Sequence[int | None]
 ) -> list[float | None]:
-    """1 for a right answer to a problem of level 4 or more; no opinion about problems without a level."""
-    return [None if given is None else float(right and given >= 4) for right, given in zip(correct, level, strict=True)]
+    """1 for a right answer to a problem of level 3 or more; no opinion about problems without a level."""
+    return [None if given is None else float(right and given >= 3) for right, given in zip(correct, level, strict=True)]

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.callbacks.termination import Termination
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
@@ -134,7 +135,13 @@ class LastCheckpoint(Checkpoint):
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Warn if the resumed run cannot equal an uninterrupted one."""
+        """Check that steps are left, and warn if the resumed run cannot equal an uninterrupted one.
+
+        Raises:
+            ValueError: If no step is left.
+        """
+        if trainer.state.fn == "fit" and trainer.ckpt_path is not None:
+            check_steps_left(trainer, trainer.ckpt_path, checkpoint["global_step"])
         if checkpoint.get("steps_left") and trainer.state.fn == "fit":
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "

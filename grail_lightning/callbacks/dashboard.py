@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +15,7 @@ from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run,
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.runtime.seeds import run_seed
 from grail_lightning.step.tags import tag
+from grail_lightning.tasks.import_path import GIVEN
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -55,22 +57,26 @@ class Dashboard(Callback):
     """Arranges the most important curves in TensorBoard, and logs the hyper-parameters with the final figures.
 
     TensorBoard's page "Custom Scalars" shows the curves that matter first (`LAYOUT`), its page "HParams" one line a run
-    that has finished: the options of the module, and ``val/first_accuracy``, ``val/final_accuracy`` and
-    ``train/final_reward``. Other loggers get the hyper-parameters when training begins. `config.yaml` in the folder of
-    a run has all options.
+    that has finished: the learning rate and the options of the module, and ``val/first_accuracy``,
+    ``val/final_accuracy`` and ``train/final_reward``. `hparams.yaml` in the folder of a run and other loggers have the
+    hyper-parameters when training begins; `config.yaml` has all options.
     """
 
     def __init__(self) -> None:
         self._parameters: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the layout, and give other loggers the hyper-parameters."""
+        """Write the layout and `hparams.yaml`, and give other loggers the hyper-parameters."""
         if not trainer.is_global_zero or fast_dev_run(trainer):
             return
         self._parameters = hyper_parameters(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_custom_scalars(_charts())
+                logger.log_hyperparams(self._parameters, {})  # Without figures yet, hence for the file alone.
+                # Lightning has written the file before there was an optimizer, and would not replace it.
+                Path(logger.log_dir, logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+                logger.save()
             else:
                 logger.log_hyperparams(self._parameters)
 
@@ -96,23 +102,33 @@ def final_figures(trainer: Trainer) -> dict[str, float]:
 def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """The options of a fit that matter for its outcome, as nested plain values. Call it when training begins."""
     module, data = module_of(pl_module), data_of(trainer)
-    group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
-    options = {name: value for name, value in group.items() if _is_plain(value) and name != "initial_lr"}
-    options["lr"] = group.get("initial_lr", group.get("lr"))
+    # As configured: in a resumed run the groups hold those of the checkpoint until the module's own `on_train_start`.
+    group = module.optimizer_options[0]
+    options = {name: value for name, value in group.items() if _is_plain(value) and name != "lr"}
     parts = {
         name: plain(getattr(module, name, None))
         for name in ("sampling", "loading", "objective", "execution", "credit", "control")
     }
     return {
-        "policy": module.policy_name,
+        "learning_rate": float(group["lr"]),  # It may be a tensor.
+        "policy": str(module.policy_name),
         "seed": run_seed(),
         "max_steps": trainer.max_steps,
         "precision": str(trainer.precision),
         "world_size": trainer.world_size,
         "data": plain(data),
+        **_from_python(data),
         **{name: value for name, value in parts.items() if value is not None},
-        "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options} if trainer.optimizers else None,
+        "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options},
     }
+
+
+def _from_python(data: object) -> dict[str, str]:
+    """What the options of a data module cannot say: the datasets and the rewards that a Python program gave it."""
+    specs = [spec for split in getattr(data, "specs", {}).values() for spec in split]
+    rewards = getattr(getattr(data, "task", None), "rewards", [])
+    found = {f"data.{spec.label}": spec.path for spec in specs} | {f"rewards.{r.name}": r.path for r in rewards}
+    return {name: said for name, said in found.items() if said.endswith(GIVEN)}
 
 
 def plain(value: object, depth: int = 0) -> Any:

@@ -109,7 +109,7 @@ def evaluation_facts(trainer: Trainer, module: GrailModule, batches: Batches, st
         "finished": None,
         "grail_lightning": __version__,
         "model": {
-            "policy": module.policy_name,
+            "policy": str(module.policy_name),
             "checkpoint": str(trainer.ckpt_path) if trainer.ckpt_path else None,
             "digest": weights_digest(policy_of(module)),
             "step": step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of
+from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.runtime.writable import check_writable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
 _PREFIX = "policy."
+_LAST_FILE = "tokenizer_config.json"  # The tokenizer is written after the weights.
 
 
 class ExportPolicy(Callback):
@@ -56,8 +58,11 @@ class ExportPolicy(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""
-        self.path = Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
-        self._trained = False
+        self.path, self._trained = self.folder_of(trainer), False
+
+    def folder_of(self, trainer: Trainer) -> Path:
+        """The folder to write to. A broadcast: every rank must call it."""
+        return Path(self.folder) if self.folder else RunFolder(trainer).path / "export"
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gather sharded weights. This needs all ranks, and the strategy before its teardown."""
@@ -83,6 +88,8 @@ class ExportPolicy(Callback):
         except Exception as error:
             if not isinstance(error, OSError) and "os error" not in str(error):
                 raise
+            with suppress(OSError):
+                (path / _LAST_FILE).unlink(missing_ok=True)  # What is not whole must not look so to `check_steps_left`.
             raise ValueError(
                 f"The policy ({source}) must be written to `export.folder` {path}, but that failed: "
                 f"{' '.join(str(error).split())}. The checkpoints of the run are safe. Make room, or choose another "
@@ -105,6 +112,31 @@ class ExportPolicy(Callback):
                 "`python -m lightning.pytorch.utilities.consolidate_checkpoint`."
             )
         return gathered, f"step {trainer.global_step}"
+
+
+def check_steps_left(trainer: Trainer, checkpoint: str | Path, step: int) -> None:
+    """Check that a resumed run has something left to do: a step, or the export of one that was interrupted there.
+
+    Args:
+        trainer: The trainer of the resumed run.
+        checkpoint: The checkpoint that it begins with.
+        step: The optimiser step of the checkpoint.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    if not 0 <= trainer.max_steps <= step or fast_dev_run(trainer):
+        return
+    export = next((c for c in callbacks_of(trainer) if isinstance(c, ExportPolicy)), None)
+    if export is not None and step == trainer.max_steps:
+        written = export.folder_of(trainer) / _LAST_FILE
+        if not written.exists() or written.stat().st_mtime < Path(checkpoint).stat().st_mtime:
+            return
+    raise ValueError(
+        f"`trainer.max_steps` must be above the step of the checkpoint to train on, but got {trainer.max_steps}, and "
+        f"{checkpoint} is of step {step}: no step is left. Raise `trainer.max_steps` above {step}, or leave "
+        "`ckpt_path` out for a new run."
+    )
 
 
 def _is_sharded(model: nn.Module) -> bool:

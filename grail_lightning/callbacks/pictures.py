@@ -28,10 +28,10 @@ from grail_lightning.views.heatmap import ShownGroup, ShownRollout, heatmap
 class CreditPictures(Callback):
     """Draws where the credit goes, for TensorBoard, Weights & Biases, and loggers with their interface.
 
-    - ``credit/rollouts``: a right and a wrong rollout of one group side by side, with the weight of each token as its
-      background, labelled steps underlined and the answer framed;
+    - ``credit/rollouts``: a right and a wrong rollout of one group, with the weight of each token as its background,
+      labelled steps underlined and the answer framed;
     - ``credit/weight_by_position``: the mean weight and its 10 % and 90 % quantiles against the relative position in
-      the response, and the distribution of the weights, for right and for wrong rollouts;
+      the response, for right and for wrong rollouts;
     - ``credit/weights``: TensorBoard's histogram of the weights.
 
     A weight is the token's advantage over that of its rollout: the method's weight, with an additive stage counted into
@@ -52,7 +52,7 @@ class CreditPictures(Callback):
     """
 
     def __init__(
-        self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 40, max_time_share: float = 0.01
+        self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 12, max_time_share: float = 0.01
     ) -> None:
         for name, value, least in (
             ("every_n_batches", every_n_batches, 0),
@@ -146,11 +146,12 @@ def mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:
 
 def _shown(output: StepOutput, row: int, shares: Tensor, tokenizer: Decoder) -> ShownRollout:
     batch, prompt = output.batch, output.batch.prompts[row]
+    facts = rollout_facts(output, row).split(", ")
     length = int(batch.response_lengths[row])
     aligned = align(batch.response_ids[row, :length].tolist(), tokenizer)
     answers = prompt.task.answer_spans(aligned.text)
     return ShownRollout(
-        title=rollout_facts(output, row),
+        title=f"{facts[0]}, {facts[-1]}\n{facts[-2]}",  # The verdict, the length and the advantage.
         text=aligned.text,
         tokens=list(zip(aligned.starts, aligned.stops, strict=True)),
         weights=_numpy(shares[:length]).tolist(),

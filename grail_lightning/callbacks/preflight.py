@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.disk_space import check_disk_space
-from grail_lightning.callbacks.hooks import module_of, output_of
+from grail_lightning.callbacks.hooks import module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.credit.base import TokenWeights
+from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name
@@ -24,15 +26,19 @@ from grail_lightning.step.optimizer import explain_stuck_weights
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks.base import Prompt
 
+if TYPE_CHECKING:
+    from grail_lightning.module import GrailModule
+
 
 class Preflight(Callback):
     """Warns once about each problem with which training cannot learn, or can hardly learn, with figures and a remedy.
 
     It detects groups without a difference in reward, responses that never end, verdicts that time out, a training
     sampler that differs from the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights
-    whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rewards
-    outside the range of BNPO, and dropout where a step compares two policies. After the first batch with a gradient it
-    compares the sizes of the run's checkpoints and export with the free space of their disks.
+    whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rows longer
+    than the token budget, rewards outside the range of BNPO, and dropout where a step compares two policies. After the
+    first batch with a gradient it compares the sizes of the run's checkpoints and export with the free space of their
+    disks.
 
     Args:
         patience: The number of consecutive batches after which it warns.
@@ -93,9 +99,12 @@ class Preflight(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
     ) -> None:
-        """Check the mini-batches and the precision of the weights once, after a resumed optimiser has been restored."""
+        """Check the longest rows; and, after a resumed optimiser has been restored, mini-batches and precision once."""
         module = module_of(pl_module)
-        if self._looked or module.gradients is None:
+        if module.gradients is None:
+            return
+        self._check_budget(batch, module)
+        if self._looked:
             return
         self._looked = True
         parts, groups = module.execution.mini_batches, len(batch)
@@ -159,6 +168,19 @@ class Preflight(Callback):
                     if module.execution.decided_cap
                     else ", or correct for the difference with `execution.sampler_cap: 2`."
                 ),
+            )
+
+    def _check_budget(self, prompts: list[Prompt], module: GrailModule) -> None:
+        budget, response = module.execution.token_budget, module.sampling.max_response_length
+        room = max(budget - response, 0)
+        if "budget" not in self._said and (long := long_prompts(prompts, policy_of(module).encode, room)):
+            row = max(long.values()) + response
+            self._warn(
+                "budget",
+                f"`execution.token_budget` {budget} is less than one row: a prompt of {row - response} tokens and a "
+                f"response of `sampling.max_response_length` {response} are {row}. A row above the budget is run by "
+                f"itself, slowly, and needs the memory of its {row} tokens. Set it to {row} or more, or lower "
+                "`sampling.max_response_length`.",
             )
 
     def _check_rate(self, figures: dict[str, float], trainer: Trainer) -> None:

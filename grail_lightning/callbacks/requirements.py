@@ -18,6 +18,7 @@ from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run,
 from grail_lightning.callbacks.kept_samples import short_columns
 from grail_lightning.callbacks.monitors import check_monitors
 from grail_lightning.callbacks.predictions import PredictionWriter
+from grail_lightning.data.lengths import PromptLimit, check_evaluated
 from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
 from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import RolloutEngine
@@ -167,7 +168,7 @@ def _check_export(trainer: Trainer) -> None:
 
 
 def _check_prompts(trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-    """Make and encode the first prompt of each dataset: the task must fit the rows, and the prompt the model.
+    """Make and encode prompts: the task must fit the rows, and all prompts of an evaluation the model.
 
     Raises:
         ValueError: If it does not.
@@ -180,9 +181,14 @@ def _check_prompts(trainer: Trainer, pl_module: LightningModule, stage: str) -> 
     drawn = (evaluation and evaluation.sampling) or module.sampling
     for prompts, training in _datasets(data, stage, validated=trainer.enable_validation):
         if len(prompts):
-            length = len(module.encode(prompts[0].messages))
-            limit = (module.sampling if training else drawn).max_response_length
-            check_length(module.policy_name, module.loading, limit, length)
+            module.encode(prompts[0].messages)
+        if len(prompts) and not training:
+            # Responses that `predict` is given are not sampled.
+            given = stage == "predict" and "response" in prompts[0].columns
+            response = 0 if given else drawn.max_response_length
+            check_length(module.policy_name, module.loading, response)
+            option = "evaluation.sampling.max_response_length"
+            check_evaluated(prompts, module.encode, PromptLimit(None, module.context_length, response, option))
     if evaluation is not None and stage in ("test", "validate"):
         _tell_missing_columns(data, stage, evaluation.by)
 

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
@@ -33,7 +33,7 @@ from grail_lightning.callbacks import (
     Throughput,
     Watchdog,
 )
-from grail_lightning.callbacks.hooks import fast_dev_run
+from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
 from grail_lightning.callbacks.watchdog import lost_rank
 from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcommand, refuse
@@ -44,7 +44,7 @@ from grail_lightning.cli.lists import whole_lists
 from grail_lightning.cli.methods import as_given, expand_methods
 from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
-from grail_lightning.cli.stage_loggers import beside_training, keep_tables
+from grail_lightning.cli.stage_loggers import beside_training, files_after_checks
 from grail_lightning.cli.strategies import check_launcher, default_mesh_sizes, strategy_options
 from grail_lightning.distributed.checkpoint_check import check_checkpoint
 from grail_lightning.distributed.sharding import check_strategy
@@ -173,29 +173,36 @@ class GrailCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        folder = RunFolder(self.trainer)
         check_folders(self.trainer)
-        kwargs["ckpt_path"] = folder.checkpoint(kwargs.get("ckpt_path"))
-        weights = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only"))
-        if weights is not None:
-            check_weights(self.model.policy_name, self.model.loading, weights)
-        if subcommand != "fit" and not fast_dev_run(self.trainer):
-            folder.shared()
-            keep_tables(self.trainer.loggers)
+        self._checkpoint = kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
+        state = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only")) or {}
+        if "state_dict" in state:
+            check_weights(self.model.policy_name, self.model.loading, state["state_dict"])
+        if subcommand == "fit" and "global_step" in state:
+            check_steps_left(self.trainer, kwargs["ckpt_path"], state["global_step"])
         if subcommand == "test":
             kwargs["verbose"] = False  # `Evaluation` prints its own table, with intervals.
         self.config_init[subcommand].watchdog.before_meeting(self.trainer)
         return kwargs
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with files_after_checks(self.trainer, self._folder):
+            super()._run_subcommand(subcommand)
+
+    def _folder(self) -> AbstractContextManager[None]:
+        """The folder of the subcommand: an empty one for a new run, that of the checkpoint's run, or a shared one."""
+        folder = RunFolder(self.trainer)
+        if self.subcommand != "fit":
+            folder.shared()
+            return nullcontext()
+        return folder.resumed(self._checkpoint) if self._checkpoint else folder.fresh()
 
     def fit(self, **kwargs: Any) -> None:
         """Train a new run in an empty folder, or a resumed one with its current options."""
         check_dtype(self.model.policy_name, self.model.loading)
         if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
             task.check_length(self.model.sampling.max_response_length)
-        folder, checkpoint, trial = RunFolder(self.trainer), kwargs["ckpt_path"], fast_dev_run(self.trainer)
-        with nullcontext() if trial else folder.resumed(checkpoint) if checkpoint else folder.fresh():
-            keep_tables(self.trainer.loggers)
-            self.trainer.fit(**kwargs)
+        self.trainer.fit(**kwargs)
 
 
 def check_groups(options: Namespace) -> None:

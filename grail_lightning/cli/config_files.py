@@ -137,6 +137,12 @@ def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
         raise ValueError(
             f"`config` in {file} must be the path of a file to build on, or a list of them, but got {base!r}."
         )
+    for parent in (file.parent / name for name in bases):
+        if not parent.is_file() and shipped(parent) is None:
+            raise ValueError(
+                f"`config` in {file} must name a file to build on, but there is no {parent}. Correct the path, "
+                "which is relative to that file's folder."
+            )
     above = (*above, file.resolve())
     return [*(part for name in bases for part in _with_bases(file.parent / name, above)), file]
 

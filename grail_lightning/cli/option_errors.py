@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jsonargparse import ArgumentParser
 
 from grail_lightning.callbacks.choices import base_classes, choices, imported, unusable
+from grail_lightning.tasks.import_path import did_you_mean
 
 EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
 KINDS = {
@@ -44,6 +46,7 @@ NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 NOT_ACCEPTED = re.compile(r"(?:Option|accept option) '([\w.]+)'(?: is not accepted)?")
 ABSTRACT = re.compile(r"Expected an instantiatable class, but (?:([\w.]+) )?is abstract")
 NO_SUBCLASS = "Import path does not correspond to a subclass of"
+BASE = re.compile(r"subclass of (?:<class ')?(\w+)")
 NO_TEXT = re.compile(r"Key must be a string, got: (.*?)\.?$")
 UNRECOGNISED = re.compile(r"unrecognized arguments: (\S+)")
 REQUIRED = re.compile(r"the following arguments are required: (.*)$")
@@ -197,7 +200,7 @@ def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
     if abstract := ABSTRACT.search(text):
         return option, _abstract(option, abstract[1], complaint.value)
     if NO_SUBCLASS in text and (names := choices(option)):
-        return option, _class_expected(option, names, complaint.value or "")
+        return option, _class_expected(option, names, complaint.value or "", text)
     unknown = UNKNOWN_CLASS.search(text) or WRONG_CLASS.search(text)
     missing = NO_ATTRIBUTE.search(text)
     given = unknown[1] if unknown else f"{missing[1]}.{missing[2]}" if missing else ""
@@ -206,7 +209,7 @@ def _sentence(complaint: Complaint, known: list[str]) -> tuple[str, str]:
     if reason := unusable(given):
         return option, reason
     if given and (names := choices(option)):
-        return option, _class_expected(option, names, given)
+        return option, _class_expected(option, names, given, text)
     if unknown:
         return option, f"`{option}` must be the import path of a class or a group of options, but got {given!r}."
     said = " ".join(text.split())
@@ -226,10 +229,16 @@ def _abstract(option: str, base: str | None, given: str | None) -> str:
     return f"`{option}` must be a class of which objects can be made, but got {given!r}. Write {missing} in it."
 
 
-def _class_expected(option: str, names: list[str], given: str) -> str:
-    near = difflib.get_close_matches(given.rpartition(".")[2], names, n=1)
-    hint = f" Did you mean {near[0]}?" if near and near[0] != given.rpartition(".")[2] else ""
-    return f"`{option}` must be one of {', '.join(names)}, or the import path of a class, but got {given!r}.{hint}"
+def _class_expected(option: str, names: list[str], given: str, text: str = "") -> str:
+    said = f"`{option}` must be one of {', '.join(names)}, or the import path of a class, but got {given!r}"
+    module, _, name = given.rpartition(".")
+    there = vars(sys.modules[module]) if module in sys.modules else {}
+    if (base := BASE.search(text)) and name in there:
+        what = type(there[name]).__name__
+        if isinstance(there[name], type):
+            what = f"class that does not derive from `{base[1]}`"
+        return f"{said}, which is a {what}."
+    return f"{said}.{did_you_mean(name, names) or did_you_mean(name, there)}"
 
 
 def _unknown(name: str, complaint: Complaint, known: list[str]) -> tuple[str, str]:

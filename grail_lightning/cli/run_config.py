@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,13 @@ class SaveRunConfig(SaveConfigCallback):
     checkpoint has been loaded.
     """
 
+    begin: Callable[[], None] | None = None
+    """Called first in `setup`, which runs after that of all callbacks that check something."""
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Save the config, except in a resumed fit. Lightning calls this for every stage."""
+        if self.begin is not None:
+            self.begin()
         name = "config.yaml" if stage == "fit" else f"config_{TrainerFn(stage).value}.yaml"
         self._file = RunFolder(trainer).path / name
         if stage != "fit" or self.config.get("ckpt_path") is None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.forward import entropies
-from grail_lightning.functional.attention import top_share
+from grail_lightning.functional.attention import top_tokens
 from grail_lightning.grading import align_rows
 from grail_lightning.grading.locate import labelled_steps
 from grail_lightning.policy import Policy
@@ -60,9 +61,5 @@ def _line_ends(text: str) -> list[int]:
 def _before_choices(found: Tensor, batch: RolloutBatch, rows: Tensor, most: int) -> list[list[int]]:
     mask = batch.response_mask.clone()
     mask[:, 0] = False  # A border before the first token divides nothing.
-    places = []
-    for row in rows.tolist():
-        own = mask[row : row + 1]
-        chosen = top_share(found[row : row + 1], own, min(1.0, most / max(int(own.sum()), 1)))
-        places.append(chosen[0].nonzero().flatten().tolist()[:most])
-    return places
+    chosen = top_tokens(found, mask, torch.full((len(mask),), most, device=mask.device))
+    return [chosen[row].nonzero().flatten().tolist() for row in rows.tolist()]

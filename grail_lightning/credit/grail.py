@@ -117,10 +117,7 @@ class GRAIL(SaliencyCredit):
             scores=scores,
             fallback=gated & ~boxed,
             answer=answer,
-            metrics={
-                "eligible": Mean(eligible.sum().item(), len(eligible)),
-                "at_clip": self._share_at_clips(mapped, mask, eligible),
-            },
+            metrics={"eligible": Mean(eligible.sum().item(), len(eligible))},
         )
 
     def in_gate(self, advantages: Tensor) -> Tensor:
@@ -149,8 +146,3 @@ class GRAIL(SaliencyCredit):
         if self.saliency.box == "last":
             return batch.answer
         return answer_masks(batch, align_rows(batch, policy.tokenizer), self.saliency.box)
-
-    def _share_at_clips(self, values: Tensor, mask: Tensor, eligible: Tensor) -> Mean:
-        tokens = mask & eligible[:, None]
-        at_clip = ((values <= self.w_min) | (values >= self.w_max)) & tokens
-        return Mean(at_clip.sum().item(), tokens.sum().item())

@@ -10,7 +10,7 @@ from grail_lightning.data.sources import FILE_SUFFIXES, DatasetSpec, Table
 
 def is_local(spec: DatasetSpec) -> bool:
     """Whether the path names a file, or something that is there, rather than a dataset on the hub."""
-    return spec.is_file or Path(spec.path).expanduser().exists()
+    return spec.rows is not None or spec.is_file or Path(spec.path).expanduser().exists()
 
 
 def in_folder(spec: DatasetSpec, folder: str) -> DatasetSpec:

@@ -7,11 +7,14 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.curriculum import Curriculum
+from grail_lightning.data.lengths import Encode, PromptLimit, leave_out_long
 from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
+from grail_lightning.tasks.answered import AnswerTask
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -27,7 +30,11 @@ class PromptData(pl.LightningDataModule, ABC):
     """The base class of the data modules: sharded loaders, and a training position that checkpoints keep.
 
     A subclass returns the prompts of a split from `load`. The order of training prompts depends on the run's seed
-    (`seed_everything`) and on nothing else.
+    (`seed_everything`) and on nothing else. Training prompts that are too long for the model are left out, with a
+    warning that names them; those of an evaluation are an error.
+
+    Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer. The attribute
+    `num_overlong` holds the number of prompts that were left out, by split and name.
 
     Args:
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
@@ -42,6 +49,10 @@ class PromptData(pl.LightningDataModule, ABC):
                 raise ValueError(f"`{name}` must be at least 1, but got {size}.")
         self.prompts_per_batch, self.eval_prompts_per_batch = prompts_per_batch, eval_prompts_per_batch
         self.curriculum: Curriculum | None = None
+        self.max_prompt_length: int | None = None
+        self.overlong: Literal["drop", "error"] = "drop"
+        self.encode: Encode | None = None
+        self.num_overlong: dict[str, int] = {}
         self._training: TrainingLoader | None = None
         self._evaluation: dict[Split, list[EvaluationLoader]] = {}
 
@@ -53,7 +64,7 @@ class PromptData(pl.LightningDataModule, ABC):
         """Load the datasets of a stage. This happens before the model is loaded, so that errors in the data show early.
 
         Raises:
-            ValueError: If the stage has no data.
+            ValueError: If the stage has no data, or training prompts are too long and may not be left out.
         """
         number, ranks = _placement(self.trainer)
         for split in STAGES[stage]:
@@ -62,11 +73,30 @@ class PromptData(pl.LightningDataModule, ABC):
                 raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
             if split == "train":
                 seed = derive_seed(run_seed(), "data")
-                sets = _overfitted(sets, self.trainer, self.prompts_per_batch)
+                sets = _overfitted([self._fitting(part) for part in sets], self.trainer, self.prompts_per_batch)
+                _check_filled(sets, self.prompts_per_batch)
+                _check_rewards(sets)
                 self._training = TrainingLoader(sets, self.prompts_per_batch, seed, number, ranks, self.curriculum)
             else:
                 size = self.eval_prompts_per_batch
                 self._evaluation[split] = [EvaluationLoader(s.prompts, size, number, ranks) for s in sets]
+
+    def _fitting(self, prompts: PromptSet) -> PromptSet:
+        """The training prompts that are not too long."""
+        module: Any = getattr(self.trainer, "lightning_module", None)
+        encode = self.encode or getattr(module, "encode", None)
+        response = getattr(getattr(module, "sampling", None), "max_response_length", 0)
+        limit = PromptLimit(self.max_prompt_length, getattr(module, "context_length", None), response)
+        if encode is None:
+            if self.max_prompt_length is not None:
+                rank_zero_warn(
+                    f"`max_prompt_length` was not applied to {prompts.name}: without a trainer there is no tokenizer "
+                    "to measure with. Set the attribute `encode` of the data module."
+                )
+            return prompts
+        kept = leave_out_long(prompts, encode, limit, self.overlong)
+        self.num_overlong[f"train/{prompts.name}"] = len(prompts.prompts) - len(kept.prompts)
+        return kept
 
     def train_dataloader(self) -> TrainingLoader:
         """The training loader, the same for the whole fit, so that each epoch continues at its position."""
@@ -95,11 +125,29 @@ class PromptData(pl.LightningDataModule, ABC):
             self._training.load_state_dict(state_dict["train"])
 
 
+def _check_rewards(sets: list[PromptSet]) -> None:
+    """Check that the first prompts of the sets have the columns that their tasks' rewards ask for."""
+    first = [prompt for s in sets for prompt in s.first(100).prompts]  # Rows of a JSON file may differ in columns.
+    for task in {id(prompt.task): prompt.task for prompt in first}.values():
+        if isinstance(task, AnswerTask):
+            task.check_columns({name for prompt in first if prompt.task is task for name in prompt.columns})
+
+
 def _placement(trainer: pl.Trainer | None) -> tuple[int, int]:
     """The rank of this process and the number of ranks."""
     if trainer is not None:
         return trainer.global_rank, trainer.world_size
     return rank(), world_size()
+
+
+def _check_filled(sets: list[PromptSet], prompts_per_batch: int) -> None:
+    """Warn if there are too few prompts for one batch."""
+    number = sum(len(part.prompts) for part in sets)
+    if number < prompts_per_batch:
+        rank_zero_warn(
+            f"`data.prompts_per_batch` is {prompts_per_batch}, but there are only {number} training prompts: an epoch "
+            f"is one batch of {number}. Set it to {number} or less, or give more problems."
+        )
 
 
 def _overfitted(sets: list[PromptSet], trainer: pl.Trainer | None, prompts_per_batch: int) -> list[PromptSet]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
-from grail_lightning.tasks.base import Messages, Prompt, Task
+from grail_lightning.tasks.base import Prompt, Task
 
 
 class RowPrompts(Sequence[Prompt]):
@@ -97,39 +97,3 @@ def _is_conversation(messages: object) -> bool:
         and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
         and all(isinstance(m.get("content"), str) for m in messages)
     )
-
-
-def within_length(
-    prompts: RowPrompts,
-    encode: Callable[[Messages | str], Sequence[int]],
-    max_prompt_length: int,
-    overlong: Literal["drop", "error"],
-) -> RowPrompts:
-    """The prompts of at most `max_prompt_length` tokens.
-
-    Args:
-        prompts: The prompts to select from.
-        encode: The function from messages to token ids that the policy uses.
-        max_prompt_length: The largest length in tokens.
-        overlong: The treatment of longer prompts: `drop` leaves them out, `error` raises for the first.
-
-    Raises:
-        ValueError: If a prompt is too long and `overlong` is `error`, or if all are too long.
-    """
-    kept, shortest = [], None
-    for number, index in enumerate(prompts.indices):
-        length = len(encode(prompts[number].messages))
-        shortest = length if shortest is None else min(shortest, length)
-        if length <= max_prompt_length:
-            kept.append(index)
-        elif overlong == "error":
-            raise ValueError(
-                f"{prompts.table.place(index)}: the prompt has {length} tokens, but `max_prompt_length` is "
-                f"{max_prompt_length}. Raise it, or leave such rows out with `overlong: drop`."
-            )
-    if not kept:
-        raise ValueError(
-            f"Every prompt of {prompts.table.source} is longer than `max_prompt_length` {max_prompt_length}; "
-            f"the shortest has {shortest} tokens. Raise it."
-        )
-    return prompts.take(kept)

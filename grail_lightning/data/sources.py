@@ -9,9 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from grail_lightning.runtime.hub import hub_or_cache
+from grail_lightning.tasks.import_path import GIVEN, refuse_given
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    Rows: TypeAlias = Sequence[Mapping[str, Any]] | Dataset
+    PathOrRows: TypeAlias = Any  # `str | Rows` when it is made, `str` afterwards.
+else:
+    PathOrRows = str  # What YAML can say.
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -21,7 +30,8 @@ class DatasetSpec:
     """One dataset by name or path, with the rows and columns that are used.
 
     Args:
-        path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub.
+        path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub. From
+            Python also rows: a list of dicts, or a `datasets.Dataset`.
         problem: The column of the problem text.
         answer: The column of the reference answer: text or a number, a list of answers, or a worked solution whose last
             box is the answer.
@@ -33,7 +43,7 @@ class DatasetSpec:
         name: The name under which metrics are reported; default the last part of the path.
     """
 
-    path: str
+    path: PathOrRows
     problem: str = "problem"
     answer: str = "answer"
     split: str = "train"
@@ -42,8 +52,18 @@ class DatasetSpec:
     where: dict[str, Any] | None = None
     limit: int | None = None
     name: str | None = None
+    rows: ClassVar[Any] = None  # An instance has its own, which no config can hold.
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path):
+            table = hasattr(self.path, "select_columns") and not isinstance(self.path, Mapping)  # No `DatasetDict`.
+            if not (isinstance(self.path, list | tuple) or (table and hasattr(self.path, "__len__"))):
+                raise ValueError(
+                    "A dataset must be a path, a list of dicts or a `datasets.Dataset`, but got "
+                    f"{type(self.path).__name__}. Give `df.to_dict('records')` of a table, or one split."
+                )
+            object.__setattr__(self, "rows", self.path)
+            object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"`weight` of {self.path} must be a positive number, but got {self.weight}.")
         if self.limit is not None and self.limit < 1:
@@ -58,7 +78,7 @@ class DatasetSpec:
     @property
     def label(self) -> str:
         """The name under which metrics are reported."""
-        path = Path(self.path)
+        path = Path("rows" if self.rows is not None else self.path)
         return self.name or (path.stem if self.is_file else path.name)
 
     @property
@@ -100,6 +120,9 @@ def check_path(spec: DatasetSpec) -> None:
     Raises:
         ValueError: If the path does not exist and cannot be the name of a dataset on the hub.
     """
+    if spec.rows is not None:
+        return
+    refuse_given("path", spec.path)
     path = Path(spec.path).expanduser()
     file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if path.is_file() and not spec.is_file:
@@ -123,7 +146,9 @@ def read_table(spec: DatasetSpec) -> Table:
     """
     suffix = Path(spec.path).suffix
     path = Path(spec.path).expanduser()
-    if suffix in (".jsonl", ".json"):
+    if spec.rows is not None:
+        table = _checked(Table(spec.path, spec.rows))
+    elif suffix in (".jsonl", ".json"):
         table = _read_json(spec.path, path)
     elif suffix == ".parquet":
         _check_parquet(path)
@@ -180,10 +205,14 @@ def _read_json(source: str, path: Path) -> Table:
     else:
         numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
         rows, lines = [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered]
-    table = Table(source, rows, lines)
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"{table.place(index)}: expected a JSON object with named columns, but got {_short(row)}.")
+    return _checked(Table(source, rows, lines))
+
+
+def _checked(table: Table) -> Table:
+    """The table, if each of its rows has named columns and valid text."""
+    for index, row in enumerate(table.rows if isinstance(table.rows, list | tuple) else ()):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{table.place(index)}: expected an object with named columns, but got {_short(row)}.")
         _check_unicode(row, table.place(index))
     return table
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
-
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
@@ -17,29 +15,31 @@ from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.local import in_folder, is_local, with_columns_of
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.names import metric_names
-from grail_lightning.data.rows import RowPrompts, within_length
+from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_path, read_table, select_rows
-from grail_lightning.tasks.base import Messages, Task
+from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.math import MathTask
 
 # jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as
 # the option, unless the type includes paths. They come last, because it would write any value as text for them.
-Datasets: TypeAlias = str | DatasetSpec | list[str | DatasetSpec | Path] | Path | None
+if TYPE_CHECKING:
+    from grail_lightning.data.sources import Rows
+
+    Datasets: TypeAlias = str | DatasetSpec | Path | Rows | Sequence[str | DatasetSpec | Path | Rows] | None
+else:
+    Datasets: TypeAlias = str | DatasetSpec | list[str | DatasetSpec | Path] | Path | None
 
 
 class TableData(PromptData):
     """The base class of data modules over tables. A subclass returns the tables of a split from `tables`.
 
-    Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer. The attribute
-    `num_overlong` holds the number of prompts that were left out, by split and name.
-
     Args:
         task: The task, which makes prompts of rows and rewards answers.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
-        max_prompt_length: The largest number of tokens of a prompt, chat template and examples included; None is no
-            limit. No prompt is ever cut.
-        overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
+        max_prompt_length: The largest number of tokens of a training prompt, chat template and examples included;
+            None is what `sampling.max_response_length` leaves of the model's context. No prompt is ever cut.
+        overlong: The treatment of longer prompts: `drop` leaves them out and warns, `error` raises. Both name them.
         few_shot: Worked examples before each question; None for none.
         curriculum: Easy problems first, by a column; None for all problems from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
@@ -63,8 +63,6 @@ class TableData(PromptData):
             raise ValueError(f"`overlong` must be drop or error, but got {overlong!r}.")
         self.task, self.few_shot, self.curriculum, self.kept = task, few_shot, curriculum, kept
         self.max_prompt_length, self.overlong = max_prompt_length, overlong
-        self.encode: Callable[[Messages | str], Sequence[int]] | None = None
-        self.num_overlong: dict[str, int] = {}
 
     @abstractmethod
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
@@ -104,49 +102,30 @@ class TableData(PromptData):
                 rows = [row for row in rows if row not in examples.rows]
             if not rows:
                 raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
-        prompts = self._within_length(split, RowPrompts(table, rows, spec, self.task, change))
+        prompts = RowPrompts(table, rows, spec, self.task, change)
         if split != "train" or self.curriculum is None:
             return PromptSet(spec.label, prompts, spec.weight)
         difficulty = read_difficulty(self.curriculum.column, table, prompts.indices)
         return PromptSet(spec.label, prompts, spec.weight, difficulty)
 
-    def _within_length(self, split: Split, prompts: RowPrompts) -> RowPrompts:
-        if self.max_prompt_length is None:
-            return prompts
-        path, label = prompts.spec.path, prompts.spec.label
-        encode = self.encode or getattr(getattr(self.trainer, "lightning_module", None), "encode", None)
-        if encode is None:
-            rank_zero_warn(
-                f"`max_prompt_length` was not applied to {path}: without a trainer there is no tokenizer to "
-                "measure with. Set the attribute `encode` of the data module."
-            )
-            return prompts
-        kept = within_length(prompts, encode, self.max_prompt_length, self.overlong)
-        self.num_overlong[f"{split}/{label}"] = dropped = len(prompts) - len(kept)
-        if dropped:
-            rank_zero_info(
-                f"{path}: left out {dropped} of {len(prompts)} prompts, "
-                f"longer than `max_prompt_length` {self.max_prompt_length}."
-            )
-        return kept
-
 
 class _Examples(NamedTuple):
     """Worked examples, and the rows that they are."""
 
-    source: tuple[str, str | None, str]
+    source: tuple[object, ...]
     rows: list[int]
     worked: list[Example]
 
 
-def _identity(spec: DatasetSpec) -> tuple[str, str | None, str]:
-    return spec.path, spec.subset, spec.split
+def _identity(spec: DatasetSpec) -> tuple[object, ...]:
+    return spec.path, spec.subset, spec.split, id(spec.rows)
 
 
 class MathData(TableData):
     r"""Problems with reference answers, from files or the hub.
 
-    Each dataset is a `DatasetSpec` or a path. The four arguments for datasets take one or a list::
+    Each dataset is a `DatasetSpec` or a path; from Python also a list of dicts or a `datasets.Dataset`. The four
+    arguments for datasets take one or a list::
 
         train: [{path: train.jsonl}, {path: zwhe99/DeepMath-103K, problem: question, answer: final_answer, weight: 3}]
         val: {path: math500.jsonl, limit: 100}
@@ -163,9 +142,9 @@ class MathData(TableData):
         task: The task, which makes prompts of rows and rewards answers; default `MathTask`.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
-        max_prompt_length: The largest number of tokens of a prompt, chat template and examples included; None is no
-            limit. No prompt is ever cut.
-        overlong: The treatment of longer prompts: `drop` leaves them out and logs a count, `error` raises.
+        max_prompt_length: The largest number of tokens of a training prompt, chat template and examples included;
+            None is what `sampling.max_response_length` leaves of the model's context. No prompt is ever cut.
+        overlong: The treatment of longer prompts: `drop` leaves them out and warns, `error` raises. Both name them.
         few_shot: Worked examples before each question; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
@@ -234,9 +213,10 @@ class MathData(TableData):
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
-    """The datasets as a list of options; a path alone has the default ones."""
-    given = datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
-    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(str(spec)) for spec in given]
+    """The datasets as a list of options; a path or rows alone have the default ones."""
+    several = isinstance(datasets, list) and not (datasets and isinstance(datasets[0], Mapping))
+    given: Any = datasets if several else [] if datasets is None else [datasets]
+    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in given]
 
 
 def _check_names(split: Split, specs: list[DatasetSpec]) -> None:

@@ -31,7 +31,7 @@ def check_checkpoint(
         weights_only: As `torch.load` will get it.
 
     Returns:
-        The weights by name; None if they are not known.
+        What it holds beside shards: `global_step`, and of one file the weights (`state_dict`). None if it is not known.
 
     Raises:
         ValueError: If it is not.
@@ -40,13 +40,11 @@ def check_checkpoint(
         return None
     file = Path(path)
     if file.is_dir():
-        _check_folder(file, weights_only, sharded=isinstance(strategy, ModelParallelStrategy))
-        return None
+        return _check_folder(file, weights_only, sharded=isinstance(strategy, ModelParallelStrategy))
     if type(strategy.checkpoint_io) not in (TorchCheckpointIO, DurableCheckpointIO):
         return None
     check_whole(path)
-    weights: Mapping[str, Any] = _state(file, _content(file, weights_only))["state_dict"]
-    return weights
+    return _state(file, _content(file, weights_only))
 
 
 def _content(file: Path, weights_only: bool | None) -> object:
@@ -108,7 +106,7 @@ def _state(file: Path, content: object) -> dict[str, Any]:
     return content
 
 
-def _check_folder(folder: Path, weights_only: bool | None, *, sharded: bool) -> None:
+def _check_folder(folder: Path, weights_only: bool | None, *, sharded: bool) -> Mapping[str, Any]:
     files = sorted(str(file) for file in folder.glob("*.ckpt"))
     if not all((folder / name).is_file() for name in _SHARDS):
         if (folder / "config.json").is_file():
@@ -125,7 +123,8 @@ def _check_folder(folder: Path, weights_only: bool | None, *, sharded: bool) -> 
         FileSystemReader(folder).read_metadata()
     except Exception as error:  # As above.
         raise damaged(folder) from error
-    _content(folder / _SHARDS[1], weights_only)
+    content: Any = _content(folder / _SHARDS[1], weights_only)
+    return content if isinstance(content, dict) else {}
 
 
 def _instead(file: Path) -> str:

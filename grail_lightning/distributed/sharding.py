@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
+from grail_lightning.policy.options import PolicySource
 
 
 def check_strategy(strategy: object) -> None:
@@ -77,7 +78,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 
 
 def load_on_ranks(
-    name: str, loading: Loading, mesh: DeviceMesh | None, *, half_precision: bool, trainable: bool
+    name: PolicySource, loading: Loading, mesh: DeviceMesh | None, *, half_precision: bool, trainable: bool
 ) -> Policy:
     """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
 

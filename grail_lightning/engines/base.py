@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
 from grail_lightning.policy import Loading, Policy
+from grail_lightning.policy.options import PolicySource
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
@@ -38,11 +39,11 @@ class RolloutEngine(ABC):
     own_weights: ClassVar[bool] = False
     samples_elsewhere: ClassVar[bool] = False
 
-    def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
+    def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded.
 
         Args:
-            policy: The name or folder of the policy.
+            policy: The name or folder of the policy, or a loaded model with its tokenizer.
             loading: The options with which it will be loaded.
 
         Raises:
@@ -149,9 +150,10 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     longest = max((len(ids) for ids in encoded), default=0)
     if limit is not None and longest + sampling.max_response_length > limit:
+        lower = f"Lower it to at most {limit - longest}, or leave" if longest < limit else "Leave"
         raise ValueError(
             f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
-            f"{limit} positions. Lower `max_response_length`, or set `data.max_prompt_length`."
+            f"{limit} positions. {lower} such prompts out of the data."
         )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grail_lightning.functional.attribution import count_share
+
 
 def lookback(maps: Tensor, limit: int | None = None) -> Tensor:
     r"""The mean distance from each query to the keys that it attends to.
@@ -70,7 +72,11 @@ def top_share(scores: Tensor, mask: Tensor, share: float) -> Tensor:
     Returns:
         ``[B, T]`` bool. Of equal scores the earlier tokens are taken.
     """
+    return top_tokens(scores, mask, count_share(mask.sum(1), share))
+
+
+def top_tokens(scores: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+    """``[B, T]`` bool: the `number` ``[B]`` valid tokens of each row with the largest scores; see `top_share`."""
     order = scores.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    wanted = (mask.sum(1, keepdim=True) * share).ceil()
-    taken = torch.arange(scores.shape[1], device=scores.device) < wanted
+    taken = torch.arange(scores.shape[1], device=scores.device) < number[:, None]
     return torch.zeros_like(mask).scatter(1, order, taken) & mask

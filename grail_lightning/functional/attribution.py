@@ -6,7 +6,9 @@ one.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -31,6 +33,15 @@ def ess_ratio(credit: Tensor, mask: Tensor) -> Tensor:
     return torch.where(squares > 0, ratio, torch.nan)
 
 
+def count_share(lengths: Tensor, share: float) -> Tensor:
+    """``[B]`` long: ``ceil(share · n)`` of each length ``n``, for the share as it is written in decimals.
+
+    As a binary number 0.3 may come out above three tenths, and 0.3 of 50 tokens would be 16.
+    """
+    exact = Fraction(str(share))
+    return torch.tensor([math.ceil(exact * length) for length in lengths.tolist()]).to(lengths)
+
+
 def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
     r"""Share of :math:`\sum|a_t|` that belongs to its largest ``ceil(share · L)`` tokens.
 
@@ -44,7 +55,7 @@ def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
     """
     size = credit.abs().masked_fill(~mask, 0)
     ordered = size.sort(1, descending=True).values
-    kept = torch.arange(size.shape[1], device=size.device) < (share * mask.sum(1)).ceil()[:, None]
+    kept = torch.arange(size.shape[1], device=size.device) < count_share(mask.sum(1), share)[:, None]
     total = size.sum(1)
     return torch.where(total > 0, masked_sum(ordered, kept, dim=1) / total, torch.nan)
 

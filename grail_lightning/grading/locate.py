@@ -5,6 +5,8 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
@@ -162,27 +164,41 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
     """The steps that a task labels in a response. They are checked, because the task may be the user's own class.
 
     Raises:
-        ValueError: If a task does not return steps within the text.
+        ValueError: If a task raises, or does not return steps within the text that do not overlap.
     """
-    steps: object = prompt.task.label_steps(text, prompt)
+    task = f"`{type(prompt.task).__name__}.label_steps`"
+    question = prompt.messages if isinstance(prompt.messages, str) else prompt.messages[-1]["content"]
+    where = f"for the prompt {question[:60]!r}. See docs/your_task.md."
+    try:
+        steps: object = prompt.task.label_steps(text, prompt)
+    except Exception as error:
+        raise ValueError(
+            f"{task} raised {type(error).__name__}: {error} {where} A step is `Step(start=0, stop=5, kind='sound')`."
+        ) from error
     if steps is None:
         return None
-    must = f"`{type(prompt.task).__name__}.label_steps` must return"
     if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
         raise ValueError(
-            f"{must} a list of `Step`, or None where the task cannot label, but got {str(steps)[:120]}. "
-            "`Step` is in grail_lightning.tasks.base."
+            f"{task} must return a list of `Step`, or None where the task cannot label, but got {repr(steps)[:120]} "
+            f"{where} `Step` is in grail_lightning.tasks.base."
         )
     for step in steps:
         if step.kind not in get_args(StepKind):
+            kinds = ", ".join(get_args(StepKind))
+            raise ValueError(f"{task} must return steps whose `kind` is one of {kinds}, but got {step} {where}")
+        if not all(_is_range(span, len(text)) for span in ((step.start, step.stop), step.result or (0, 0))):
             raise ValueError(
-                f"{must} steps whose `kind` is one of {', '.join(get_args(StepKind))}, but got {step.kind!r}. "
-                "Use filler for what carries no reasoning."
+                f"{task} must return steps within the text, 0 ≤ start ≤ stop ≤ {len(text)}, but got {step} {where} "
+                "Ranges are of characters, as in text[start:stop]."
             )
-        for start, stop in ((step.start, step.stop), step.result or (0, 0)):
-            if not 0 <= start <= stop <= len(text):
-                raise ValueError(
-                    f"{must} steps within the text, 0 ≤ start ≤ stop ≤ {len(text)}, but got {step}. Ranges are of "
-                    "characters, as in text[start:stop]."
-                )
+    for one, two in pairwise(sorted(steps, key=lambda step: (step.start, step.stop))):
+        if two.start < one.stop:
+            raise ValueError(f"{task} must return steps that do not overlap, but got {one} and {two} {where}")
     return steps
+
+
+def _is_range(span: object, length: int) -> bool:
+    """Whether a value is a range of the characters of a text."""
+    if not isinstance(span, Sequence) or len(span) != 2 or not all(isinstance(place, int) for place in span):
+        return False
+    return bool(0 <= span[0] <= span[1] <= length)

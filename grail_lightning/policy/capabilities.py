@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers.cache_utils import DynamicCache
 
-from grail_lightning.policy.layout import packed_layout, padded_layout
+from grail_lightning.policy.frozen import requiring_grad
+from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 
 if TYPE_CHECKING:
     from grail_lightning.policy.model import Policy
+
+TRIAL_WEIGHTS = 2**24
+"""The number of weights, besides those that are zero, whose gradients a trial run compares."""
 
 
 def find_tree_kernel(policy: Policy) -> TreeKernel | None:
@@ -37,20 +42,55 @@ def find_tree_kernel(policy: Policy) -> TreeKernel | None:
 
 
 def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
-    """Whether the model gives rows in a prefix tree the log-probabilities that it gives the same rows run separately.
+    """Whether rows in a prefix tree have the log-probabilities and gradients that they have when run separately.
 
     Any failure means that the model does not support it: recurrent states and convolutions mix neighbouring rows.
     """
+    trained = [p for p in policy.parameters() if p.requires_grad]
     try:
-        with policy.trial(3, 9) as (ids, mask):
+        # Lightning evaluates in inference mode, whose tensors cannot be differentiated.
+        with torch.inference_mode(False), policy.trial(3, 9) as (ids, mask), requiring_grad(trained, False):
             ids[1, :6], ids[2, :8] = ids[0, :6], ids[0, :8]
             mask[:, 0] = mask[1, 7:] = False
-            rows = ids, mask, mask[:, 4:]
+            rows, weights = (ids, mask, mask[:, 4:]), _trial_weights(policy)
             layouts = padded_layout(*rows), tree_layout(*rows, [0], kernel=kernel)
-            whole, tree = (policy(layout).logprobs[rows[2]] for layout in layouts)
+            (whole, apart), (tree, together) = (_differentiate(policy, weights, layout) for layout in layouts)
     except Exception:
         return False
-    return _agree(tree, whole, spread=whole - whole.mean(), dtype=policy.compute_dtype)
+    dtype = policy.compute_dtype
+    # Rounding may exceed the gradient of one weight, but a weight that trees leave out has none at all.
+    lost = any(not one.any() and other.any() for one, other in zip(together, apart, strict=True))
+    gap = _length([one - other for one, other in zip(together, apart, strict=True)])
+    rounding = max(torch.finfo(kind).eps for kind in (dtype, torch.float32))  # Norms run in float32.
+    close = bool(gap < rounding**0.5 * _length(apart))
+    return close and not lost and _agree(tree, whole, spread=whole - whole.mean(), dtype=dtype)
+
+
+def _trial_weights(policy: Policy) -> dict[str, Tensor]:
+    """Copies of the smallest weights, by name, and other values for weights that are zero.
+
+    What begins at zero (adapters, Doge's mask) would change no log-probability, whatever the model does with it.
+    """
+    weights: dict[str, Tensor] = {}
+    room = TRIAL_WEIGHTS
+    for name, p in sorted(policy.named_parameters(), key=lambda named: named[1].numel()):
+        room -= p.numel()
+        if not p.is_floating_point():
+            continue
+        if p[(0,) * p.ndim] == 0 and not p.any():
+            moved = torch.linspace(-0.02, 0.02, p.numel(), dtype=p.dtype, device=p.device)
+            weights[name] = moved.view_as(p).requires_grad_()
+        elif room >= 0 or not weights:
+            weights[name] = p.detach().clone().requires_grad_()
+    return weights
+
+
+@torch.enable_grad()
+def _differentiate(policy: Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
+    """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
+    found = functional_call(policy, weights, (layout,)).logprobs[layout.response_mask]
+    gradients = torch.autograd.grad(found.sum(), list(weights.values()), materialize_grads=True)
+    return found.detach(), list(gradients)
 
 
 def supports_kv_continuation(policy: Policy) -> bool:
@@ -114,6 +154,13 @@ def check_packing(policy: Policy) -> None:
                     f"{type(policy.model).__name__} they do (relative difference {error:.3g}). Leave packing off for "
                     "this architecture."
                 )
+
+
+def _length(parts: list[Tensor]) -> Tensor:
+    """The length of a vector that is given in parts."""
+    lengths = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
+    total: Tensor = torch.linalg.vector_norm(lengths)
+    return total
 
 
 def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:

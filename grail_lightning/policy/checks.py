@@ -13,7 +13,9 @@ import torch
 
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.options import (
+    LoadedPolicy,
     Loading,
+    PolicySource,
     check_attention,
     check_length,
     first_line,
@@ -31,19 +33,22 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PREFIX = "policy.model."  # The names of the weights in a checkpoint of a run begin with it.
 
 
-def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
+def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
     """Check cheaply that a policy can be loaded: its config, its architecture, and its weights if they are local.
 
     Raises:
         ValueError: If it cannot be loaded; the message says what to do.
     """
-    folder = Path(resolve_policy(name))
     check_length(name, loading, response_length)
+    check_attention(loading.attention, loading.tree_attention)
+    if isinstance(name, LoadedPolicy):
+        check_decoder(name.model)
+        return
+    folder = Path(resolve_policy(name))
     blueprint(name, loading)
     if folder.is_dir() and not loading.from_scratch:
         named = getattr(read_config(name, loading.trust_remote_code), "transformers_weights", None)
         _check_files(name, folder, {*_WHOLE, *_INDICES, named})
-    check_attention(loading.attention, loading.tree_attention)
 
 
 def check_weights(name: str, loading: Loading, state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,15 @@ from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.checks import check_decoder
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, choose_attention, first_line, read_config, resolve_policy
+from grail_lightning.policy.options import (
+    LoadedPolicy,
+    Loading,
+    PolicySource,
+    choose_attention,
+    first_line,
+    read_config,
+    resolve_policy,
+)
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.hub import hub_or_cache
 
@@ -23,13 +32,13 @@ _HEAD_TOLERANCE = 1e-3
 
 
 def load_policy(
-    name: str, loading: Loading | None = None, *, half_precision: bool = False, trainable: bool = True
+    name: PolicySource, loading: Loading | None = None, *, half_precision: bool = False, trainable: bool = True
 ) -> Policy:
     """Load model and tokenizer by name or path.
 
     Args:
         name: A model on the hub, a folder in Hugging Face format, or a packaged policy: `arithmetic`,
-            `chains`, `long_chains`, `words`.
+            `chains`, `long_chains`, `words`; or a loaded model, which is copied.
         loading: The options; None takes the defaults.
         half_precision: Whether the model will run in half precision (autocast included).
         trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.
@@ -56,7 +65,7 @@ def load_policy(
         common["dtype"] = config.dtype if dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_config(config, **common)
     else:
-        model = _pretrained(name, common)
+        model = _copied(name, common) if isinstance(name, LoadedPolicy) else _pretrained(name, common)
     check_decoder(model)
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
@@ -77,6 +86,17 @@ def checkpoint_blocks(model: PreTrainedModel) -> None:
     earlier = "gradient_checkpointing_enable"
     enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, earlier)
     enable({"use_reentrant": False})
+
+
+def _copied(source: LoadedPolicy, options: dict[str, Any]) -> PreTrainedModel:
+    """A copy of a loaded model, with its own attention unless the options choose one."""
+    model = copy.deepcopy(source.model)
+    if options["dtype"] != "auto":
+        for weight in model.parameters():  # Not the buffers: rotary frequencies stay in float32.
+            weight.data = weight.data.to(options["dtype"])
+    if options["attn_implementation"] is not None:
+        model.set_attn_implementation(options["attn_implementation"])
+    return model
 
 
 def _pretrained(name: str, options: dict[str, Any]) -> PreTrainedModel:

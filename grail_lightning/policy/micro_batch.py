@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch
 from grail_lightning.batch.rows import micro_batches
-from grail_lightning.policy.aligned import aligned, order_by_beginning, shared_columns
+from grail_lightning.policy.aligned import AlignedRows, aligned, order_by_beginning, shared_columns
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.model import Policy
 
@@ -69,10 +69,11 @@ def cut_into_trees(
 ) -> list[MicroBatch]:
     """Micro-batches of prefix trees within a token budget, the largest trees first.
 
-    Rows of a group are in one tree as long as it fits into the budget, and so are all rows if they have a long common
-    beginning, such as worked examples. The size of a row is the number of tokens that it adds; and where it needs an
-    attention unit of its own (`grail_lightning.policy.trees.join_rows`), a quarter of those that it shares, whose keys
-    and values are copied for the unit.
+    Rows of a group are in one tree as long as it fits into the budget, and so are all groups if they have a long common
+    beginning, such as worked examples. Groups with the same prompt are in different trees even then, because their
+    references may differ: rows of two groups never share a prediction. The size of a row is the number of tokens that
+    it adds; and where it needs an attention unit of its own (`grail_lightning.policy.trees.join_rows`), a quarter of
+    those that it shares, whose keys and values are copied for the unit.
 
     Args:
         ids: ``[n, W]``, token ids.
@@ -90,7 +91,7 @@ def cut_into_trees(
     rows = aligned(ids, valid, prompt_width)
     common = int((rows.ids == rows.ids[0]).all(0).int().cumprod(0).sum())
     if common >= MIN_COMMON_TOKENS:
-        group = torch.zeros_like(group)
+        group = _occurrence_of_prompt(rows, group)
     order = order_by_beginning(rows, group)
     rows, group = rows.select(order), group[order]
     shared = shared_columns(rows, share_responses=share_responses)
@@ -112,6 +113,18 @@ def cut_into_trees(
         )
         for members in batches
     ]
+
+
+def _occurrence_of_prompt(rows: AlignedRows, group: Tensor) -> Tensor:
+    """``[n]`` long: of the groups with a row's prompt, the number that come before its own group."""
+    columns = torch.arange(rows.ids.shape[1])
+    prompts = rows.ids.masked_fill(columns >= rows.prompt_lengths[:, None], -1).numpy()
+    seen: dict[bytes, dict[int, int]] = {}
+    found = []
+    for prompt, own in zip(prompts, group.tolist(), strict=True):
+        groups = seen.setdefault(prompt.tobytes(), {})
+        found.append(groups.setdefault(own, len(groups)))
+    return torch.tensor(found)
 
 
 def _join_into_trees(lengths: Tensor, shared: Tensor, token_budget: int) -> list[tuple[range, int]]:

@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib.util
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.runtime.hub import hub_or_cache
+from grail_lightning.tasks.import_path import GIVEN, refuse_given
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
 TreeAttention = Literal["auto", "sdpa", "flex"]
+
+
+class LoadedPolicy(NamedTuple):
+    """A model that a Python program has loaded, and its tokenizer. Runs train copies of it; it stays as it is."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def __repr__(self) -> str:
+        return f"{type(self.model).__name__} {GIVEN}"
+
+
+PolicySource = str | LoadedPolicy
+
+
+def as_source(policy: object) -> PolicySource:
+    """The name of a policy, or a model with its tokenizer, checked.
+
+    Raises:
+        ValueError: If it is neither, or a copy of the model could not be trained.
+    """
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    match policy:
+        case str():
+            return policy
+        case (PreTrainedModel() as model, PreTrainedTokenizerBase() as tokenizer):
+            source = LoadedPolicy(model, tokenizer)
+        case _:
+            got = ", ".join(type(part).__name__ for part in (policy if isinstance(policy, tuple) else [policy]))
+            raise ValueError(
+                "`policy` must be a name, a folder, or a Transformers model with its tokenizer, (model, tokenizer), "
+                f"but got {got}. For adapters set `loading.lora`."
+            )
+    # A copy of such a model would call the modules of the first one, or be exported as adapters alone.
+    if getattr(model, "_hf_peft_config_loaded", False) or any(hasattr(m, "_hf_hook") for m in model.modules()):
+        raise ValueError("`policy` must be a model without adapters or `device_map`. Merge them, or load it again.")
+    return source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +147,7 @@ def resolve_policy(name: str) -> str:
         ValueError: If it looks like a path and there is no such folder, the folder holds no `config.json`, the name is
             nearly that of a packaged policy, or it is that of a packaged policy and of another one in a folder here.
     """
+    refuse_given("policy", name)
     folder, packaged = Path(name).expanduser(), sorted(folder.name for folder in _ASSETS.iterdir())
     if not name.strip():
         raise ValueError(
@@ -131,7 +175,7 @@ def resolve_policy(name: str) -> str:
     return name
 
 
-def read_config(name: str, trust_remote_code: bool = False) -> Any:
+def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
     """The model's config, from a policy's folder or from the hub.
 
     Raises:
@@ -139,6 +183,10 @@ def read_config(name: str, trust_remote_code: bool = False) -> Any:
     """
     from transformers import AutoConfig
 
+    if isinstance(name, LoadedPolicy):
+        config = copy.deepcopy(name.model.config)
+        config.dtype = name.model.dtype  # The program may have converted the weights.
+        return config
     path = resolve_policy(name)
     local = Path(path).is_dir()
     with nullcontext("") if local else hub_or_cache() as reason:
@@ -159,20 +207,28 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "").strip() or type(error).__name__
 
 
-def check_length(name: str, loading: Loading, response_length: int, prompt_length: int = 1) -> None:
-    """Check that a prompt and a response of these lengths fit into the positions of the model.
+def context_length(name: PolicySource, loading: Loading) -> int | None:
+    """The number of positions of the model; None if it has no limit.
+
+    Raises:
+        ValueError: If the config cannot be read.
+    """
+    config = read_config(name, loading.trust_remote_code)
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
+def check_length(name: PolicySource, loading: Loading, response_length: int) -> None:
+    """Check that a prompt and a response of this length fit into the positions of the model.
 
     Raises:
         ValueError: If they do not, or if the config cannot be read.
     """
-    config = read_config(name, loading.trust_remote_code)
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and prompt_length + response_length > limit:
-        prompt = "a prompt" if prompt_length == 1 else f"the first prompt, of {prompt_length} tokens,"
-        remedy = "" if prompt_length == 1 else " Or leave long prompts out: `data.max_prompt_length`."
+    limit = context_length(name, loading)
+    if limit is not None and response_length >= limit:
         raise ValueError(
-            f"`max_response_length` must leave room for {prompt} in the {limit} positions of {name!r}, but got "
-            f"{response_length}. Lower it.{remedy}"
+            f"`max_response_length` must leave room for a prompt in the {limit} positions of {name!r}, but got "
+            f"{response_length}. Lower it."
         )
 
 
@@ -186,7 +242,7 @@ def check_precision(precision: object) -> None:
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
 
 
-def check_dtype(name: str, loading: Loading) -> None:
+def check_dtype(name: PolicySource, loading: Loading) -> None:
     """Check that the weights can be trained in the dtype in which they will be loaded.
 
     Raises:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from grail_lightning.policy.options import first_line, read_config, resolve_policy
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, resolve_policy
 from grail_lightning.runtime.hub import hub_or_cache
 from grail_lightning.tasks.base import Messages, TokenText
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it.
 
     Raises:
@@ -22,12 +23,15 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedToke
     """
     from transformers import AutoTokenizer
 
-    path = resolve_policy(name)
-    with nullcontext() if os.path.isdir(path) else hub_or_cache():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except Exception as error:  # The library, the network and the hub raise many types.
-            raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
+    if isinstance(name, LoadedPolicy):
+        tokenizer = copy.deepcopy(name.tokenizer)
+    else:
+        path = resolve_policy(name)
+        with nullcontext() if os.path.isdir(path) else hub_or_cache():
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            except Exception as error:  # The library, the network and the hub raise many types.
+                raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # Transformers makes one without words.
         raise ValueError(
             f"`policy` {name!r} must have a tokenizer, but its files (tokenizer.json, say) are missing. Copy them from "

@@ -14,7 +14,8 @@ from grail_lightning.report.figures import Compared
 from grail_lightning.report.plot import COLOURS, curves_svg, dash
 from grail_lightning.report.sections import Section, Table, tables
 from grail_lightning.report.text import TITLE, plain, printable
-from grail_lightning.views.page import asset, policy_hash
+from grail_lightning.views.colours import asset
+from grail_lightning.views.page import policy_hash
 
 _WIDTH = 100.0
 

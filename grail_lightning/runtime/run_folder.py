@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -114,6 +115,26 @@ class RunFolder:
         if self.trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             mark_if_new(folder)
+
+
+def check_last_found(trainer: Trainer) -> None:
+    """Check that there was a checkpoint if `ckpt_path="last"` was asked for: Lightning warns, and trains anew.
+
+    Raises:
+        ValueError: If there was none.
+    """
+    # Lightning keeps only what it has found. What was asked for is an argument of the method that is running.
+    asked, frame = [], inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == Trainer.__module__ and "ckpt_path" in frame.f_locals:
+            asked.append(frame.f_locals["ckpt_path"])
+        frame = frame.f_back
+    if asked and asked[0] is None and asked[-1] == "last":
+        raise ValueError(
+            '`ckpt_path="last"` must find a checkpoint, but no callback of the trainer has one in its folder, and '
+            f"that of the run is {RunFolder(trainer).path}. Give the file, or a logger with the `version` of the "
+            "earlier run; or leave `ckpt_path` out for a new one."
+        )
 
 
 def unused(path: Path) -> Path:

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from grail_lightning.batch import RolloutBatch
+import torch
+
+from grail_lightning.answers import Verdict
+from grail_lightning.batch import AnswerMasks, GradedBatch, RolloutBatch
+from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights
+from grail_lightning.credit.base import uniform_weights
 from grail_lightning.credit.weigh import controlled, weigh
 from grail_lightning.distributed.sharding import gathered
+from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.clock import PhaseClock
@@ -19,6 +25,8 @@ from grail_lightning.step.distillation import find_teacher
 from grail_lightning.step.forward import Forward, SaliencyForward
 from grail_lightning.step.options import Objective
 from grail_lightning.step.plan import live_rows, loss_mask
+from grail_lightning.tasks import MathTask
+from grail_lightning.tasks.base import Prompt, TokenText
 
 
 def assign_credit(
@@ -87,8 +95,32 @@ def assign_credit(
 def token_weights(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
-    """Token weights of a credit method, changed by the control if there is one."""
+    """Token weights of a credit method, changed by the control if there is one.
+
+    No method and no control is called with an empty batch, which a rank may have in the last batch of `predict`. That
+    rank calls them with a row that has no response token, so that it joins their collectives without a part in them.
+    """
+    rows = batch if len(batch) else _row_without_tokens(policy)
     frozen = context.reference if credit.needs_reference else None
     with gathered(policy), nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
-        weights = weigh(credit, policy, batch, context)
-    return weights if control is None else controlled(control, weights, batch, context)
+        weights = weigh(credit, policy, rows, context)
+    if control is not None:
+        weights = controlled(control, weights, rows, context)
+    return weights if len(batch) else uniform_weights(batch)
+
+
+def _row_without_tokens(policy: Policy) -> RolloutBatch:
+    """One row with a prompt and with padding in place of a response, as if its advantage and its reward were 0."""
+    pad = policy.tokenizer.pad_token_id
+    # Two tokens, because a row's last one is not run.
+    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=MathTask())
+    padded = build_batch(policy, [prompt], 1, [[pad]], [True])
+    none, zero = torch.zeros_like(padded.response_mask), torch.zeros(1, device=policy.device)
+    graded = GradedBatch(
+        **cut_responses(padded, none.sum(1)).fields(),
+        answer=AnswerMasks(whole=none, content=none, marker=none, after=none),
+        rewards=zero,
+        correct=none.any(1),
+        verdicts=[Verdict.missing("")],
+    )
+    return graded.with_advantages(zero)

@@ -31,7 +31,7 @@ class Teacher:
     def states(self, micro: MicroBatch, layout: TokenLayout) -> Tensor:
         """``[M, D]``: the decoder's output at the predictions of the student's layout of a micro-batch.
 
-        Rows that share a prediction in the student's layout have the same teacher, since they answer one problem.
+        Rows that share a prediction in the student's layout have the same teacher, since they are of one group.
         """
         kept: list[Tensor] = []
 

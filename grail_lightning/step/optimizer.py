@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import HALF
+from grail_lightning.runtime.seeds import seeded
 
 
 def take_step(
-    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, watched: bool = False
+    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int, watched: bool = False
 ) -> dict[str, float]:
     """Clip the gradients and take a step of the optimiser.
 
@@ -26,6 +27,8 @@ def take_step(
         gradients: The gradients of the step.
         optimizer: The optimiser of the trainable weights.
         max_norm: The norm to which gradients are scaled down; None only measures.
+        seed: The seed of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since
+            they must round replicated weights alike.
         watched: Whether to warn if no parameter changes. The caller sets it until one has changed.
 
     Returns:
@@ -43,7 +46,8 @@ def take_step(
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
-    with _warn_if_unmoved(gradients.weights, figures) if watched else nullcontext():
+    watch = _warn_if_unmoved(gradients.weights, figures) if watched else nullcontext()
+    with watch, seeded(gradients.weights[0].device, seed):
         optimizer.step()
     return figures
 

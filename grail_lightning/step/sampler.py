@@ -42,6 +42,7 @@ class Sampler:
         verifier: The verifier that grades the answers.
         clock: The clock of the phases ``sample`` and ``grade``.
         rank: The index of this process among the ranks.
+        needs_logprobs: Whether the engine has to report log-probabilities, for `execution.sampler_cap`.
     """
 
     group_size: int
@@ -51,6 +52,7 @@ class Sampler:
     verifier: Verifier
     clock: PhaseClock
     rank: int
+    needs_logprobs: bool = False
 
     def __call__(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
         """Graded responses with located answers, from the present weights.
@@ -73,9 +75,19 @@ class Sampler:
 
     @torch.no_grad()
     def draw(self, prompts: list[Prompt], key: SeedKey | list[int]) -> SampledBatch:
-        """Responses from the weights that were pushed last; arguments as above."""
+        """Responses from the weights that were pushed last; arguments as above.
+
+        Raises:
+            ValueError: If the engine reports no log-probabilities, and the update needs them.
+        """
         seed = derive_seed(run_seed(), *key, self.rank) if isinstance(key, tuple) else key
         batch = sample_rollouts(self.engine, self.policy, prompts, self.group_size, self.sampling, seed)
+        if self.needs_logprobs and len(batch) and batch.sampling_logprobs is None:
+            raise ValueError(
+                "`execution.sampler_cap` needs the log-probabilities of the sampler, but "
+                f"`{type(self.engine).__name__}` reports none. Use an engine that does, or set it to null (auto is 2 "
+                "for engines with a copy of the weights)."
+            )
         return self.numbered(batch)
 
     def numbered(self, batch: SampledBatch) -> SampledBatch:

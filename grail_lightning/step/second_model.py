@@ -17,7 +17,7 @@ from grail_lightning.credit.second_model import SecondModel, Training
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
-from grail_lightning.policy.options import read_config
+from grail_lightning.policy.options import PolicySource, read_config
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
@@ -25,12 +25,12 @@ from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.schedule import configured_options, keep_options, option_record
 
 
-def check_training(credit: TokenCredit, policy: str, *, trust_remote_code: bool) -> None:
+def check_training(credit: TokenCredit, policy: PolicySource, *, trust_remote_code: bool) -> None:
     """Check the options of the model that a credit method trains, if it trains one, before a model is loaded.
 
     Args:
         credit: The configured method.
-        policy: The name of the policy.
+        policy: The policy.
         trust_remote_code: `Loading.trust_remote_code`.
 
     Raises:
@@ -155,7 +155,8 @@ class _Optimisation:
                 f"learning rate {figures['learning_rate']:g}. This step was not taken: resume from the last checkpoint "
                 "with a lower `model.credit.optimizer.lr`."
             )
-        self.optimizer.step()
+        with seeded(self.policy.device, derive_seed(run_seed(), "second optimizer", self.steps)):
+            self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)

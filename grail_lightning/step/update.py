@@ -95,11 +95,7 @@ class Update:
 
         old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.forward.batch.sampling_logprobs)
         cap = self.execution.decided_cap
-        if cap is not None and sampled is None:
-            raise ValueError(
-                "`execution.sampler_cap` needs the log-probabilities of the sampler, but this engine reports none. Use "
-                "an engine that does, or set it to null (auto is 2 for engines with a copy of the weights)."
-            )
+        assert cap is None or sampled is not None, "`Sampler.draw` refuses such an engine"
         return LossInputs(
             stats=stats,
             old_logprobs=old,

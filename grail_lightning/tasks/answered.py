@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed
 from grail_lightning.tasks.base import Comparison, Earned, GradedAnswer, Prompt, Task
-from grail_lightning.tasks.rewards import Reward, RewardSpec, Values, ends_with_answer
+from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, Values, ends_with_answer
 
 
 class AnswerTask(Task):
     r"""The base class of tasks whose responses state an answer. A subclass implements `prompt`.
 
     Args:
-        rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
+        rewards: The weighted rewards of a response; default 1 for a right answer, else 0. From Python also functions.
         answer: The form in which a response states its answer; default the last complete `\boxed{...}`.
         compare: How answer and reference are compared: math by the verifier; text and exact as text, see `Task`.
 
@@ -25,7 +25,7 @@ class AnswerTask(Task):
 
     def __init__(
         self,
-        rewards: list[RewardSpec] | None = None,
+        rewards: Rewards | None = None,
         answer: AnswerForm | None = None,
         compare: Comparison = "math",
     ) -> None:
@@ -50,6 +50,16 @@ class AnswerTask(Task):
                     f"The reward `{reward.name}` must begin below the longest response, `sampling.max_response_length` "
                     f"{max_response_length}, but got limit - buffer = {free}. Set `limit` to {max_response_length}."
                 )
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the data has the columns that the rewards ask for.
+
+        Raises:
+            ValueError: If it has not.
+        """
+        if type(self).reward is AnswerTask.reward:  # A subclass's own is used instead of the list.
+            for reward in self.rewards:
+                reward.check_columns(columns)
 
     def answer(self, text: str) -> str | None:
         """The content of the last answer, without outer white space."""
@@ -112,7 +122,8 @@ class AnswerTask(Task):
         if lengths is not None:
             columns["lengths"] = lengths
         references = [prompt.reference for prompt in prompts]
-        return {reward.name: reward(texts, references, columns) for reward in self.rewards}
+        started = {reward.name: reward.start(texts, references, columns) for reward in self.rewards}
+        return {name: finish() for name, finish in started.items()}
 
 
 def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:

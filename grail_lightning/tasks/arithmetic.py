@@ -19,7 +19,7 @@ from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt, Step
 from grail_lightning.tasks.chains import Chain
 from grail_lightning.tasks.problems import Problem
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.tasks.rewards import Rewards
 
 
 class ArithmeticTask(AnswerTask):
@@ -34,7 +34,7 @@ class ArithmeticTask(AnswerTask):
         ValueError: If a reward cannot be found, or two have one name.
     """
 
-    def __init__(self, rewards: list[RewardSpec] | None = None) -> None:
+    def __init__(self, rewards: Rewards | None = None) -> None:
         super().__init__(rewards)
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:

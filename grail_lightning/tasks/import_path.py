@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+GIVEN = "given in Python"  # Ends what a record of a run says of an object that no config can name.
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def import_function(path: str, built_in: Mapping[str, F], option: str, example: str) -> F:
-    """A built-in function by its name, or a function by its import path.
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A sentence, after a space, that asks for the name that is nearest to a wrong one; empty if none is near."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {near[0]}?" if near and near[0] != name else ""
+
+
+def refuse_given(option: str, value: str) -> None:
+    """Raise a ValueError if the value of an option is such a text."""
+    if value.endswith(GIVEN):
+        raise ValueError(
+            f"`{option}` must be a file or a name, but got {value!r}: an object of a Python program, which a config "
+            "cannot repeat. Run that program again; or save the object, and give the file."
+        )
+
+
+def import_function(path: str | F, built_in: Mapping[str, F], option: str, example: str) -> F:
+    """A built-in function by its name, a function by its import path, or the given one.
 
     Args:
-        path: The name or the import path.
+        path: The name, the import path, or the function.
         built_in: The functions that have a name.
         option: What the user configures, for messages.
         example: An import path, for messages.
@@ -21,16 +39,20 @@ def import_function(path: str, built_in: Mapping[str, F], option: str, example: 
     Raises:
         ValueError: If there is no such function.
     """
+    if not isinstance(path, str):
+        return path
     if path in built_in:
         return built_in[path]
     module, _, name = path.rpartition(".")
     expected = f"{option} must be one of {sorted(built_in)} or an import path such as `{example}`"
     if not module:
-        raise ValueError(f"{expected}, but got {path!r}.")
+        raise ValueError(f"{expected}, but got {path!r}.{did_you_mean(path, built_in)}")
     try:
         function: F = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{expected}, but got {path!r} ({error}). Is its folder on PYTHONPATH?") from error
+        hint = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
+        hint = hint or " Is its folder on PYTHONPATH?"
+        raise ValueError(f"{expected}, but got {path!r} ({error}).{hint}") from error
     if not callable(function):
         raise ValueError(f"{expected}, but {path!r} is {function!r}, which cannot be called.")
     return function

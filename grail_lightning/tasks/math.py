@@ -8,7 +8,7 @@ from typing import Any
 from grail_lightning.answers import AnswerForm, Pattern
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Comparison, Messages, Prompt
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.tasks.rewards import Rewards
 
 
 class MathTask(AnswerTask):
@@ -32,7 +32,7 @@ class MathTask(AnswerTask):
         self,
         instruction: str | None = None,
         system_prompt: str | None = None,
-        rewards: list[RewardSpec] | None = None,
+        rewards: Rewards | None = None,
         answer: AnswerForm | None = None,
         compare: Comparison = "math",
     ) -> None:

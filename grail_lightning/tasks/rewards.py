@@ -1,7 +1,8 @@
 r"""Rewards of responses: the built-in functions, and the user's functions by import path, each with a weight.
 
 A reward is any callable ``(responses, references, **columns) -> floats or None``. It is called once per batch, with one
-entry for each response. ``None`` means that the reward does not apply; it adds nothing. The columns are those of the
+entry for each response. It may be ``async``: such rewards of a batch are awaited side by side. ``None`` means that the
+reward does not apply; it adds nothing. The columns are those of the
 dataset's rows, and
 
 - ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (the graded answer, or None),
@@ -15,15 +16,21 @@ verifier alone; no reward changes it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
-from grail_lightning.tasks.import_path import import_function
+from grail_lightning.tasks.import_path import GIVEN, import_function
 
 __all__ = [
     "Reward",
@@ -36,6 +43,11 @@ __all__ = [
 ]
 
 Values = list[float | None]
+GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
+if TYPE_CHECKING:
+    Function: TypeAlias = str | Callable[..., Any]
+else:  # What YAML can say.
+    Function: TypeAlias = str
 _NOTHING = re.compile(r"(?:\s|[$.*]|\\[\])])*")
 
 
@@ -45,16 +57,22 @@ class RewardSpec:
 
     Attributes:
         function: The function: `correctness`, `boxed_format`, `answer_format`, `overlong`, or an import path such as
-            `mypkg.brevity`.
+            `mypkg.brevity`. From Python also any callable.
         weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
         name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
     """
 
-    function: str
+    function: Function
     weight: float = 1.0
     arguments: dict[str, Any] | None = None
     name: str | None = None
+
+
+if TYPE_CHECKING:
+    Rewards: TypeAlias = Sequence[RewardSpec | Callable[..., Any]]
+else:
+    Rewards: TypeAlias = list[RewardSpec]
 
 
 def correctness(responses: Sequence[str], references: Sequence[str], *, correct: Sequence[bool]) -> list[float]:
@@ -110,27 +128,30 @@ class Reward:
     """A reward function whose returned values are checked.
 
     Args:
-        spec: The function, its weight and its arguments.
+        spec: The function, its weight and its arguments, or a callable alone.
 
     Raises:
-        ValueError: If it is no `RewardSpec`, there is no such function, or it does not accept the arguments. A built-in
+        ValueError: If it is neither, there is no such function, or it does not accept the arguments. A built-in
             one is called once with empty lists to check their values.
     """
 
-    def __init__(self, spec: RewardSpec) -> None:
+    def __init__(self, spec: RewardSpec | Callable[..., Any]) -> None:
+        spec = RewardSpec(function=spec) if callable(spec) else spec
         given: object = spec  # The constructor of a task of the user's may lack a type, without which it gets a dict.
         if not isinstance(given, RewardSpec):
             raise ValueError(
                 f"`rewards` must be a list of `RewardSpec`, but got {str(given)[:80]}. If your task passes them on, "
                 "write their type: `rewards: list[RewardSpec] | None = None`, of grail_lightning.tasks.rewards."
             )
-        self.path, self.weight = spec.function, spec.weight
-        self.name = spec.name or spec.function.rpartition(".")[2]
+        own = spec.function if isinstance(spec.function, str) else _name(spec.function)
+        known = isinstance(spec.function, str) or _BUILT_IN.get(own) is spec.function
+        self.path, self.weight = own if known else f"{own} {GIVEN}", spec.weight
+        self.name = spec.name or own.rpartition(".")[2]
         self.arguments = dict(spec.arguments or {})
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
-        self.function = import_function(self.path, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
-        self._taken = _taken(self.function)
+        self.function = import_function(spec.function, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
+        self._taken, self._required = _columns(self.function, self.path)
         if self._taken is not None and (unknown := sorted(self.arguments.keys() - self._taken)):
             raise ValueError(
                 f"The reward `{self.path}` takes {sorted(self._taken)}, but got the `arguments` {unknown}. "
@@ -146,6 +167,19 @@ class Reward:
                     f"{error}. See docs/your_reward.md."
                 ) from error
 
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the data has the columns without which the function cannot be called.
+
+        Raises:
+            ValueError: If it has not.
+        """
+        if missing := sorted(self._required - {*columns, *GRADED, *self.arguments}):
+            raise ValueError(
+                f"The reward `{self.path}` must take columns of the data, {', '.join(sorted(columns))}, or "
+                f"{', '.join(GRADED)}, but asks for {missing}. Correct their names, set them in `arguments`, or give "
+                "them defaults."
+            )
+
     def __call__(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Values:
@@ -154,15 +188,34 @@ class Reward:
         Raises:
             ValueError: If the function raises, or does not return one finite number or None for each response.
         """
+        return self.start(responses, references, columns)()
+
+    def start(
+        self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> Callable[[], Values]:
+        """Call the function. What is returned waits for its values, if it is ``async``, and checks them."""
         given = {key: column for key, column in columns.items() if self._taken is None or key in self._taken}
-        try:
+        with self._explained(given, len(responses)):
             returned = self.function(list(responses), list(references), **(given | self.arguments))
+            if inspect.isawaitable(returned):
+                returned = asyncio.run_coroutine_threadsafe(_values(returned), _loop(os.getpid()))
+
+        def finish() -> Values:
+            with self._explained(given, len(responses)):
+                values = returned.result() if isinstance(returned, Future) else returned
+            return self._checked(values, responses)
+
+        return finish
+
+    @contextmanager
+    def _explained(self, given: Mapping[str, Any], number: int) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise ValueError(
-                f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {len(responses)} responses, "
+                f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {number} responses, "
                 f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/your_reward.md)."
             ) from error
-        return self._checked(returned, responses)
 
     def _checked(self, returned: Any, responses: Sequence[str]) -> Values:
         wanted = f"The reward `{self.path}` must return {len(responses)} finite numbers or None, one a response,"
@@ -180,12 +233,40 @@ class Reward:
         return values
 
 
-def _taken(function: Callable[..., Any]) -> set[str] | None:
-    """The names of the parameters after responses and references; None if any keyword is accepted."""
+def _name(function: Callable[..., Any]) -> str:
+    """The name of a callable: a function's, that of the function in a `functools.partial`, or an object's class."""
+    function = getattr(function, "func", function)
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+
+
+async def _values(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+@cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """The event loop of a process's rewards, in a thread: a notebook has a running loop of its own in the main one.
+
+    It stays for all batches, since clients such as `httpx.AsyncClient` belong to the loop that used them first.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=f"rewards-{process}", daemon=True).start()
+    return loop
+
+
+def _columns(function: Callable[..., Any], path: str) -> tuple[set[str] | None, set[str]]:
+    """The names of the columns that a function takes, None for any, and of those that it must be given."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # A function written in C may have no signature.
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters[2:]}
+        return None, set()
+    try:
+        leading = signature.bind_partial([], []).arguments
+    except TypeError:
+        raise ValueError(
+            f"The reward `{path}` must take responses and references, and columns by their names, but takes "
+            f"{signature}. Write `def {path.rpartition('.')[2]}(responses, references, **columns)`."
+        ) from None
+    named = [parameter for parameter in signature.parameters.values() if parameter.name not in leading]
+    required = {p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return None if any(p.kind is p.VAR_KEYWORD for p in named) else {p.name for p in named}, required

@@ -23,7 +23,7 @@ from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.chains import Chain, equation, wrong_result
 from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.problems import Problem
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.tasks.rewards import Rewards
 
 _SIGNS = "+-*"
 
@@ -40,9 +40,7 @@ class WordProblemTask(MathTask):
         ValueError: If a text holds a backspace, a reward cannot be found, or two have one name.
     """
 
-    def __init__(
-        self, instruction: str = "", system_prompt: str | None = None, rewards: list[RewardSpec] | None = None
-    ) -> None:
+    def __init__(self, instruction: str = "", system_prompt: str | None = None, rewards: Rewards | None = None) -> None:
         super().__init__(instruction, system_prompt, rewards, Marker())
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:

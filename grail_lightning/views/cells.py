@@ -1,8 +1,7 @@
-"""A page of characters in cells of equal size, on coloured backgrounds, drawn by matplotlib.
+"""A page of characters in cells of equal size, on coloured backgrounds, drawn by Pillow.
 
-Every character stands in its own cell as the outline of its glyph. Nothing in a text is therefore interpreted: no
-mathematics between dollar signs, no direction of writing, no control characters; and the width of a line is known. It
-also takes a fraction of the time of matplotlib's own text, which shapes every line.
+Every character is drawn by itself in its own cell. Nothing in a text is therefore interpreted, neither directions of
+writing nor control characters, and the width of a line is known.
 """
 
 from __future__ import annotations
@@ -14,19 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from grail_lightning.views.agg import new_figure, pixels
-
 if TYPE_CHECKING:
-    from matplotlib.path import Path
+    from PIL.ImageFont import FreeTypeFont
 
-Colour = str | tuple[float, ...]
-WIDTH, HEIGHT, MARGIN = 8.0, 18.0, 14.0
-"""Pixels of a cell, and around the page."""
+Colour = str | tuple[int, int, int]
+WIDTH, HEIGHT, MARGIN = 16, 34, 16
+"""Pixels of a cell, and around the page: large, since TensorBoard shows pictures at less than half of their width."""
 _EM = WIDTH / 0.602  # DejaVu Sans Mono advances by 0.602 of its size.
-_BASELINE = 0.69  # Of the height of a cell, from above.
-_SEEN_AS = {"\t": "→", "\n": "↵", "\r": "↵", "\u00a0": " "}
-_NO_GLYPH = "□"
-_WIDE = 1100.0  # Pixels, up to which a page is enlarged.
+_SEEN_AS = {"\t": "→", "\n": "↵", "\r": "↵"}
 
 
 class Page:
@@ -34,120 +28,68 @@ class Page:
 
     Args:
         columns: The number of columns.
-        lines: The number of lines.
+        lines: The largest number of lines.
     """
 
     def __init__(self, columns: float, lines: float) -> None:
-        self.size = columns * WIDTH + 2 * MARGIN, lines * HEIGHT + 2 * MARGIN
-        self._glyphs: list[tuple[float, float, str, Colour]] = []
-        self._boxes: list[tuple[float, float, float, float, Colour]] = []
-        self._rules: list[tuple[list[tuple[float, float]], Colour, float, str]] = []
+        from PIL import Image, ImageDraw
+
+        self._image = Image.new(
+            "RGB", (round(columns * WIDTH) + 2 * MARGIN, round(lines * HEIGHT) + 2 * MARGIN), "white"
+        )
+        self._draw = ImageDraw.Draw(self._image)
 
     def write(self, text: str, column: float, line: float, colour: Colour = "black") -> None:
         """Write one character a cell, from left to right."""
         for place, character in enumerate(text):
             if (seen := visible(character)) != " ":
-                self._glyphs.append((column + place, line, seen, colour))
+                x, y = _pixel(column + place, line + 0.72)
+                self._draw.text((x, y), seen, colour, _font(seen), anchor="ls")
 
-    def fill(self, column: float, line: float, columns: float, colour: Colour, *, lines: float = 1.0) -> None:
-        """Colour the background of cells."""
-        self._boxes.append((column, line, columns, lines, colour))
+    def fill(self, column: float, line: float, columns: float, colour: Colour) -> None:
+        """Colour the background of cells, but for a seam at their right."""
+        (left, top), (right, bottom) = _pixel(column, line), _pixel(column + columns, line + 1)
+        self._draw.rectangle((left, top, right - 2, bottom - 4), colour)
 
-    def underline(self, column: float, line: float, columns: float, colour: Colour, *, style: str = "solid") -> None:
-        """Draw a line below cells."""
-        y = line + 0.97
-        self._rules.append(([(column, y), (column + columns, y)], colour, 2.0, style))
+    def underline(self, column: float, line: float, columns: float, colour: Colour, dash: int = 0) -> None:
+        """Draw a line below cells: whole, or in dashes of so many pixels."""
+        (left, y), (right, _) = _pixel(column, line + 1), _pixel(column + columns, line)
+        for x in range(left, right, 2 * dash or right - left):
+            self._draw.rectangle((x, y - 4, min(x + (dash or right - left), right) - 1, y - 1), colour)
 
     def frame(self, column: float, line: float, columns: float) -> None:
-        """Draw a thin frame around cells."""
-        right, top, bottom = column + columns, line + 0.02, line + 1.0
-        corners = [(column, top), (right, top), (right, bottom), (column, bottom), (column, top)]
-        self._rules.append((corners, "black", 1.0, "solid"))
+        """Draw a frame around cells."""
+        (left, top), (right, bottom) = _pixel(column, line), _pixel(column + columns, line + 1)
+        self._draw.rectangle((left - 2, top - 1, right, bottom - 4), outline="black", width=3)
 
-    def image(self) -> NDArray[np.uint8]:
-        """The page as ``[height, width, 3]``. A narrow one is enlarged."""
-        from matplotlib.collections import LineCollection, PathCollection, PolyCollection
-        from matplotlib.transforms import Affine2D
-
-        zoom = min(max(_WIDE / self.size[0], 1.0), 2.0)
-        figure = new_figure(*(round(length * zoom) for length in self.size))
-        zoomed = Affine2D().scale(zoom)
-        boxes = [self._corners(*box[:4]) for box in self._boxes]
-        figure.add_artist(
-            PolyCollection(boxes, facecolors=[b[4] for b in self._boxes], edgecolors="none", transform=zoomed)
-        )
-        figure.add_artist(
-            LineCollection(
-                [[self._pixel(*point) for point in rule[0]] for rule in self._rules],
-                colors=[rule[1] for rule in self._rules],
-                linewidths=[rule[2] * zoom for rule in self._rules],
-                linestyles=[rule[3] for rule in self._rules],
-                transform=zoomed,
-            )
-        )
-        figure.add_artist(
-            PathCollection(
-                [outline(glyph[2]) for glyph in self._glyphs],
-                offsets=[self._pixel(column, line + _BASELINE) for column, line, *_ in self._glyphs] or [(0, 0)],
-                offset_transform=zoomed,
-                facecolors=[glyph[3] for glyph in self._glyphs],
-                edgecolors="none",
-                snap=False,  # Rounding to pixels would thicken or remove the strokes of `=`.
-                transform=zoomed,
-            )
-        )
-        return pixels(figure)
-
-    def _pixel(self, column: float, line: float) -> tuple[float, float]:
-        """From the lower left corner, as Agg counts."""
-        return MARGIN + column * WIDTH, self.size[1] - MARGIN - line * HEIGHT
-
-    def _corners(self, column: float, line: float, columns: float, lines: float) -> list[tuple[float, float]]:
-        (left, top), (right, bottom) = self._pixel(column, line), self._pixel(column + columns, line + lines)
-        return [(left, top), (right, top), (right, bottom), (left, bottom)]
+    def image(self, lines: float) -> NDArray[np.uint8]:
+        """The first lines of the page, ``[height, width, 3]``."""
+        return np.asarray(self._image)[: round(lines * HEIGHT) + 2 * MARGIN].copy()
 
 
-@lru_cache(maxsize=4096)
 def visible(character: str) -> str:
-    """The character that is drawn for another: a sign for white space, controls and what the fonts do not have.
-
-    The fonts are matplotlib's ``monospace`` (`font.monospace` of its settings) and DejaVu Sans.
-    """
+    """The character that is drawn for another: a sign for line breaks, tabs and controls, and a space for spaces."""
     if character in _SEEN_AS:
         return _SEEN_AS[character]
-    if unicodedata.category(character)[0] == "Z":
-        return " "
-    if unicodedata.category(character)[0] == "C":
-        return "\ufffd"
-    return character if _font_with(character) else _NO_GLYPH
+    category = unicodedata.category(character)[0]
+    return " " if category == "Z" else "\ufffd" if category == "C" else character
+
+
+def _pixel(column: float, line: float) -> tuple[int, int]:
+    return MARGIN + round(column * WIDTH), MARGIN + round(line * HEIGHT)
 
 
 @lru_cache(maxsize=4096)
-def outline(character: str) -> Path:
-    """The outline of a glyph in pixels, from the left end of its baseline. One too wide for a cell is scaled."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.path import Path
-    from matplotlib.textpath import TextToPath
-
-    font = _font_with(character)
-    assert font is not None, "`visible` chooses characters with a glyph"
-    points, codes = TextToPath().get_text_path(FontProperties(fname=font), character)
-    if not len(points):  # Some blanks are no white space.
-        return Path(np.zeros((0, 2)))
-    vertices = np.asarray(points) * _EM / TextToPath.FONT_SCALE
-    right = float(vertices[:, 0].max())
-    scale = min(1.0, 1.15 * WIDTH / right) if right > 0 else 1.0
-    return Path(vertices * scale, codes)
+def _font(character: str) -> FreeTypeFont:
+    """Matplotlib's ``monospace``, smaller for a character too wide for a cell. It draws a box for one it has not."""
+    font = _of_size(_EM)
+    return font if (width := font.getlength(character)) <= WIDTH + 1 else _of_size(_EM * WIDTH / width)
 
 
-def _font_with(character: str) -> str | None:
-    """The file of the first font that has a glyph of a character; None if none has."""
-    return next((file for file, known in _fonts() if ord(character) in known), None)
+@lru_cache(maxsize=16)
+def _of_size(size: float) -> FreeTypeFont:
+    from matplotlib.font_manager import FontProperties, findfont
+    from PIL import ImageFont
 
-
-@lru_cache(maxsize=1)
-def _fonts() -> list[tuple[str, frozenset[int]]]:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    files = [findfont(FontProperties(family=[family])) for family in ("monospace", "DejaVu Sans Mono", "DejaVu Sans")]
-    return [(str(file), frozenset(get_font(file).get_charmap())) for file in dict.fromkeys(files)]
+    file = findfont(FontProperties(family=["monospace"]))
+    return ImageFont.truetype(file, size, layout_engine=ImageFont.Layout.BASIC)  # The other one joins and reorders.

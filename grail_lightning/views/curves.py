@@ -1,19 +1,14 @@
-"""A picture of the token weights of a batch: their distribution, and where in a response they are large.
+"""A picture of the token weights of a batch: where in a response they are large.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from grail_lightning.views.agg import new_figure, pixels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _BINS = 20
 # Okabe and Ito's blue and vermillion, told apart by all; the line tells them apart without colour.
@@ -58,53 +53,33 @@ def profile(weights: NDArray[np.float32], mask: NDArray[np.bool_]) -> Profile:
 def weight_curves(
     weights: NDArray[np.float32], mask: NDArray[np.bool_], correct: NDArray[np.bool_]
 ) -> NDArray[np.uint8]:
-    """The picture, ``[height, width, 3]``: weight against relative position, and the distribution of the weights.
+    """The picture, ``[height, width, 3]``: weight against relative position, of right and of wrong rollouts.
 
-    Right and wrong rollouts have a curve each; the bands reach from the 10 % to the 90 % quantile of the tokens.
+    The bands reach from the 10 % to the 90 % quantile of the tokens.
 
     Args:
         weights: ``[B, T]``, the token weights.
         mask: ``[B, T]`` bool, the valid response tokens.
         correct: ``[B]`` bool.
     """
-    figure = new_figure(960, 340)
-    along, spread = figure.add_axes((0.06, 0.15, 0.5, 0.76)), figure.add_axes((0.665, 0.15, 0.32, 0.76))
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Without pyplot: no backend to choose, and no figure that stays in memory. Few pixels an inch would make the text
+    # small beside the curves, and TensorBoard shows pictures at less than half of their width.
+    figure = Figure(figsize=(4, 3), dpi=200, facecolor="white")
+    axes = figure.add_axes((0.13, 0.15, 0.84, 0.82))
     finite = np.isfinite(weights) & mask
-    edges = _edges(weights[finite])
     for name, rows in (("right", correct), ("wrong", ~correct)):
         inside = finite & rows[:, None]
         if inside.any():
-            _draw(along, spread, name, profile(weights, inside), weights[inside], edges, int(rows.sum()))
-    along.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
-    along.set(xlim=(0, 1), xlabel="relative position in the response", ylabel="weight", title="weight by position")
-    spread.set(xlabel="weight", ylabel="share of the tokens", title="distribution", yscale="log", ylim=(1e-4, 1.5))
-    # Plain labels: those of a logarithmic axis are mathematics, which takes longer than all the rest.
-    spread.set_yticks([1e-4, 1e-3, 1e-2, 1e-1, 1], labels=["0.01 %", "0.1 %", "1 %", "10 %", "100 %"])
-    spread.minorticks_off()
-    along.legend(frameon=False, loc="upper left")
-    for axes in (along, spread):
-        axes.spines[["top", "right"]].set_visible(False)
-    return pixels(figure)
-
-
-def _draw(
-    along: Axes,
-    spread: Axes,
-    name: str,
-    found: Profile,
-    values: NDArray[np.float32],
-    edges: NDArray[np.float64],
-    number: int,
-) -> None:
-    colour, style = _STYLES[name]
-    along.fill_between(found.position, found.low, found.high, color=colour, alpha=0.15, linewidth=0)
-    along.plot(found.position, found.mean, color=colour, linestyle=style, label=f"{name} ({number})")
-    shares = np.histogram(values, edges)[0] / len(values)
-    spread.stairs(shares, edges, color=colour, linestyle=style, baseline=None)
-
-
-def _edges(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The edges of a histogram's bins."""
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    low, high = min(low, 0.0), max(high, 1.0)
-    return np.linspace(low, high + 1e-6 * (high - low), 41)
+            found, (colour, style) = profile(weights, inside), _STYLES[name]
+            axes.fill_between(found.position, found.low, found.high, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(found.position, found.mean, color=colour, linestyle=style, label=f"{name} ({rows.sum()})")
+    axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
+    axes.set(xlim=(0, 1), xlabel="relative position in the response", ylabel="weight")
+    axes.legend(frameon=False, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

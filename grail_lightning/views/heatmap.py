@@ -1,37 +1,47 @@
-"""A picture of rollouts whose tokens carry their weights as background colour.
-
-The scale has its middle, white, at weight 1: a token that gets the rollout's advantage unchanged, as every token does
-under GRPO. Orange tokens get more, purple ones less. The two hues differ for all common kinds of colour blindness.
-"""
+"""A picture of rollouts whose tokens carry their weights as background colour (`grail_lightning.views.colours`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grail_lightning.tasks.base import Step, StepKind
-from grail_lightning.views.cells import Colour, Page
-from grail_lightning.views.lines import Line, fitted, shown, wrap
+from grail_lightning.views.cells import Page
+from grail_lightning.views.colours import LARGEST, colour_of
 
-# Okabe and Ito's colours, told apart by all; the line tells them apart without colour.
-STEP_STYLES: dict[StepKind, tuple[str, str]] = {
-    "sound": ("#009E73", "solid"),
-    "slip": ("#D55E00", "dashed"),
-    "misconception": ("#CC79A7", "dashdot"),
-    "inherited": ("#0072B2", "dotted"),
-    "filler": ("#999999", "dotted"),
+# Okabe and Ito's colours, told apart by all, and the dashes of the line, which tell them apart without colour.
+STEP_STYLES: dict[StepKind, tuple[str, int]] = {
+    "sound": ("#009E73", 0),
+    "slip": ("#D55E00", 12),
+    "misconception": ("#CC79A7", 8),
+    "inherited": ("#0072B2", 4),
+    "filler": ("#999999", 2),
 }
-# A response is as wide as its longest line, within these numbers of columns.
-_LEAST, _MOST, _GAP = 45, 72, 3
-_TOPS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_GREY = "#666666"
-_LABEL = 9  # Columns of the word before a prompt.
+_COLUMNS = 50
+"""The largest width of a picture: its text can be read at 360 pixels, the width of TensorBoard's thumbnails."""
+_GAP = 2
+_LEGEND, _ANSWER = 34, 28  # The columns of the legend, and where it has the answer.
+_GREY = "#555555"
 _END = "∎"
-_SEAM = 0.08  # Columns between two tokens.
+
+
+class Line(NamedTuple):
+    """A range of characters of a text.
+
+    Attributes:
+        start: The first character.
+        stop: The index after the last one.
+        left_out: Whether the line stands for characters that are not shown.
+    """
+
+    start: int
+    stop: int
+    left_out: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +49,7 @@ class ShownRollout:
     """A rollout as a picture shows it.
 
     Attributes:
-        title: One line above it: verdict, reward, advantage, length.
+        title: What stands above it.
         text: The response.
         tokens: The range of characters of each token, in order of appearance; equal ends for a token without text.
         weights: The weight of each token.
@@ -57,78 +67,91 @@ class ShownRollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownGroup:
-    """Rollouts of one prompt, which stand side by side.
+    """Rollouts of one prompt.
 
     Attributes:
         prompt: The prompt as people read it.
-        rollouts: The rollouts, from left to right.
+        rollouts: The rollouts, from left to right as far as they fit, then below.
     """
 
     prompt: str
     rollouts: Sequence[ShownRollout]
 
 
-def heatmap(groups: Sequence[ShownGroup], max_lines: int = 48) -> NDArray[np.uint8]:
+def heatmap(groups: Sequence[ShownGroup], max_lines: int = 12) -> NDArray[np.uint8]:
     """The picture of groups of rollouts, ``[height, width, 3]``.
 
     Each token's background shows its weight, each labelled step is underlined in the colour of its kind, and a frame
-    marks the answer.
+    marks the answer. Rollouts of short lines stand side by side, others one below the other.
 
     Args:
         groups: The groups, from top to bottom.
         max_lines: The largest number of lines of a response, at least 2. The middle of a longer one is left out.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    ends = scale_of([weight for rollout in rollouts for weight in rollout.weights])
-    wide = max((line.stop - line.start for r in rollouts for line in wrap(r.text, _MOST)), default=0)
-    width = min(max(wide + 1, _LEAST), _MOST)
-    columns = max(2, *(len(group.rollouts) for group in groups)) * (width + _GAP) - _GAP
-    prompts = [fitted(group.prompt, columns - _LABEL, 4) for group in groups]
-    layouts = [[fitted(rollout.text, width, max_lines) for rollout in group.rollouts] for group in groups]
-    heights = [len(prompt) + 3 + max(map(len, layout)) for prompt, layout in zip(prompts, layouts, strict=True)]
-    page = Page(columns, sum(heights) + 2.3)
-    top = 0.0
-    for group, prompt, layout, height in zip(groups, prompts, layouts, heights, strict=True):
-        page.write("prompt", 0, top, _GREY)
-        for place, line in enumerate(prompt):
-            page.write(shown(group.prompt, line), _LABEL, top + place)
-        for number, (rollout, lines) in enumerate(zip(group.rollouts, layout, strict=True)):
-            left, first = number * (width + _GAP), top + len(prompt) + 0.4
-            page.write(rollout.title[:width], left, first, _GREY)
-            _draw_response(page, rollout, lines, (left, first + 1.2), ends)
-        top += height
-    _draw_legend(page, top, ends, {step.kind for rollout in rollouts for step in rollout.steps})
-    return page.image()
+    texts = [text for r in rollouts for text in (r.title, r.text.replace("\n", " \n") + _END)]
+    width = min(max((len(line) for text in texts for line in text.split("\n")), default=1), _COLUMNS)
+    across = min((_COLUMNS + _GAP) // (width + _GAP), max(len(group.rollouts) for group in groups))
+    columns = max(across * (width + _GAP) - _GAP, _LEGEND)
+    page, top = Page(columns, sum(5 + len(group.rollouts) * (max_lines + 5) for group in groups) + 4), 0.0
+    for group in groups:
+        top = 0.5 + _write(page, group.prompt, fitted(group.prompt, columns, 4), (0, top))
+        for first in range(0, len(group.rollouts), across):
+            row = enumerate(group.rollouts[first : first + across])
+            top = 0.8 + max(_draw(page, r, (k * (width + _GAP), top), width, max_lines) for k, r in row)
+    if any(rollout.answer for rollout in rollouts):
+        page.write("answer", _ANSWER, top)
+        page.frame(_ANSWER, top, 6)
+    found = {step.kind for rollout in rollouts for step in rollout.steps}
+    return page.image(_draw_legend(page, top, [kind for kind in STEP_STYLES if kind in found]))
 
 
-def scale_of(weights: Sequence[float]) -> tuple[float, float]:
-    """The ends of the colour scale: 0, or the smallest weight if it is negative; and a round number above the largest.
+def wrap(text: str, columns: int) -> list[Line]:
+    """The lines of a text, at most `columns` characters wide: broken behind a space, or else anywhere.
 
-    Round ends make pictures of different steps comparable.
+    A line break is the last character of its line. A text without characters has one empty line.
     """
-    finite = [weight for weight in weights if np.isfinite(weight)]
-    largest, smallest = max(finite, default=1.0), min(finite, default=0.0)
-    return min(smallest, 0.0), next((top for top in _TOPS if largest <= top), largest)
+    lines: list[Line] = []
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start, start + columns)
+        stop = min(start + columns, len(text)) if end < 0 else end + 1
+        if end < 0 and stop < len(text) and (space := text.rfind(" ", start + columns // 2, stop)) >= 0:
+            stop = space + 1
+        lines.append(Line(start, stop))
+        start = stop
+    return lines or [Line(0, 0)]
 
 
-def colour_of(weight: float, ends: tuple[float, float]) -> tuple[float, float, float]:
-    """The background of a weight: white at 1, orange above, purple below; grey for a weight that is not finite."""
-    if not np.isfinite(weight):
-        return 0.8, 0.8, 0.8
-    low, top = ends
-    above = weight >= 1
-    share = min((weight - 1) / (top - 1) if above else (1 - weight) / (1 - low), 1.0)
-    full = (0.95, 0.56, 0.16) if above else (0.60, 0.56, 0.82)
-    # The square root shows small differences from 1, which are the most frequent.
-    red, green, blue = (1 - share**0.5 * (1 - channel) for channel in full)
-    return red, green, blue
+def fitted(text: str, columns: int, most: int) -> list[Line]:
+    """The lines of a text, at most `most >= 2`; one line stands for those in the middle of a longer text."""
+    lines = wrap(text, columns)
+    if len(lines) <= most:
+        return lines
+    head = most // 2
+    tail = lines[len(lines) - (most - 1 - head) :]
+    until = tail[0].start if tail else len(text)
+    return [*lines[:head], Line(lines[head].start, until, left_out=True), *tail]
 
 
-def _draw_response(
-    page: Page, rollout: ShownRollout, lines: list[Line], at: tuple[float, float], ends: tuple[float, float]
-) -> None:
-    """Draw the lines of a response from the column and line `at`."""
-    left, top = at
+def shown(text: str, line: Line) -> str:
+    """The characters of a line without its break, or a note in place of those that are left out."""
+    if line.left_out:
+        return f"[… {line.stop - line.start:,} characters …]"
+    return text[line.start : line.stop].removesuffix("\n")
+
+
+def _write(page: Page, text: str, lines: list[Line], at: tuple[float, float], colour: str = "black") -> float:
+    """Write the lines of a text from the column and line `at`, and return the line behind them."""
+    for place, line in enumerate(lines):
+        page.write(shown(text, line), at[0], at[1] + place, colour)
+    return at[1] + len(lines)
+
+
+def _draw(page: Page, rollout: ShownRollout, at: tuple[float, float], width: int, max_lines: int) -> float:
+    """Draw a rollout from the column and line `at`, and return the line behind it."""
+    left, top = at[0], _write(page, rollout.title, fitted(rollout.title, width, 4), at, _GREY)
+    lines = fitted(rollout.text, width, max_lines)
     owner, weights = _by_character(rollout)
     for place, line in enumerate(lines):
         y = top + place
@@ -136,20 +159,19 @@ def _draw_response(
             page.write(shown(rollout.text, line), left, y, _GREY)
             continue
         for start, stop in _runs(owner, line):
-            page.fill(left + start - line.start + _SEAM, y, stop - start - _SEAM, colour_of(weights[start], ends))
+            page.fill(left + start - line.start, y, stop - start, colour_of(weights[start]))
         for step in rollout.steps:
             if between := _overlap(step.start, step.stop, line, rollout.text):
-                colour, style = STEP_STYLES[step.kind]
-                page.underline(left + between[0] - line.start, y, between[1] - between[0], colour, style=style)
+                page.underline(left + between[0] - line.start, y, between[1] - between[0], *STEP_STYLES[step.kind])
         if rollout.answer and (between := _overlap(*rollout.answer, line, rollout.text)):
             page.frame(left + between[0] - line.start, y, between[1] - between[0])
         for within, character in enumerate(rollout.text[line.start : line.stop]):
             page.write(character, left + within, y, _GREY if character in "\n\t" else "black")
-    ending = [w for w, (start, stop) in zip(rollout.weights, rollout.tokens, strict=True) if start == stop]
-    if ending and rollout.tokens[-1][0] == rollout.tokens[-1][1]:
+    if rollout.tokens and rollout.tokens[-1][0] == rollout.tokens[-1][1]:  # The token that ends a response has no text.
         end, bottom = left + lines[-1].stop - lines[-1].start, top + len(lines) - 1
-        page.fill(end + _SEAM, bottom, 1, colour_of(ending[-1], ends))
+        page.fill(end, bottom, 1, colour_of(rollout.weights[-1]))
         page.write(_END, end, bottom, _GREY)
+    return top + len(lines)
 
 
 def _by_character(rollout: ShownRollout) -> tuple[list[int], list[float]]:
@@ -177,25 +199,17 @@ def _overlap(start: int, stop: int, line: Line, text: str) -> tuple[int, int] | 
     return (first, last) if first < last else None
 
 
-def _draw_legend(page: Page, line: float, ends: tuple[float, float], kinds: set[StepKind]) -> None:
-    """Draw the scale of the weights, and the kinds of steps that occur."""
-    low, top = ends
+def _draw_legend(page: Page, line: float, kinds: list[StepKind]) -> float:
+    """Draw the scale of the weights and the kinds of steps that occur, and return the line behind them."""
     page.write("weight", 0, line, _GREY)
-    parts, width = 48, 0.5
-    # The left half of the scale shows the weights below 1, the right half those above.
-    for part in range(parts):
-        share = (part + 0.5) / parts * 2
-        weight = low + (1 - low) * share if share < 1 else 1 + (top - 1) * (share - 1)
-        page.fill(12 + part * width, line, width, colour_of(weight, ends))
-    for text, column in ((f"{low:.3g}", 11.5), (f"{top:.3g}", 12.5 + parts * width + len(f"{top:.3g}"))):
-        page.write(text, column - len(text), line)
-    page.write("1", 12 + parts * width / 2 - 0.5, line)
-    page.write("steps" if kinds else "", 0, line + 1.2, _GREY)
-    column = 12.0
-    legend: list[tuple[str, Colour, str]] = [(kind, *STEP_STYLES[kind]) for kind in STEP_STYLES if kind in kinds]
-    for kind, colour, style in legend:
-        page.write(kind, column, line + 1.2)
-        page.underline(column, line + 1.2, len(kind), colour, style=style)
+    for place, weight in enumerate((0, 0.5, 1, 2, LARGEST)):
+        page.fill(7 + 4 * place, line, 4, colour_of(weight))
+        page.write(f"{'≥' if weight == LARGEST else ''}{weight:g}".center(4), 7 + 4 * place, line)
+    column = 0
+    for number, kind in enumerate(kinds):
+        if number % 3 == 0:
+            column, line = 0, line + 1.2
+        page.write(kind, column, line)
+        page.underline(column, line, len(kind), *STEP_STYLES[kind])
         column += len(kind) + 2
-    page.write("answer", 16 + parts * width, line)
-    page.frame(15.7 + parts * width, line, 6.6)
+    return line + 1

@@ -11,12 +11,12 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grail_lightning.runtime.writable import write_whole
+from grail_lightning.views.colours import LARGEST, asset
 from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
 from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts
 
@@ -77,7 +77,7 @@ def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None)
     data = {
         "methods": methods,
         "groups": shown,
-        "largest": _largest(rollouts),
+        "largest": LARGEST,
         "left_out": max((num_rows or len(rollouts)) - number, 0),
     }
     environment = jinja2.Environment(
@@ -101,17 +101,23 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
     dataset, prompt, reference = members[0].problem
     token_ids = [rollout.row["token_ids"] for rollout in members]
     correct = [bool(rollout.row["correct"]) for rollout in members]
-    found = zip(members, forks(token_ids, correct), strict=True)
+    tree, steps = prefix_tree(token_ids, correct), [labelled_steps(rollout.row) for rollout in members]
+    at = forks(tree, steps)
     return {
         "dataset": dataset,
         "prompt": prompt,
         "reference": reference,
-        "rollouts": [_rollout(rollout, methods, fork, first + k) for k, (rollout, fork) in enumerate(found)],
-        "tree": _flat(prefix_tree(token_ids, correct)),
+        "rollouts": [
+            rollout_parts(rollout, methods, steps[k], at.get(k), first + k) for k, rollout in enumerate(members)
+        ],
+        "tree": _flat(tree, at),
     }
 
 
-def _rollout(rollout: Rollout, methods: Sequence[str], fork: int | None, number: int) -> dict[str, Any]:
+def rollout_parts(
+    rollout: Rollout, methods: Sequence[str], steps: list[tuple[int, int, str]], fork: int | None, number: int
+) -> dict[str, Any]:
+    """A rollout as plain values: the piece of text of each token, and what each method and the task say of it."""
     row = rollout.row
     pieces, outside = _pieces(row)
     credit = [rollout.methods.get(name) for name in methods]
@@ -124,7 +130,7 @@ def _rollout(rollout: Rollout, methods: Sequence[str], fork: int | None, number:
         "outside": outside,
         "credit": [None if given is None else _credit(given) for given in credit],
         "box": None if first is None else [first, last],
-        "steps": _steps(row),
+        "steps": steps,
         "fork": fork,
     }
 
@@ -157,7 +163,7 @@ def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
     return pieces, outside
 
 
-def _steps(row: dict[str, Any]) -> list[list[Any]]:
+def labelled_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
     """The first token, the last token and the kind of each labelled step."""
     found = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
@@ -166,12 +172,12 @@ def _steps(row: dict[str, Any]) -> list[list[Any]]:
     ):
         tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
         if tokens:
-            found.append([tokens[0], tokens[-1], kind])
+            found.append((tokens[0], tokens[-1], kind))
     return found
 
 
-def _flat(root: Node) -> list[dict[str, Any]]:
-    """The nodes of a tree in the order in which they are shown, each with its depth."""
+def _flat(root: Node, forks: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The nodes of a tree in the order in which they are shown, each with its depth and whether it begins at a fork."""
     found, todo = [], [(root, 0)]
     while todo:
         node, depth = todo.pop()
@@ -183,22 +189,11 @@ def _flat(root: Node) -> list[dict[str, Any]]:
                 "rollouts": list(node.rollouts),
                 "correct": node.num_correct,
                 "end": not node.children,
+                "fork": not node.num_correct and any(forks.get(r) == node.start for r in node.rollouts),
             }
         )
         todo += [(child, depth + 1) for child in reversed(node.children)]
     return found
-
-
-def _largest(rollouts: Sequence[Rollout]) -> float:
-    """The weight at the upper end of the colour scale: 99 % of the weights are at most that; at least 2."""
-    weights = sorted(
-        w
-        for rollout in rollouts
-        for credit in rollout.methods.values()
-        for w in credit.weights or []
-        if math.isfinite(w)
-    )
-    return max(2.0, float(f"{weights[int(0.99 * (len(weights) - 1))]:.2g}")) if weights else 2.0
 
 
 def _short(value: Any) -> Any:
@@ -215,11 +210,6 @@ def _json(value: Any, **options: Any) -> str:
     r"""Compact JSON. Jinja2 escapes ``<``, ``>``, ``&`` and ``'`` in it; U+2028 and U+2029 are escaped here."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def asset(name: str) -> str:
-    """The text of a file of the package's templates."""
-    return resources.files("grail_lightning.views").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def policy_hash(text: str) -> str:

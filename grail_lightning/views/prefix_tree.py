@@ -4,18 +4,25 @@ Let ``S_k(r)`` be the rollouts of the group that have at least ``k`` tokens and 
 ``r``; ``S_0`` is the group. The *success rate* of a prefix is the share of correct rollouts in ``S_k(r)``.
 
 The *fork* of a wrong rollout ``r`` with ``n`` tokens is the first token after which no rollout that went the same way
-was correct: the token of index ``k - 1`` for the smallest ``k`` with success rate 0. If a correct rollout begins with
-all of ``r``, which was cut or ended earlier, the fork is ``n``, behind its last token. There is no fork if ``r`` is
-correct, or if no rollout of the group is.
+was correct: the token of index ``k - 1`` for the smallest ``k`` with success rate 0. If a correct rollout goes on
+behind ``r``, which was cut or ended earlier, the fork is ``n``, behind its last token. There is no fork if ``r`` or a
+rollout of the same tokens is correct, or if no rollout of the group is.
 
-A fork says where the sampled rollouts part, which need not be where a rollout is wrong: with few rollouts, a branch
-without a correct one may be bad luck, and a right step may be one that only this rollout took.
+A fork says where the sampled rollouts part, which need not be where a rollout is wrong: a branch without a correct
+rollout may be bad luck. A fork is therefore shown only with evidence. If the task labels the step that holds the token,
+the step must be a slip or a misconception. Else ``w`` wrong rollouts, at least two, must have taken the branch, and if
+``w`` of the ``n`` rollouts before it had been chosen at random, ``c`` of them correct, all would be wrong with a
+probability of at most 5 %: ``C(n - c, w) / C(n, w)``, the exact test of Fisher. One rollout is no evidence, since each
+has a branch of its own in the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
+
+MAX_CHANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,18 +76,29 @@ def prefix_tree(token_ids: Sequence[Sequence[int]], correct: Sequence[bool]) -> 
     return nodes[id(branches[0])]
 
 
-def forks(token_ids: Sequence[Sequence[int]], correct: Sequence[bool]) -> list[int | None]:
-    """The fork of each rollout of a group, as an index of its tokens; None where there is none.
+def forks(root: Node, steps: Sequence[Sequence[tuple[int, int, str]]]) -> dict[int, int]:
+    """The forks with evidence: the index of the token, by the index of the wrong rollout.
 
     Args:
-        token_ids: The tokens of each of the ``N`` rollouts.
-        correct: ``N`` values: whether the rollout is correct.
+        root: The tree of a group of ``N`` rollouts.
+        steps: Of each rollout the first token, the last token and the kind of each labelled step; empty without labels.
     """
-    right = [ids for ids, is_right in zip(token_ids, correct, strict=True) if is_right]
-    return [
-        None if is_right or not right else max(_common(ids, other) for other in right)
-        for ids, is_right in zip(token_ids, correct, strict=True)
-    ]
+    found: dict[int, int] = {}
+    nodes = [root]
+    for node in nodes:  # The list grows.
+        nodes += node.children
+        for child in node.children:
+            if node.num_correct and not child.num_correct:
+                found |= {r: child.start for r in child.rollouts if _has_evidence(node, child, steps[r])}
+    return found
+
+
+def _has_evidence(node: Node, child: Node, steps: Sequence[tuple[int, int, str]]) -> bool:
+    kind = next((kind for first, last, kind in steps if first <= child.start <= last), None)
+    if kind is not None:
+        return kind in ("slip", "misconception")
+    before, wrong = len(node.rollouts), len(child.rollouts)
+    return wrong > 1 and comb(before - node.num_correct, wrong) <= MAX_CHANCE * comb(before, wrong)
 
 
 def _common(one: Sequence[int], other: Sequence[int], start: int = 0) -> int:

@@ -5,8 +5,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from grail_lightning.callbacks import Evaluation, LastCheckpoint
+from grail_lightning.callbacks import Evaluation, LastCheckpoint, default_callbacks
 from grail_lightning.data import ArithmeticData
+from tests import runs
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
 # The scripted module says that prompts need no transfer, and Lightning would rather hear it from the data.
@@ -226,3 +227,28 @@ def test_a_sigterm_in_the_batch_before_a_validation_ends_the_run_after_it(tmp_pa
         Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
     )
     assert before.steps + after.steps == [0, 4, 8], "each validation once"
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")  # Lightning's own warning
+@pytest.mark.parametrize("callbacks", [default_callbacks, list], ids=["default", "none"])
+@pytest.mark.parametrize("method", ["fit", "validate"])
+def test_the_last_checkpoint_of_a_trainer_that_has_none_is_an_error(method, callbacks, tmp_path):
+    ours = runs.module()
+    trainer = run(1, *callbacks(), default_root_dir=tmp_path, enable_checkpointing=True, enable_progress_bar=True)
+    with pytest.raises(ValueError, match=r'`ckpt_path="last"` must find a checkpoint, but .* Give the file'):
+        getattr(trainer, method)(ours, datamodule=_data(), ckpt_path="last")
+    assert ours.policy is None, "nothing was loaded"
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_the_last_checkpoint_of_a_trainer_is_found_and_a_run_without_a_step_left_is_an_error(tmp_path):
+    def fit(max_steps, ckpt_path=None):
+        callbacks = ModelCheckpoint(dirpath=tmp_path), LastCheckpoint(folder=str(tmp_path))
+        trainer = run(max_steps, *callbacks, default_root_dir=tmp_path, enable_checkpointing=True)
+        trainer.fit(Scripted(_never_better), datamodule=_data(), ckpt_path=ckpt_path, weights_only=False)
+        return trainer.global_step
+
+    assert fit(2) == 2
+    assert fit(4, "last") == 4
+    with pytest.raises(ValueError, match=r"`trainer.max_steps` must be above .* but got 4, .*last.ckpt is of step 4"):
+        fit(4, "last")

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -74,9 +75,24 @@ def test_a_finished_run_is_a_line_of_hyper_parameters_with_final_figures(events)
     told = _hparams(found, metadata.SESSION_START_INFO_TAG).session_start_info.hparams
     expected = {"policy": "arithmetic", "credit/class": "GRAIL", "data/class": "ArithmeticData"}
     assert {name: told[name].string_value for name in expected} == expected
-    numbers = {"credit/std": 0.25, "objective/kl_coefficient": 0.1, "execution/group_size": 4, "optimizer/lr": 1e-4}
+    numbers = {"credit/std": 0.25, "objective/kl_coefficient": 0.1, "execution/group_size": 4, "learning_rate": 1e-4}
     assert {name: told[name].number_value for name in numbers} == numbers
     assert "hp_metric" not in found.Tags()["scalars"]
+
+
+def test_the_folder_of_a_tensorboard_run_has_the_hyper_parameters_of_the_newest_fit(tmp_path):
+    for rate in (1e-4, 3e-4):
+        run = trainer(1, Dashboard(), logger=TensorBoardLogger(tmp_path, name="", version=""), limit_val_batches=0)
+        policy = module(optimizer=lambda p, rate=rate: torch.optim.AdamW(p, lr=rate))
+        run.fit(policy, datamodule=ArithmeticData(num_train=8, prompts_per_batch=4))
+        kept = yaml.safe_load((tmp_path / "hparams.yaml").read_text())
+        assert (kept["learning_rate"], kept["credit"], kept["max_steps"]) == (rate, {"class": "Uniform"}, 1)
+
+
+def test_the_weights_at_the_clamps_are_in_the_histogram_and_no_curve_of_their_own(events):
+    scalars = events[0].Tags()["scalars"]
+    assert not [name for name in scalars if "at_clip" in name]
+    assert len([name for name in scalars if name.startswith("credit/")]) <= 11
 
 
 def test_another_logger_gets_the_hyper_parameters_when_training_begins(tmp_path):
@@ -85,7 +101,7 @@ def test_another_logger_gets_the_hyper_parameters_when_training_begins(tmp_path)
     run.fit(module(), datamodule=ArithmeticData(num_train=8, prompts_per_batch=4))
     kept = yaml.safe_load((tmp_path / "hparams.yaml").read_text())
     assert kept["credit"]["class"] == "Uniform"
-    assert kept["optimizer"]["lr"] == 1e-4
+    assert kept["learning_rate"] == 1e-4
     assert kept["max_steps"] == 1
 
 

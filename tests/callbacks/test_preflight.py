@@ -99,6 +99,14 @@ def test_more_mini_batches_than_groups_are_told_once_with_figures():
     assert _said(_mixed, objective={"mini_batches": 2}) == []
 
 
+def test_a_token_budget_below_one_row_is_told_once_with_the_row():
+    length = len(Scripted(_mixed).policy.encode(prompts(1)[0].messages))
+    (said,) = _said(_mixed, objective={"token_budget": length + LIMIT - 1})
+    assert f"`execution.token_budget` {length + LIMIT - 1} is less than one row: a prompt of {length} tokens" in said
+    assert f"Set it to {length + LIMIT} or more" in said
+    assert _said(_mixed, objective={"token_budget": length + LIMIT}) == []
+
+
 def test_dead_groups_must_come_in_a_row():
     # Dead in four batches, alive in the fifth (global step 8 before it), and so on.
     say = lambda prompt, k, step: _mixed(prompt, k, step) if step % 10 == 8 else box("0")  # noqa: E731

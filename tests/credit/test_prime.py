@@ -12,7 +12,7 @@ from grail_lightning.credit import PRIME, PermutedRewards, Product, Uniform, War
 from grail_lightning.functional.process_rewards import discounted_returns, ranked_pairs
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, row_logits, second_model
-from tests.runs import Watch, batches, module, trainer
+from tests.runs import Drawing, Watch, batches, module, trainer
 from tests.shell import RUN, SHORT, fails, whole_and_resumed
 from tests.tolerance import assert_near, near
 
@@ -125,6 +125,15 @@ def test_returns_and_pairs_are_those_of_loops():
     scores, correct = torch.tensor([1.0, 2.0, 2.0, 0.0]), torch.tensor([True, False, True, False])
     assert ranked_pairs(scores, correct, torch.tensor([0, 0, 0, 0])) == (2.5, 4)
     assert ranked_pairs(scores, correct, torch.tensor([0, 0, 1, 1])) == (1.0, 2)
+
+
+def test_its_optimizer_draws_the_random_numbers_of_its_step_whatever_else_draws(golden_policy, batch, reference):
+    trained = []
+    for _ in range(2):
+        second = second_model(golden_policy, partial(Drawing, lr=LR))
+        PRIME()(golden_policy, batch, context(reference=reference, second=second))
+        trained.append(torch.cat([p.detach().flatten() for p in second.policy.parameters()]))
+    assert torch.equal(*trained)
 
 
 def test_without_a_model_it_says_so(golden_policy, batch):

@@ -71,7 +71,7 @@ def credit_figures(batch, weights):
 
 # One group of two rows, and two groups.
 SHARES = [torch.tensor([0, 1]), torch.tensor([2, 3, 4, 5])]
-FIGURES = {"eligible", "at_clip", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
+FIGURES = {"eligible", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold"}
 FIGURES |= {
     "in_tree",
     "remembered",

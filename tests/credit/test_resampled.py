@@ -9,6 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.answers import Verifier
+from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import Resampled
 from grail_lightning.credit.borders import find_borders
 from grail_lightning.credit.continuations import Continuations, Continued, Place
@@ -93,10 +94,16 @@ def test_steps_are_those_that_the_task_labels(policy, batch):
 
 
 def test_choices_are_the_tokens_of_highest_entropy(policy, batch):
-    (found,) = find_borders(policy, batch, context(), torch.tensor([5]), "entropy", 3)
-    entropies = [torch.distributions.Categorical(logits=z).entropy().item() for z in row_logits(policy, batch, 5)]
-    ranked = sorted(range(1, len(entropies)), key=lambda t: -entropies[t])
-    assert found == sorted(ranked[:3])
+    rows, batch = torch.arange(len(batch)), cut_responses(batch, torch.full((len(batch),), 14))
+    entropies = [
+        [torch.distributions.Categorical(logits=z).entropy().item() for z in row_logits(policy, batch, row)]
+        for row in rows.tolist()
+    ]
+    for most in range(1, 15):
+        found = find_borders(policy, batch, context(), rows, "entropy", most)
+        for places, own in zip(found, entropies, strict=True):
+            ranked = sorted(range(1, len(own)), key=lambda t: -own[t])
+            assert places == sorted(ranked[:most])
 
 
 def test_everywhere_adds_the_change_of_each_step(policy, batch):

@@ -7,7 +7,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from grail_lightning.data import ArithmeticData, DatasetSpec, MathData
 from grail_lightning.tasks import ProblemSpace, split_of
-from grail_lightning.tasks.math import MathTask
 from tests.data.recorder import problems, rows, ten, write
 
 
@@ -43,38 +42,6 @@ def test_the_seed_of_the_run_moves_the_order_of_training_problems_and_nothing_el
 def test_sizes_must_be_positive(option):
     with pytest.raises(ValueError, match=f"`{option}` must be at least 1, but got 0"):
         ArithmeticData(**{option: 0})
-
-
-def _with_lengths(path, limit, overlong="drop"):
-    """One token a character of the problem."""
-    data = MathData(train=path, task=MathTask(instruction=""), max_prompt_length=limit, overlong=overlong)
-    data.encode = lambda messages: list(messages[0]["content"].encode())
-    data.setup("fit")
-    return data
-
-
-def test_long_prompts_are_left_out_and_counted(tmp_path, caplog):
-    path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9, 5, 6)])
-    with caplog.at_level("INFO"):
-        data = _with_lengths(path, 5)
-    assert sorted(map(len, problems(data.train_dataloader()))) == [3, 5]
-    assert data.num_overlong == {"train/train": 2}
-    assert "left out 2 of 4 prompts, longer than `max_prompt_length` 5" in caplog.text
-
-
-def test_long_prompts_are_an_error_if_asked_for(tmp_path):
-    path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9)])
-    with pytest.raises(ValueError, match=r"train.jsonl, line 2: the prompt has 9 tokens, but `max_prompt_length` is 5"):
-        _with_lengths(path, 5, "error")
-    with pytest.raises(ValueError, match=r"Every prompt of .* longer than `max_prompt_length` 2; the shortest has 3"):
-        _with_lengths(path, 2)
-
-
-def test_without_a_tokenizer_the_limit_is_not_applied_and_that_is_said(tmp_path):
-    data = MathData(train=write(tmp_path, rows(2)), max_prompt_length=1)
-    with pytest.warns(UserWarning, match=r"`max_prompt_length` was not applied to .*: without a trainer"):
-        data.setup("fit")
-    assert len(problems(data.train_dataloader())) == 2
 
 
 def _parse(*args):

@@ -59,7 +59,9 @@ def test_lengths_are_measured_as_the_module_encodes(tmp_path):
 
     module = Encoder()
     path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9, 4)])
-    fit(module, MathData(train=path, task=MathTask(instruction=""), max_prompt_length=5), max_epochs=1)
+    data = MathData(train=path, task=MathTask(instruction=""), max_prompt_length=5, prompts_per_batch=2)
+    with pytest.warns(UserWarning, match=r"1 of 3 prompts .* is longer .*: line 2 \(9 tokens\)"):
+        fit(module, data, max_epochs=1)
     assert sorted(module.train_prompts[0]) == ["xxx", "xxxx"]
 
 

@@ -97,7 +97,7 @@ BAD_ROWS = {
         r"line 3: `problem` must be a finite number, but got inf",
     ),
     "digits": (f'{{"problem": "p", "answer": {"9" * 5000}}}', r"line 3: Exceeds the limit .* Write the number as text"),
-    "no object": (["p", "2"], r"line 3: expected a JSON object with named columns, but got \['p', '2'\]"),
+    "no object": (["p", "2"], r"line 3: expected an object with named columns, but got \['p', '2'\]"),
     "malformed": ('{"problem": "p", "answer": \n', r"line 3: malformed JSON \(Expecting value"),
 }
 

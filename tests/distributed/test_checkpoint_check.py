@@ -82,14 +82,14 @@ def test_a_file_that_is_no_whole_checkpoint_is_told(what, tmp_path, monkeypatch)
 
 def test_a_whole_checkpoint_is_taken_and_its_weights_are_handed_out(tmp_path):
     torch.save(STATE, tmp_path / "x.ckpt")
-    weights = check_checkpoint(str(tmp_path / "x.ckpt"), ONE_FILE)
+    weights = check_checkpoint(str(tmp_path / "x.ckpt"), ONE_FILE)["state_dict"]
     assert {name: value.shape for name, value in weights.items()} == {"a": (3000,)}
     assert check_checkpoint(None, ONE_FILE) is None
 
 
 def test_what_the_user_trusts_is_taken(tmp_path):
     torch.save(STATE | {"more": torch.nn.Linear}, tmp_path / "x.ckpt")
-    assert check_checkpoint(str(tmp_path / "x.ckpt"), ONE_FILE, weights_only=False).keys() == {"a"}
+    assert check_checkpoint(str(tmp_path / "x.ckpt"), ONE_FILE, weights_only=False)["state_dict"].keys() == {"a"}
 
 
 def test_a_file_of_another_plugin_is_left_to_it(tmp_path):

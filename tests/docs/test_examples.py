@@ -1,8 +1,11 @@
-"""The examples of the documentation run as they stand, through the command line and on the packaged policy."""
+"""The examples of the documentation run as they stand, through the command line and on the packaged policies."""
 
+import importlib.util
+import json
 import runpy
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pandas
@@ -13,12 +16,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grail_lightning.answers import Verifier
 from grail_lightning.grading.grade import grade_answers
+from grail_lightning.grading.locate import labelled_steps
 from grail_lightning.module import GrailModule
 from grail_lightning.tasks import MathTask
 from tests.runs import SAMPLING, problems
 from tests.shell import fails, main
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
 RUN = Path("runs/example")
 
 
@@ -32,13 +37,53 @@ def _beside_the_examples(tmp_path, monkeypatch):
         sys.modules.pop(file.stem, None)
 
 
+CUT = [
+    "--trainer.max_steps=1",
+    "--trainer.limit_val_batches=1",
+    "--trainer.callbacks+=KeepRollouts",
+    "--model.execution.group_size=4",
+    "--model.execution.mini_batches=1",
+    "--data.prompts_per_batch=2",
+    "--data.eval_prompts_per_batch=8",
+]
+
+
 def fit(name, *options):
-    """The rollouts and the last figures of one optimiser step of an example."""
-    quiet = ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false", "--trainer.callbacks+=KeepRollouts"]
-    main(["fit", f"--config={name}.yaml", *quiet, *options])
+    """The rollouts and the last figures of one small optimiser step of an example."""
+    main(["fit", f"--config={name}.yaml", "--trainer.enable_progress_bar=false", *CUT, *options])
+    return pandas.read_parquet(RUN / "rollouts"), {tag: values[-1] for tag, values in curves().items()}
+
+
+def curves():
+    """What TensorBoard has of the run."""
     events = EventAccumulator(str(RUN)).Reload()
-    figures = {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
-    return pandas.read_parquet(RUN / "rollouts"), figures
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+# The examples that train: what stands on `small.yaml`.
+TRAINED = [f.stem for f in sorted(EXAMPLES.glob("*.yaml")) if yaml.safe_load(f.read_text()).get("config")]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "my_data" else pytest.mark.slow) for name in TRAINED]
+)
+def test_an_example_learns_within_two_minutes_of_one_core(name):
+    start = time.process_time()
+    main(["fit", f"--config={name}.yaml", "--trainer.enable_progress_bar=false"])
+    accuracies = curves()["val/accuracy"]
+    assert accuracies[-1] > accuracies[0] + 0.1
+    assert time.process_time() - start < 120
+
+
+def test_the_problems_of_the_examples_are_those_of_the_generators(tmp_path):
+    spec = importlib.util.spec_from_file_location("data", ROOT / "scripts" / "make_example_data.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.write(tmp_path / "again")
+    files = [file for file in (tmp_path / "again").rglob("*") if file.is_file()]
+    assert len(files) == 6
+    for file in files:
+        assert file.read_bytes() == (EXAMPLES / file.relative_to(tmp_path / "again")).read_bytes()
 
 
 def verdict_and_reward(task, row, text):
@@ -49,45 +94,61 @@ def verdict_and_reward(task, row, text):
     return verdicts[0].status, task.reward([text], [prompt], verdicts)[0]
 
 
-def test_a_task_of_ones_own_asks_its_question_and_pays_for_words_in_their_place():
+def test_a_task_of_ones_own_asks_its_question_and_pays_for_right_lines():
     rollouts, _ = fit("my_task")
     assert len(rollouts) == 2 * 4
-    assert rollouts["prompt"].str.startswith("user: Sort these words: ").all()
-    from my_task import SortWords
+    assert rollouts["prompt"].str.startswith("user: Compute ").all()
+    from my_task import RunningTotals
 
-    task, row = SortWords(), {"problem": "pear apple fig", "answer": "apple fig pear"}
-    assert verdict_and_reward(task, row, "Sorted: Apple fig pear") == ("right", 1)
-    assert verdict_and_reward(task, row, "Sorted: apple pear fig") == ("wrong", pytest.approx(0.5 / 3))
-    assert verdict_and_reward(task, row, "apple fig pear") == ("missing", 0)
+    task, row = RunningTotals(), {"problem": "Compute 7+5-3.", "answer": "9", "terms": [7, 5, -3]}
+    assert verdict_and_reward(task, row, "7+5=12\n12-3=9\n\\boxed{9}") == ("right", 1)
+    assert verdict_and_reward(task, row, "7+5=12\n12-3=8\n\\boxed{8}") == ("wrong", 0.5 / 2)
+    assert verdict_and_reward(task, row, "7+5=12\n12-3=9") == ("missing", 0.5)
 
 
 def test_a_task_with_a_known_form_of_answers_takes_rewards_from_its_options():
     rollouts, figures = fit("my_answer_task")
-    assert rollouts["prompt"].str.fullmatch(r"Is \d\+\d even\? Say yes or no\.\n").all()
-    assert set(rollouts["reference"]) <= {"yes", "no"}
+    assert rollouts["prompt"].str.fullmatch(r"Compute \d([+-]\d){4}\.").all()
+    terms = [json.loads(columns)["terms"] for columns in rollouts["columns"]]
+    assert rollouts["reference"].tolist() == [str(sum(row)) for row in terms]
     assert figures["train/rewards/brevity/mean"] > 0
-    from my_answer_task import Parity
+    from my_answer_task import SumOfTerms
 
-    assert verdict_and_reward(Parity(), {"problem": "2+4"}, "No, sorry: Yes!") == ("right", 1)
-    assert verdict_and_reward(Parity(), {"problem": "2+3"}, "yes") == ("wrong", 0)
+    assert verdict_and_reward(SumOfTerms(), {"terms": [2, -6]}, r"2-6=-4, so \boxed{-4}") == ("right", 1)
+    assert verdict_and_reward(SumOfTerms(), {"terms": [2, -6]}, "It is 4") == ("wrong", 0)
+
+
+def test_a_task_labels_the_steps_of_its_rollouts():
+    rollouts, _ = fit("my_labels")
+    from my_labels import CheckedSums
+
+    task, text = CheckedSums(), "So 7+5=13,\n13-3=10."
+    prompt = task.prompt({"problem": "7+5-3", "answer": "9"})
+    assert all(labelled_steps(response, prompt) for response in rollouts["response"])
+    steps = labelled_steps(text, prompt)
+    assert [(text[s.start : s.stop], s.kind, text[slice(*s.result)]) for s in steps] == [
+        ("7+5=13", "slip", "13"),
+        ("13-3=10", "sound", "10"),
+    ]
 
 
 def test_one_option_says_that_an_answer_is_text():
     rollouts, _ = fit("my_text")
-    assert rollouts["prompt"].str.endswith("on a last line after 'Answer:'.").all()
+    assert rollouts["prompt"].str.endswith("?").all()
     options = yaml.safe_load(Path("my_text.yaml").read_text())["data"]["init_args"]["task"]["init_args"]
     from grail_lightning.answers import Marker
 
     task = MathTask(**(options | {"answer": Marker(**options["answer"]["init_args"])}))
     row = {"problem": "What is the capital of Norway?", "answer": "Oslo"}
-    assert verdict_and_reward(task, row, "It is in the south.\nAnswer: oslo")[0] == "right"
-    assert verdict_and_reward(task, row, "Answer: Oslo or Bergen")[0] == "wrong"
+    assert verdict_and_reward(task, row, "It is in the south.\n#### oslo")[0] == "right"
+    assert verdict_and_reward(task, row, "#### Oslo or Bergen")[0] == "wrong"
 
 
 def test_rewards_of_ones_own_are_weighed_and_logged():
     rollouts, figures = fit("my_reward")
     brief = 1 / (1 + rollouts["num_tokens"] / 32)
-    hard = rollouts["correct"] & rollouts["prompt"].str.contains(r"7\+5-3\+8|8\+8-5\+1")
+    level = pandas.Series([json.loads(columns)["level"] for columns in rollouts["columns"]])
+    hard = rollouts["correct"] & (level >= 3)
     assert rollouts["reward"].tolist() == pytest.approx((rollouts["correct"] + 0.1 * brief + 0.5 * hard).tolist())
     assert figures["train/rewards/brevity/mean"] == pytest.approx(brief.mean())
 
@@ -108,7 +169,18 @@ def test_a_credit_method_of_ones_own_trains_and_its_mistakes_are_told(capsys):
 def test_a_data_module_of_ones_own_reads_csv_files():
     rollouts, _ = fit("my_data")
     assert set(rollouts["dataset"]) == {"train"}
-    assert set(rollouts["reference"]) <= {"17", "8", "9"}
+    table = pandas.read_csv("csv/train.csv").set_index("question")["result"]
+    assert [str(table[prompt.removeprefix("user: ")]) for prompt in rollouts["prompt"]] == rollouts[
+        "reference"
+    ].tolist()
+
+
+def test_a_callback_of_ones_own_sees_rows_verdicts_and_weights():
+    rollouts, figures = fit("my_callback")
+    level = pandas.Series([json.loads(columns)["level"] for columns in rollouts["columns"]])
+    for value, right in rollouts["correct"].groupby(level):
+        assert figures[f"by_level/{value}"] == pytest.approx(right.mean())
+    assert ("credit/wrong_answer_weight" in figures) == rollouts["status"].eq("wrong").any()
 
 
 def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
@@ -150,20 +222,17 @@ def test_kept_samples_are_read(capsys):
     assert "arithmetic  0        0." in capsys.readouterr().out
 
 
-def test_ten_lines_of_python_train_a_policy():
-    """Cut to one step; everything else is the text itself."""
+def test_the_program_of_the_page_trains_a_given_model_on_given_rows():
+    """Cut to one step; everything else is the text itself, which stands on the page."""
     program = Path("from_python.py").read_text()
-    lines = [line for line in program.splitlines() if line and not line.startswith(("import", "from", '"""'))]
-    assert len(lines) <= 10
-    for text, shorter in (
-        ("max_steps=120", 'max_steps=1, accelerator="cpu", enable_progress_bar=False'),
-        ("callbacks=default_callbacks()", "callbacks=default_callbacks(progress_bar=False)"),
-        ("prompts_per_batch=16", "prompts_per_batch=2, num_val=4"),
-    ):
-        assert text in program
-        program = program.replace(text, shorter)
+    assert f"```python\n{program}```" in (EXAMPLES.parent / "from_python.md").read_text()
+    assert "max_steps=20" in program
     names = {}
-    exec(compile(program, "from_python.py", "exec"), names)
+    exec(compile(program.replace("max_steps=20", 'max_steps=1, accelerator="cpu"'), "from_python.py", "exec"), names)
     assert isinstance(names["module"], GrailModule)
     assert names["trainer"].global_step == 1
-    assert "val/accuracy" in names["trainer"].callback_metrics
+    figures = names["trainer"].callback_metrics
+    assert 0 < figures["train/reward"] - figures["train/accuracy"] < 0.1, "the awaited reward adds its tenth"
+    assert "val/accuracy" in figures
+    given, trained = (dict(names[name].named_parameters()) for name in ("model", "trained"))
+    assert any(not torch.equal(given[name], weight) for name, weight in trained.items())

@@ -1,6 +1,7 @@
 """What the documentation says about commands, options, metrics and columns is so."""
 
 import importlib.util
+import inspect
 import re
 import shlex
 from dataclasses import fields
@@ -26,13 +27,24 @@ PAGES = {page.name: page.read_text() for page in sorted(DOCS.glob("*.md"))} | {
 }
 
 
-@pytest.fixture(scope="module")
-def hook():
-    """The hook of mkdocs.yml, which makes the page of options."""
-    spec = importlib.util.spec_from_file_location("docs_hook", ROOT / "scripts" / "docs_hook.py")
+def script(name):
+    """A program of `scripts`."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def hook():
+    """The hook of mkdocs.yml, which makes the page of options."""
+    return script("docs_hook")
+
+
+@pytest.fixture(scope="module")
+def pages_script():
+    """The program that fills the examples into the pages."""
+    return script("fill_pages")
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +92,53 @@ def test_every_config_of_the_examples_is_one_that_the_parser_takes(example, pars
     assert all(found[group] is not None for group in given.keys() - {"config"})
 
 
-def test_every_example_is_on_a_page_and_pages_have_no_other_python():
-    shown = set(re.findall(r'^ *--8<-- "([\w.]+)"', "\n".join(PAGES.values()), re.MULTILINE))
+def test_every_example_is_on_a_page_and_pages_have_no_other_python(pages_script):
+    blocks = [block for page in PAGES.values() for block in pages_script.BLOCK.findall(page)]
     files = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".py", ".yaml")}
-    assert files <= shown
+    assert files <= {name for _, name in blocks}
     for page, text in PAGES.items():
-        for block in re.findall(r"^```(?:python|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            assert block.startswith("--8<--") or page == "methods.md", (page, block)
+        for block in re.findall(r"^```(?:python|yaml).*", text, re.MULTILINE):
+            assert "title=" in block or page == "methods.md", (page, block)
+
+
+def test_pages_show_the_present_text_of_each_example(pages_script):
+    for name, text in PAGES.items():
+        assert text == pages_script.filled(text), f"{name}: run python scripts/fill_pages.py"
+
+
+def test_a_page_that_differs_from_its_example_is_filled_anew(pages_script):
+    stale = 'Before\n\n```yaml title="warm_up.yaml"\nother: text\n```\n\nAfter\n'
+    wanted = (EXAMPLES / "warm_up.yaml").read_text()
+    assert pages_script.filled(stale) == f'Before\n\n```yaml title="warm_up.yaml"\n{wanted}```\n\nAfter\n'
+
+
+def names_in_table():
+    """The rows of the table of option names: TRL's, verl's and ours, and the note."""
+    section = PAGES["is_this_for_you.md"].partition("\n## Names of options\n")[2]
+    rows = [line.split("|")[1:] for line in section.splitlines() if line.startswith("| ")]
+    return [(re.findall(r"(argument )?`(\w+)`", row[0]), re.findall("`([\\w.]+)`", row[2])) for row in rows[1:]]
+
+
+def test_the_names_of_trl_in_the_table_of_options_exist():
+    trl = pytest.importorskip("trl", minversion="1.16")
+    settings = {field.name for field in fields(trl.GRPOConfig)}
+    methods = (trl.GRPOTrainer.__init__, trl.GRPOTrainer.train)
+    arguments = {name for method in methods for name in inspect.signature(method).parameters}
+    found = [name for row, _ in names_in_table() for name in row]
+    assert len(found) > 40
+    for argument, name in found:
+        assert name in (arguments if argument else settings), name
+
+
+def test_our_names_in_the_table_of_options_exist(hook, parsers):
+    options = {action.dest for action in hook.real_options(parsers["fit"])}
+    found = [name for _, row in names_in_table() for name in row]
+    assert len(found) > 40
+    for name in found:
+        option, _, leaf = name.rpartition(".")
+        names = choices(option) if option in hook.BASES else []
+        classes = [hook._imported(known, hook.BASES[option][1]) for known in names]
+        assert name in options or any(leaf in inspect.signature(cls).parameters for cls in classes), name
 
 
 def test_the_options_on_the_page_of_methods_are_ones_that_the_parser_takes(parsers, tmp_path):
@@ -148,3 +200,16 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
     for name in choices("model.credit"):
         assert f"`{name}`" in PAGES["which_method.md"], name
         assert f"`{name}`" in PAGES["methods.md"] or name == "Uniform", name
+
+
+def test_the_picture_of_a_study_has_every_difference_of_the_tables():
+    spec = importlib.util.spec_from_file_location("plot_study", ROOT / "scripts" / "plot_study.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = PAGES["study_credit.md"]
+    tables = script.differences(page)
+    assert {heading: len(table) for heading, table in tables.items()} == {
+        heading: sum(line.count(" ±") == 4 for line in section.splitlines() if line.startswith("|"))
+        for heading, section in re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    }
+    assert tables["Sums of five terms"]["GRAIL"] == (-1.8, 0.7)

@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Evaluation
+from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.checks import sample_rollouts
 from grail_lightning.step.options import Execution
+from grail_lightning.tasks import ArithmeticTask
+from tests.elsewhere import Elsewhere
 from tests.runs import SAMPLING, TASK, batches, module, trainer
 
 PROMPTS = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3")]  # The first one is padded.
@@ -195,3 +199,35 @@ def test_a_module_corrects_for_an_engine_with_a_copy_of_the_weights_unless_it_is
     assert module(engine=Copying()).execution.decided_cap == 2
     assert module({"sampler_cap": None}, engine=Copying()).execution.decided_cap is None
     assert module().execution.decided_cap is None
+
+
+class Silent(Elsewhere):
+    """Reports no log-probabilities."""
+
+    def generate(self, prompts, group_size, sampling, seed):
+        return super().generate(prompts, group_size, sampling, seed).replace(sampling_logprobs=None)
+
+
+class Recording(ArithmeticTask):
+    """Keeps what it was asked to grade."""
+
+    graded = ()
+
+    def answer(self, text):
+        self.graded = (*self.graded, text)
+        return super().answer(text)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("validated", [False, True])
+def test_an_engine_without_log_probabilities_is_refused_before_anything_is_graded(ahead, validated):
+    task = Recording()
+    data = ArithmeticData(num_train=8, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2, task=task)
+    ours = module({"group_size": 2, "sample_ahead": ahead}, engine=Silent(), sampling=Sampling(max_response_length=8))
+    run = trainer(1, *([Evaluation(at_start=True)] if validated else []), limit_val_batches=int(validated))
+    with pytest.raises(ValueError, match=r"`execution.sampler_cap` needs .* `Silent` reports none"):
+        run.fit(ours, data)
+    assert not task.graded
+    free = {"group_size": 2, "sampler_cap": None, "mask_truncated": False}
+    trainer(1, limit_val_batches=0).fit(module(free, engine=Silent(), sampling=Sampling(max_response_length=8)), data)
+    assert task.graded

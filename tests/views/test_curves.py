@@ -39,7 +39,7 @@ def test_any_weights_can_be_drawn_without_a_warning(correct, values):
     weights = np.where(mask, np.float32(values), np.float32(0))
     weights[0, 0] = 1.5
     image = weight_curves(weights, mask, np.array(correct))
-    assert image.shape == (340, 960, 3)
+    assert image.shape == (600, 800, 3)
     assert (image != 255).any()
 
 

@@ -93,6 +93,21 @@ def test_the_values_of_each_method_and_the_marks_reach_the_page(tmp_path):
     assert (shown["box"], shown["steps"], shown["outside"]) == ([4, 4], [[0, 2, "slip"]], [])
 
 
+def test_the_fork_stands_where_there_is_evidence(tmp_path):
+    """Wrong rollouts part at a slip, a filler, a sound step, and, two without a label: C(4, 2) / C(18, 2) = 0.04."""
+
+    def labelled(tokens, kind):
+        return rollout(tokens, step_starts=[0], step_stops=[len("".join(tokens))], step_kinds=[kind])
+
+    rights = [rollout(["7+5=", "12"], correct=True) for _ in range(14)]
+    wrongs = [labelled(["7+5=", "13"], "slip"), labelled(["So"], "filler"), labelled(["7+5=", "02"], "sound")]
+    twice = [rollout(["7+5=", "2"]), rollout(["7+5=", "2"])]
+    (group,) = data_of(_page(tmp_path, rights + wrongs + twice)[0])["groups"]
+    assert [shown["fork"] for shown in group["rollouts"]] == [None] * 14 + [1, None, None, 1, 1]
+    marked = {tuple(node["rollouts"]) for node in group["tree"] if node["fork"]}
+    assert marked == {(14,), (17, 18)}
+
+
 def test_tokens_that_share_a_character_and_tokens_outside_of_the_text(tmp_path):
     """An emoji of two tokens, and an end token: the pieces that are inside make up the response."""
     row = rollout(["a", "\ufffd", "\ufffd", "b", "<end>"], response="a😀b", scores=None)

@@ -7,6 +7,7 @@ Fraction work under caps. The last two are slow and run in a worker; unless they
 they would be needed.
 """
 
+import re
 from collections.abc import Sequence
 
 from grail_lightning.answers.compare import names, symbolic
@@ -26,6 +27,8 @@ __all__ = ["judge"]
 _MOST_ITEMS = 64
 # Of each sign the one that it is written with, and whether the sides are turned for that.
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
+# `(B)24`: the letter of a choice, and behind it what is chosen, in which there is no second answer.
+_CHOICE = re.compile(r"\(([A-E])\)(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt)[^A-Z(,;=]*")
 
 
 def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
@@ -73,6 +76,8 @@ class _Comparison(Formulas):
             return Outcome("unparseable", "none")
         if string_key(gold) == string_key(prediction):
             return Outcome("right", "string")
+        if re.fullmatch(r"\(?[A-E]\)?", gold) and (chosen := _CHOICE.fullmatch(prediction)):
+            prediction = chosen[1]
         prediction = e_spelled_out(prediction, gold)
         if _same_literals(gold, prediction):
             return Outcome("right", "number")

@@ -25,12 +25,18 @@ _COMMAND = rf"\\(?:det|dim|deg|gcd|lcm|Pr)\s?[A-Za-z]?|\\(?!{_FORMULAS})[a-zA-Z]
 _NAME = re.compile(
     rf"""(?:\\text\{{[^{{}}]*\b[Oo]f\b[^{{}}]*\}}\s?)?
     (?:m?\\(?:angle|triangle)\s?)?
-    (?:\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
+    (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
     (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|\^\{{-1\}}|\^\*)*
-    (?:\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\]|\([fghu-w]\({_ARGUMENT}\)\))?""",
+    (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\]|\([fghu-w]\({_ARGUMENT}\)\))?""",
     re.VERBOSE,
 )
+# A head that has a sum, a product or a power as its argument only if it is the usual name of a function, or a word.
+_FUNCTION = re.compile(
+    r"[fghEFGHPQ]|\\text.*|\\mathbb.*|(?![A-Z]+$|[a-z]{3}$)[A-Za-z\s]{3,}|\\(?:(?:var)?phi|psi|sigma|tau|mu|omega|zeta|[A-Z][a-z]+)"
+    r"|\\(?:det|dim|deg|gcd|lcm|Pr)\b.*"
+)
+_ARITHMETIC = re.compile(r"[A-Za-z0-9}]\s*[+-]|[0-9]\s*[A-Za-z]|[A-Za-z]\s*\^\{?[0-9]|\\frac[0-9{}\s]*[A-Za-z]")
 _GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 _RATIO = re.compile(rf"\\frac{_GROUP}{_GROUP}|([^/]*)/(.*)", re.DOTALL)
 _ANGLE = r"[2-9]?\s?(?:\\angle\s?[A-Z]{1,3}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega)(?![a-zA-Z]))"
@@ -60,7 +66,19 @@ def is_name(source: str) -> bool:
 
 
 def _is_one_name(part: str) -> bool:
-    return bool(_NAME.fullmatch(part)) and not _FORMULA_WORD.search(part) and not _DENIAL.search(part)
+    name = _NAME.fullmatch(part)
+    if name is None or _FORMULA_WORD.search(part) or _DENIAL.search(part):
+        return False
+    return not name["argument"] or not _is_product(name["head"], name["argument"])
+
+
+def _is_product(head: str, argument: str) -> bool:
+    """Whether a bracket is a factor: `x(x+1)` and `a(b+c)` are products, `f(x+1)` and `P(A)` are names."""
+    if re.fullmatch(r"\\?[A-Za-z]+", head):  # A quantity in its own argument, unless it is applied there: `f(f(2))`.
+        symbols = [head] if head.startswith("\\") or len(head) > 3 else sorted(set(head))
+        if all(re.search(rf"(?<![A-Za-z\\]){re.escape(symbol)}(?![A-Za-z(_])", argument) for symbol in symbols):
+            return True
+    return not _FUNCTION.fullmatch(head) and "," not in argument and bool(_ARITHMETIC.search(argument))
 
 
 def head(source: str) -> str:

@@ -24,7 +24,7 @@ from grail_lightning.engines.vllm.remote import RemoteServer
 from grail_lightning.engines.vllm.requests import Completion, Request, SeededEngine, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import read_config, resolve_policy
+from grail_lightning.policy.options import PolicySource, read_config, resolve_policy
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.base import Prompt
 
@@ -112,7 +112,7 @@ class VLLMServer(SeededEngine):
 
     # --- before training ----------------------------------------------------------------------------------------
 
-    def check(self, policy: str, loading: Loading) -> None:
+    def check(self, policy: PolicySource, loading: Loading) -> None:
         """See `RolloutEngine.check`: every server answers, takes weights, and serves a model of the policy's shape.
 
         Raises:
@@ -121,7 +121,7 @@ class VLLMServer(SeededEngine):
         config = read_config(policy, loading.trust_remote_code).get_text_config()
         ours = {name: int(getattr(config, name)) for name in _COMPARED if hasattr(config, name)}
         for server in self._servers:
-            server.model = resolve_policy(policy)
+            server.model = resolve_policy(policy) if isinstance(policy, str) else str(policy)
             server.check_facts(self._first_status(server).facts, ours)
 
     def _first_status(self, server: RemoteServer) -> Status:

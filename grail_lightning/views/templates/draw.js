@@ -31,7 +31,7 @@ const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) + " %
 
 const colouredBy = () => byId("value").value;
 
-/** Where a value lies on the scale: −1 (none of the advantage) to 0 (as GRPO) to 1 (the most). */
+/** Where a value lies on the scale, as in colours.py: −1 (none of the advantage) to 0 (as GRPO) to 1 (the most). */
 function position(value, largest) {
   if (value === null || value === undefined) return 0;
   if (colouredBy() === "scores") return largest ? Math.max(-1, Math.min(1, value / largest)) : 0;
@@ -75,15 +75,12 @@ function drawTree(group) {
   const box = make("details", { class: "tree" }), right = group.rollouts.filter((r) => r.correct).length;
   box.open = right > 0 && right < group.rollouts.length;
   box.append(make("summary", { text: "Prefix tree: success rates of what rollouts have in common" }));
-  const path = [];
   for (const node of group.tree) {
-    path.length = node.depth;
-    const above = path[node.depth - 1], count = node.rollouts.length;
-    path.push(node);
+    const count = node.rollouts.length;
     const text = group.rollouts[node.rollouts[0]].pieces.slice(node.start, node.stop).join("");
     const row = make("div", { class: "node" }, rate(node.correct, count, node.correct + "/" + count));
     row.style.setProperty("--depth", node.depth);
-    if (above && above.correct && !node.correct) row.append(make("span", { class: "fork", text: "fork" }));
+    if (node.fork) row.append(make("span", { class: "fork", text: "fork" }));
     row.append(make("code", { text: inline(cut(text, 300)) || (node.depth ? "(ends here)" : "(nothing in common)") }));
     if (node.end) {
       const ends = node.rollouts.map((place) => {

@@ -1,0 +1,144 @@
+"""Prompts that are too long, for the model or for the option `max_prompt_length`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.rows import RowPrompts
+from grail_lightning.tasks.base import Messages, Prompt
+
+Encode = Callable[[Messages | str], Sequence[int]]
+
+_AT_BORDERS = 4  # A text may be cut into a few tokens more or less where it meets its neighbours.
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """The largest length of a prompt: `max_prompt_length`, or what the longest response leaves of the context.
+
+    Attributes:
+        given: The option `max_prompt_length`; None for none.
+        context: The tokens that there is room for, prompt and response together; None if that is not known.
+        response: The largest length of a response.
+        option: The name of the option that sets it.
+    """
+
+    given: int | None
+    context: int | None
+    response: int = 0
+    option: str = "sampling.max_response_length"
+
+    @property
+    def tokens(self) -> int | None:
+        """The limit in tokens; None if there is none."""
+        room = None if self.context is None else max(self.context - self.response, 0)
+        return min((n for n in (self.given, room) if n is not None), default=None)
+
+    def exceeded(self, prompts: Sequence[Prompt], name: str, lengths: Mapping[int, int]) -> str:
+        """A clause that names the prompts that are too long, by file and line where they have one.
+
+        Args:
+            prompts: All prompts of a dataset.
+            name: The name of the dataset.
+            lengths: See `long_prompts`.
+        """
+        named = []
+        for number, length in list(lengths.items())[:_MOST_NAMED]:
+            place = f"prompt {number + 1}"
+            if isinstance(prompts, RowPrompts):
+                name = prompts.table.source
+                place = prompts.table.place(prompts.indices[number]).removeprefix(f"{name}, ")
+            named.append(f"{place} ({length:,} tokens)")
+        more = [f"and {len(lengths) - _MOST_NAMED:,} more"] if len(lengths) > _MOST_NAMED else []
+        source = "`data.max_prompt_length`"
+        if self.tokens != self.given:
+            source = f"context {self.context:,} minus `{self.option}` {self.response:,}"
+        of = f"{len(lengths):,} of {len(prompts):,} prompts of {name}"
+        longer = f"{'is' if len(lengths) == 1 else 'are'} longer than {self.tokens:,} tokens ({source})"
+        return f"{of} {longer}: {', '.join([*named, *more])}."
+
+    def remedy(self, length: int) -> str:
+        """The clause that says how a prompt of this length could be used."""
+        steps = []
+        if self.given is not None and length > self.given:
+            steps.append(f"raise `data.max_prompt_length` to at least {length:,}")
+        if self.context is not None and length + self.response > self.context:
+            if length >= self.context:
+                return "Take a model with a longer context"
+            steps.append(f"lower `{self.option}` to at most {self.context - length:,}")
+        text = " and ".join(steps)
+        return text[:1].upper() + text[1:]
+
+
+def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[int, int]:
+    """The lengths of the prompts of more than `most` tokens, by their numbers from 0.
+
+    A token stands for at least one byte, so that a prompt of few bytes need not be tokenised.
+
+    Args:
+        prompts: The prompts.
+        encode: The function from messages to token ids that the policy uses.
+        most: The largest length that is left out here.
+    """
+    around: dict[tuple[str, ...], int] = {}  # The tokens of the chat template, by the roles of a conversation.
+    lengths = {}
+    for number, prompt in enumerate(prompts):
+        messages = prompt.messages
+        turns = [{"role": "", "content": messages}] if isinstance(messages, str) else messages
+        roles = tuple(turn["role"] for turn in turns)
+        if roles not in around:
+            blank = "." if isinstance(messages, str) else [turn | {"content": "."} for turn in turns]
+            around[roles] = len(encode(blank))
+        if around[roles] + sum(len(turn["content"].encode()) + _AT_BORDERS for turn in turns) > most:
+            length = len(encode(messages))
+            if length > most:
+                lengths[number] = length
+    return lengths
+
+
+def leave_out_long(
+    prompts: PromptSet, encode: Encode, limit: PromptLimit, overlong: Literal["drop", "error"]
+) -> PromptSet:
+    """The training prompts that are not too long; a warning names the others.
+
+    Raises:
+        ValueError: If one is too long and `overlong` is `error`, or if all are.
+    """
+    every = prompts.prompts
+    lengths = {} if limit.tokens is None else long_prompts(every, encode, limit.tokens)
+    if not lengths:
+        return prompts
+    said = limit.exceeded(every, prompts.name, lengths)
+    if overlong == "error":
+        raise ValueError(f"{said} {limit.remedy(max(lengths.values()))}, or set `data.overlong: drop`.")
+    if len(lengths) == len(every):
+        raise ValueError(f"{said} None is left. {limit.remedy(min(lengths.values()))}, or give shorter problems.")
+    rank_zero_warn(f"{said} Training leaves out longer prompts.")
+    kept = [number for number in range(len(every)) if number not in lengths]
+    return replace(
+        prompts,
+        prompts=every.take([every.indices[number] for number in kept])
+        if isinstance(every, RowPrompts)
+        else [every[number] for number in kept],
+        difficulty=[prompts.difficulty[number] for number in kept] if prompts.difficulty else (),
+    )
+
+
+def check_evaluated(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimit) -> None:
+    """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems.
+
+    Raises:
+        ValueError: If one is too long.
+    """
+    lengths = {} if limit.tokens is None else long_prompts(prompts, encode, limit.tokens)
+    if lengths:
+        raise ValueError(
+            f"{limit.exceeded(prompts, prompts[0].dataset, lengths)} An evaluation leaves no problem out. "
+            f"{limit.remedy(max(lengths.values()))}, or remove such rows from the data."
+        )

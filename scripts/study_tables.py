@@ -1,0 +1,98 @@
+"""Print the tables of a sweep, task by task: accuracy at the end and over training, and differences from GRPO.
+
+    python scripts/study_tables.py runs/study
+
+Differences from the baseline are taken within each seed, over the seeds that both methods have finished.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from grail_lightning.evaluation.statistics import holm
+from grail_lightning.report.events import read_scalars
+
+BASELINE = "GRPO"
+
+
+class Method(NamedTuple):
+    """The finished runs of a method on a task.
+
+    Attributes:
+        point: Its values of the grid, such as the learning rate; empty without a grid.
+        curves: Held-out accuracy by seed and step.
+    """
+
+    point: str
+    curves: dict[int, dict[int, float]]
+
+
+def read(folder: Path) -> dict[str, dict[str, Method]]:
+    """The methods of each task, the baseline first, the others in the order of their names."""
+    found: dict[str, dict[str, Method]] = {}
+    for file in sorted(folder.glob("*/sweep.json")):
+        record = json.loads(file.read_text())
+        if record["state"] != "finished":
+            continue
+        values = read_scalars(file.parent, "val/accuracy")
+        point = ", ".join(f"{value:g}" for value in (record.get("point") or {}).values())
+        methods = found.setdefault(record["task"], {})
+        methods.setdefault(record["method"], Method(point, {})).curves[record["seed"]] = values
+    return {
+        task: {name: methods[name] for name in sorted(methods, key=lambda name: (name != BASELINE, name))}
+        for task, methods in found.items()
+        if BASELINE in methods
+    }
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The mean and the half-width of its 95 % interval by Student's t, over seeds."""
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(half)
+
+
+def last(values: dict[int, float]) -> float:
+    """The end of the curve."""
+    return values[max(values)]
+
+
+def area(values: dict[int, float]) -> float:
+    """The mean of the curve over the steps, by the trapezoidal rule."""
+    steps = sorted(values)
+    return float(np.trapezoid([values[step] for step in steps], steps) / (steps[-1] - steps[0]))
+
+
+def table(methods: dict[str, Method]) -> list[str]:
+    """Final accuracy and the mean over training, with differences from the baseline and p-values (Holm's method)."""
+    columns, base = [], methods[BASELINE].curves
+    for of in (last, area):
+        column, pairs = {}, {}
+        for name, method in methods.items():
+            column[name] = "{:.3f} ±{:.3f}".format(*interval(np.array([of(c) for c in method.curves.values()])))
+            common = sorted(base.keys() & method.curves.keys())
+            if name != BASELINE and len(common) > 1:
+                pairs[name] = np.array([[of(method.curves[seed]), of(base[seed])] for seed in common])
+        corrected = holm([float(stats.ttest_rel(*pair.T).pvalue) for pair in pairs.values()])
+        for (name, pair), p in zip(pairs.items(), corrected, strict=True):
+            mean, half = interval(pair[:, 0] - pair[:, 1])
+            shown = f"{p:.3f}" if p >= 0.001 else "< 0.001"
+            column[name] += f" | {100 * mean:+.1f} ±{100 * half:.1f} | {shown}"
+        columns.append({name: text if "|" in text else f"{text} | | " for name, text in column.items()})
+    head = f"minus {BASELINE}, points | p (Holm)"
+    lines = [f"| method | rate | seeds | at the end | {head} | mean over training | {head} |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for name, method in methods.items():
+        cells = [name, method.point, str(len(method.curves)), *(column[name] for column in columns)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the runs")
+    for task, methods in read(parser.parse_args().folder).items():
+        print(f"\n{task}\n\n" + "\n".join(table(methods)))

@@ -1,0 +1,177 @@
+"""Prompts that are too long are left out of training before it begins, and named with file, line and length."""
+
+from functools import partial
+
+import pytest
+
+from grail_lightning.data import ArithmeticData, Curriculum, FewShot, MathData, WordProblemData
+from grail_lightning.data.lengths import PromptLimit, check_evaluated, long_prompts
+from grail_lightning.policy import encode_prompt, load_tokenizer
+from grail_lightning.tasks import ProblemSpace
+from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.math import MathTask
+from tests.data.recorder import TASK, Recorder, fit, problems, rows, write
+
+PLAIN = MathTask(instruction="")
+
+
+def as_bytes(messages):
+    """One token a byte, and two for each turn."""
+    turns = [messages] if isinstance(messages, str) else [f"<{turn['content']}>" for turn in messages]
+    return list("".join(turns).encode())
+
+
+def of_lengths(folder, lengths, name="train.jsonl"):
+    return write(folder, [{"problem": "x" * (n - 2), "answer": "1", "level": n} for n in lengths], name)
+
+
+def set_up(path, limit, **options):
+    data = MathData(train=path, task=PLAIN, max_prompt_length=limit, prompts_per_batch=1, **options)
+    data.encode = as_bytes
+    data.setup("fit")
+    return data
+
+
+def kept(data):
+    return sorted(len(problem) + 2 for problem in problems(data.train_dataloader()))
+
+
+def test_long_prompts_are_left_out_and_named_by_file_line_and_length(tmp_path):
+    path = of_lengths(tmp_path, (3, 9, 5, 6))
+    named = r"2 of 4 prompts of .*train.jsonl are longer than 5 tokens .*: line 2 \(9 tokens\), line 4 \(6 tokens\)\."
+    with pytest.warns(UserWarning, match=named) as said:
+        data = set_up(path, 5)
+    assert len(said) == 1
+    assert kept(data) == [3, 5]
+    assert data.num_overlong == {"train/train": 2}
+
+
+def test_of_many_long_prompts_the_first_are_named_and_the_others_counted(tmp_path):
+    with pytest.warns(UserWarning, match=r"line 6 \(1,000 tokens\), and 1,195 more\. Training leaves out"):
+        set_up(of_lengths(tmp_path, [5] + [1000] * 1200), 999)
+
+
+def test_long_prompts_are_an_error_if_asked_for_and_if_nothing_is_left(tmp_path):
+    path = of_lengths(tmp_path, (3, 9))
+    with pytest.raises(
+        ValueError, match=r"1 of 2 .*: line 2 \(9 tokens\)\. Raise `data.max_prompt_length` to at le.* 9"
+    ):
+        set_up(path, 5, overlong="error")
+    with pytest.raises(ValueError, match=r"None is left. Raise `data.max_prompt_length` to at least 3, or give short"):
+        set_up(path, 2)
+
+
+def test_without_a_tokenizer_the_limit_is_not_applied_and_that_is_said(tmp_path):
+    data = MathData(train=write(tmp_path, rows(2)), max_prompt_length=1, prompts_per_batch=1)
+    with pytest.warns(UserWarning, match=r"`max_prompt_length` was not applied to .*: without a trainer"):
+        data.setup("fit")
+    assert len(problems(data.train_dataloader())) == 2
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "words"])
+def test_the_lengths_are_those_of_the_tokenizer_though_most_prompts_are_not_tokenised(name):
+    tokenizer = load_tokenizer(name)
+    texts = ["1+1", "x" * 40, "1" * 39, "é→≤" * 9, "\n\n  \n" * 8, "Anna has 8 coins. " * 3]
+    chats = [[{"role": role, "content": text} for role in ("system", "user")[k:]] for text in texts for k in (0, 1)]
+    asked = [Prompt(messages=messages, reference="", task=TASK) for messages in [*texts, *chats]]
+    tokenised = []
+
+    def encode(messages):
+        tokenised.append(messages)
+        return encode_prompt(tokenizer, messages)
+
+    lengths = [len(encode_prompt(tokenizer, prompt.messages)) for prompt in asked]
+    for most in range(max(lengths) + 1):
+        expected = {number: length for number, length in enumerate(lengths) if length > most}
+        assert long_prompts(asked, encode, most) == expected
+    tokenised.clear()
+    long_prompts(asked, encode, 200)
+    assert len(tokenised) == 3, "one for each form of a prompt"
+
+
+def test_worked_examples_count(tmp_path):
+    given = [{"problem": f"{k}?", "answer": str(k), "solution": f"\\boxed{{{k}}}"} for k in (1, 2, 3333)]
+    path = write(tmp_path, given)
+    with pytest.warns(UserWarning, match=r"1 of 2 prompts of .*train.jsonl is longer .*: line 3 \(22 tokens\)"):
+        data = set_up(path, 19, few_shot=FewShot(number=1))
+    assert problems(data.train_dataloader()) == ["2?"]
+
+
+def test_a_curriculum_keeps_the_difficulty_of_what_is_left(tmp_path):
+    with pytest.warns(UserWarning, match="longer than 6 tokens"):
+        data = set_up(of_lengths(tmp_path, (6, 9, 4, 5)), 6, curriculum=Curriculum("level", batches=3, start=0.1))
+    (part,) = data.train_dataloader().sets
+    assert [len(prompt.columns["problem"]) + 2 for prompt in part.prompts] == list(part.difficulty) == [6, 4, 5]
+
+
+class Small(Recorder):
+    """A module whose model has room for 30 tokens."""
+
+    def __init__(self, room=30):
+        super().__init__()
+        self.context_length, self.sampling = room, type("Sampling", (), {"max_response_length": 10})
+
+    def encode(self, messages):
+        return as_bytes(messages)
+
+
+def test_by_default_the_limit_is_what_responses_leave_of_the_context(tmp_path):
+    module = Small()
+    data = MathData(train=of_lengths(tmp_path, (20, 21)), task=PLAIN, prompts_per_batch=1)
+    context = r"is longer than 20 tokens \(context 30 minus `sampling.max_response_length` 10\): line 2 \(21 tokens\)"
+    with pytest.warns(UserWarning, match=context):
+        fit(module, data, max_epochs=1)
+    assert [len(problem) for (problem,) in module.train_prompts] == [18]
+
+
+@pytest.mark.parametrize(
+    ("limit", "length", "remedy"),
+    [
+        (None, 25, "Lower `sampling.max_response_length` to at most 5, or set `data.overlong: drop`"),
+        (None, 30, "Take a model with a longer context, or set"),
+        (99, 25, "Lower `sampling.max_response_length` to at most 5, or set"),
+        (15, 18, "Raise `data.max_prompt_length` to at least 18, or set"),
+        (15, 25, "Raise `data.max_prompt_length` to at least 25 and lower `sampling.max_response_length` to at most 5"),
+    ],
+)
+def test_the_remedy_helps(limit, length, remedy, tmp_path):
+    data = MathData(train=of_lengths(tmp_path, (10, length)), task=PLAIN, max_prompt_length=limit, overlong="error")
+    with pytest.raises(ValueError, match=remedy):
+        fit(Small(), data, max_epochs=1)
+
+
+@pytest.mark.parametrize(
+    "made", [partial(ArithmeticData, problems=ProblemSpace(min_terms=3, max_terms=6)), WordProblemData]
+)
+def test_generated_problems_are_measured_too(made):
+    everything = made(num_train=40, num_val=2, num_test=2, prompts_per_batch=1)
+    everything.setup("fit")
+    lengths = sorted(len(as_bytes(prompt.messages)) for (prompt,) in everything.train_dataloader())
+    room = lengths[20] + 10
+    longer = sum(length > room - 10 for length in lengths)
+    assert 0 < longer < 40
+    module, data = Small(room), made(num_train=40, num_val=2, num_test=2, prompts_per_batch=1)
+    with pytest.warns(UserWarning, match=rf"{longer} of 40 prompts of .* longer than {room - 10} tokens"):
+        fit(module, data, max_epochs=1, limit_val_batches=0)
+    assert len(module.train_prompts) == 40 - longer
+
+
+def test_an_evaluation_leaves_nothing_out(tmp_path):
+    data = MathData(val=of_lengths(tmp_path, (20, 21)), task=PLAIN, max_prompt_length=5)
+    data.encode = as_bytes
+    data.setup("validate")
+    (loader,) = data.val_dataloader()
+    assert len(loader.prompts) == 2
+    check_evaluated(loader.prompts, as_bytes, PromptLimit(None, 31, 10))
+    with pytest.raises(
+        ValueError, match=r"1 of 2 .*: line 2 \(21 tokens\)\. An evaluation leaves no problem out\. Lower"
+    ):
+        check_evaluated(loader.prompts, as_bytes, PromptLimit(None, 30, 10))
+
+
+def test_fewer_prompts_than_a_batch_are_told_in_one_line(tmp_path):
+    data = MathData(train=write(tmp_path, rows(10)), prompts_per_batch=64)
+    with pytest.warns(UserWarning, match=r"`data.prompts_per_batch` is 64, but .* only 10 training prompts") as said:
+        data.setup("fit")
+    assert len(said) == 1
+    assert [len(batch) for batch in data.train_dataloader()] == [10]

@@ -1,0 +1,246 @@
+"""Models and rewards that a Python program gives, in real runs."""
+
+import asyncio
+import functools
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.hooks import ModelHook, add_hook_to_module
+from lightning.pytorch.loggers import CSVLogger
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grail_lightning import GrailModule, MathData
+from grail_lightning.callbacks import Dashboard, ExportPolicy
+from grail_lightning.policy import Loading, LoRA, resolve_policy
+from grail_lightning.step.options import Objective
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.rewards import Reward, RewardSpec, correctness, overlong
+from tests.processes import run_script
+from tests.runs import SAMPLING, batches, module, trainer, weights
+from tests.shell import fails
+
+ROWS = [{"problem": "7+5-3+8-9", "answer": 8}, {"problem": "9+9+6-5+7", "answer": 26}]
+
+
+def loaded():
+    folder = resolve_policy("arithmetic")
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def of(policy, **changes):
+    """The module of `tests.runs` with another policy."""
+    options = {"sampling": SAMPLING, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4)} | changes
+    return GrailModule(policy, **options)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["all weights", "LoRA"])
+def test_a_loaded_model_is_trained_as_one_by_its_name_and_stays_as_it_is(lora, tmp_path):
+    pair = loaded()
+    before = {name: p.clone() for name, p in pair[0].state_dict().items()}
+    options = {"objective": Objective(kl_coefficient=0.1), "loading": Loading(lora=lora)}
+    trained = []
+    for name, policy in (("name", "arithmetic"), ("pair", pair)):
+        torch.manual_seed(0)
+        run = of(policy, **options)
+        trainer(2, ExportPolicy(folder=str(tmp_path / name))).fit(run, batches(2))
+        trained.append(weights(run))
+    assert all(torch.equal(trained[0][name], p) for name, p in trained[1].items())
+    new = {n.removeprefix("model."): p for n, p in trained[1].items() if lora is None or "lora_B" in n}
+    assert any(not torch.equal(p, before.get(n, torch.zeros_like(p))) for n, p in new.items())
+    assert all(torch.equal(before[name], p) for name, p in pair[0].state_dict().items())
+    exported = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("name", "pair")]
+    assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "pair").get_vocab() == pair[1].get_vocab()
+
+
+def test_a_second_fit_goes_on_and_a_late_reference_is_the_model_that_was_given():
+    run = of(loaded())
+    trainer(1).fit(run, batches(1))
+    once = weights(run)
+    run.objective = Objective(kl_coefficient=0.1)
+    trainer(1).fit(run, batches(1, seed=1))
+    assert any(not torch.equal(once[name], p) for name, p in weights(run).items())
+    fresh = loaded()[0].state_dict()
+    assert all(torch.equal(fresh[name], p) for name, p in run.reference.policy.model.state_dict().items())
+
+
+def test_a_checkpoint_of_a_loaded_model_is_resumed(tmp_path):
+    def fit(steps, checkpoint=None):
+        run, fitted = of(loaded()), trainer(steps)
+        data = MathData(train=ROWS, task=ArithmeticTask(), prompts_per_batch=1)
+        fitted.fit(run, data, ckpt_path=checkpoint, weights_only=False)
+        return run, fitted
+
+    fit(1)[1].save_checkpoint(tmp_path / "one.ckpt")
+    whole, again = weights(fit(2)[0]), weights(fit(2, tmp_path / "one.ckpt")[0])
+    assert all(torch.equal(whole[name], p) for name, p in again.items())
+
+
+def test_the_options_of_loading_hold_for_a_loaded_model():
+    model, tokenizer = loaded()
+    frequencies = model.bfloat16().model.rotary_emb.inv_freq.dtype
+    for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32)):
+        run = of((model, tokenizer), loading=Loading(dtype=dtype))
+        run.policy = None
+        trainer(1).validate(run, batches(1), verbose=False)
+        assert run.policy.model.dtype == expected
+        assert run.policy.model.model.rotary_emb.inv_freq.dtype == frequencies
+
+
+def test_what_cannot_be_copied_or_is_no_model_is_refused():
+    model, tokenizer = loaded()
+    for wrong in (model, (model,), (tokenizer, model), (model, tokenizer, 1), Path("export")):
+        with pytest.raises(
+            ValueError, match=r"`policy` must be a name, a folder, or a Transformers model with its tok"
+        ):
+            of(wrong)
+    hooked = loaded()[0]
+    add_hook_to_module(hooked.model.layers[0], ModelHook())
+    adapted = loaded()[0]
+    adapted.add_adapter(__import__("peft").LoraConfig(target_modules=["q_proj"]))
+    for other in (hooked, adapted):
+        with pytest.raises(ValueError, match="without adapters or `device_map`"):
+            of((other, tokenizer))
+    with pytest.raises(
+        ValueError,
+        match=r"`max_response_length` must leave room for a prompt .* of Qwen3ForCausalLM given in Python, but",
+    ):
+        of((model, tokenizer), sampling=type(SAMPLING)(max_response_length=10**6))
+
+
+class Length:
+    """An object as a reward."""
+
+    def __call__(self, responses, references, *, lengths):
+        return [float(length) for length in lengths]
+
+
+def test_callables_of_every_kind_are_rewards():
+    def half(responses, references):
+        return [0.5] * len(responses)
+
+    async def third(responses, references, *, scale):
+        return await asyncio.gather(*(asyncio.sleep(0, scale / 3) for _ in responses))
+
+    rewards = [half, Length(), functools.partial(half), RewardSpec(function=third, weight=3, arguments={"scale": 1})]
+    with pytest.raises(ValueError, match="different names"):
+        ArithmeticTask(rewards)
+    rewards[2] = RewardSpec(function=rewards[2], name="again")
+    data = MathData(train=ROWS, val=ROWS, task=ArithmeticTask([*rewards, correctness]), prompts_per_batch=2)
+    assert [r.name for r in data.task.rewards] == ["half", "Length", "again", "third", "correctness"]
+    fitted = trainer(1)
+    fitted.fit(module(), data)
+    graded = fitted.fit_loop.epoch_loop
+    assert graded is not None
+    assert float(fitted.callback_metrics["train/reward"]) > 2.5, "0.5 + tokens + 0.5 + 3/3"
+
+
+def test_a_built_in_function_is_itself_and_one_of_the_same_name_is_not():
+    assert Reward(RewardSpec(function=overlong, arguments={"limit": 9, "buffer": 2})).path == "overlong"
+
+    def overlong_of_mine(responses, references):
+        return [0.0] * len(responses)
+
+    overlong_of_mine.__name__ = "overlong"
+    task = ArithmeticTask([overlong_of_mine])
+    task.check_length(4)
+    assert task.rewards[0].path == "overlong given in Python"
+
+
+def test_async_rewards_wait_side_by_side_in_one_loop_beside_a_running_one():
+    met, loops = threading.Barrier(2, timeout=20), []
+
+    def meeting(name):
+        async def reward(responses, references):
+            loops.append(asyncio.get_running_loop())
+            await asyncio.to_thread(met.wait)  # Returns when the other reward is waiting, too.
+            return [1.0] * len(responses)
+
+        return RewardSpec(function=reward, name=name)
+
+    task = ArithmeticTask([meeting("one"), meeting("two")])
+    prompt = task.prompt(ROWS[0])
+
+    async def in_a_notebook():
+        return task.reward_values(["a", "b"], [prompt] * 2, [_Verdict()] * 2, [1, 1])
+
+    started = time.monotonic()
+    for _ in range(2):
+        assert asyncio.run(in_a_notebook()) == {"one": [1.0, 1.0], "two": [1.0, 1.0]}
+    assert len({id(loop) for loop in loops}) == 1
+    assert time.monotonic() - started < 20
+
+
+class _Verdict:
+    correct, status = True, "right"
+
+
+def test_what_an_async_reward_raises_names_it():
+    async def broken(responses, references):
+        await asyncio.sleep(0)
+        raise KeyError("score")
+
+    async def short(responses, references):
+        return [1.0]
+
+    with pytest.raises(
+        ValueError, match=r"The reward `broken given in Python` raised KeyError: 'score'\. It got 2 resp"
+    ):
+        Reward(broken)(["a", "b"], ["1", "2"], {})
+    with pytest.raises(ValueError, match=r"`short given in Python` must return 2 finite numbers or None, .* got 1"):
+        Reward(short)(["a", "b"], ["1", "2"], {})
+
+
+def test_the_records_of_a_run_say_what_they_cannot_repeat(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = MathData(train=ROWS, task=ArithmeticTask([Length()]), prompts_per_batch=2)
+    trainer(1, Dashboard(), logger=CSVLogger(tmp_path, "run", "")).fit(of(loaded()), data)
+    saved = yaml.safe_load((tmp_path / "run" / "hparams.yaml").read_text())
+    said = {name: value for name, value in saved.items() if "given in Python" in str(value)}
+    assert said == {
+        "policy": "Qwen3ForCausalLM given in Python",
+        "data.rows": "2 rows given in Python",
+        "rewards.Length": "Length given in Python",
+    }
+    config = "--config=configs/quickstart.yaml"
+    for option in (f"--model.policy={said['policy']}", f"--data=MathData --data.train={said['data.rows']}"):
+        given = option.split(" --") if "MathData" in option else [option]
+        given = [part if part.startswith("--") else f"--{part}" for part in given]
+        assert "cannot repeat. Run that program again" in " ".join(fails(capsys, "fit", config, *given).split())
+    task = json.dumps([{"function": said["rewards.Length"]}])
+    wrong = fails(capsys, "fit", config, "--data.task=ArithmeticTask", f"--data.task.rewards={task}")
+    assert "Length given in Python" in wrong
+    assert "hparams.yaml" in fails(capsys, "fit", "--config", str(tmp_path / "run" / "hparams.yaml"))
+
+
+_RANKS = """
+import sys
+import torch
+import lightning.pytorch as pl
+from grail_lightning.callbacks import ExportPolicy
+from tests.runs import batches, strategy_of, trainer
+from tests.test_from_python import loaded, of
+
+torch.set_num_threads(1)
+pl.seed_everything(0)
+for name, policy in (("name", "arithmetic"), ("pair", loaded())):
+    run = of(policy)
+    ranks = {"devices": 2, "strategy": strategy_of(sys.argv[1])}
+    trainer(1, ExportPolicy(folder=f"{sys.argv[2]}/{name}"), **ranks).fit(run, batches(1))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_train_a_loaded_model_as_one_by_its_name(strategy, tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(_RANKS)
+    run_script(script, strategy, tmp_path, ranks=2)
+    exported = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("name", "pair")]
+    assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
+    fresh = loaded()[0].state_dict()
+    assert any(not torch.equal(fresh[name], p) for name, p in exported[1].items())
