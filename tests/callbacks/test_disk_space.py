@@ -5,15 +5,15 @@ from collections import namedtuple
 
 import pytest
 import torch
+from grail_lightning.plan.settings import Credit
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tests.plan.plans import planner, settings
 
 from grail_lightning.callbacks import Evaluation, ExportPolicy, LastCheckpoint, Preflight
 from grail_lightning.callbacks.disk_space import _bytes, _files, _warning, check_disk_space
 from grail_lightning.credit import PRIME
-from grail_lightning.plan.settings import Credit
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.runtime.writable import in_units
-from tests.plan.plans import planner, settings
 from tests.runs import batches, module, trainer
 
 SMALL_PARTS = 150_000  # Names, states of callbacks and loops, and torch's alignment.
