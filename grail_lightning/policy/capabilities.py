@@ -90,7 +90,8 @@ def _differentiate(policy: Policy, weights: dict[str, Tensor], layout: TokenLayo
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
     found = functional_call(policy, weights, (layout,)).logprobs[layout.response_mask]
     gradients = torch.autograd.grad(found.sum(), list(weights.values()), materialize_grads=True)
-    return found.detach(), list(gradients)
+    # The embeddings of an earlier fit may still hand on sparse gradients.
+    return found.detach(), [gradient.to_dense() for gradient in gradients]
 
 
 def supports_kv_continuation(policy: Policy) -> bool:

@@ -177,5 +177,6 @@ def test_default_callbacks_pass_their_options_on():
     assert (found["Evaluation"].num_samples, found["Evaluation"].sampling) == (3, own)
     assert "ProgressBar" not in found
     assert "KeepRollouts" not in found
-    assert found["ModelCheckpoint"].monitor == "val/accuracy"
-    assert torch.isneginf(found["ModelCheckpoint"].kth_value)
+    best = found["CheckpointsAndBar"].best
+    assert best.monitor == "val/accuracy"
+    assert torch.isneginf(best.kth_value)

@@ -65,7 +65,7 @@ def test_the_default_callbacks_go_with_any_flags(flags, tmp_path, monkeypatch):
 
 
 def test_callbacks_that_a_user_adds_stay(tmp_path):
-    own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_train_steps=1, save_top_k=-1)
+    own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_epochs=1, save_top_k=-1)
     options = {"max_steps": 1, "max_epochs": -1, "accelerator": "cpu", "logger": CSVLogger(tmp_path, "run", "")}
     bar = RichProgressBar()
     trainer = pl.Trainer(callbacks=[*default_callbacks(progress_bar=False), own, bar], **options)
