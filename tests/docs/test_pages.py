@@ -83,10 +83,14 @@ def test_every_config_of_the_examples_is_one_that_the_parser_takes(example, pars
 def test_every_example_is_on_a_page_and_pages_have_no_other_python():
     shown = set(re.findall(r'^ *--8<-- "([\w.]+)"', "\n".join(PAGES.values()), re.MULTILINE))
     files = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".py", ".yaml")}
-    assert files <= shown
     for page, text in PAGES.items():
-        for block in re.findall(r"^```(?:python|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            assert block.startswith("--8<--") or page == "methods.md", (page, block)
+        for title, block in re.findall(
+            r'^```(?:python|yaml)(?: title="([^"]*)")?\n(.*?)^```', text, re.MULTILINE | re.DOTALL
+        ):
+            assert title or block.startswith("--8<--") or page == "methods.md", (page, block)
+            assert not title or block == (EXAMPLES / title).read_text(), f"{page} must show the present {title}"
+            shown.add(title)
+    assert files <= shown
 
 
 def test_the_options_on_the_page_of_methods_are_ones_that_the_parser_takes(parsers, tmp_path):
