@@ -20,7 +20,6 @@ from grail_lightning.callbacks.throughput import Throughput
 from grail_lightning.callbacks.watchdog import Watchdog
 from grail_lightning.runtime.run_folder import RunFolder
 
-
 _LIGHTNINGS = ModelCheckpoint().state_key
 
 

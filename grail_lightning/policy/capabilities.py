@@ -160,8 +160,7 @@ def check_packing(policy: Policy) -> None:
 def _length(parts: list[Tensor]) -> float:
     """The length of a vector that is given in parts."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
-    total: Tensor = torch.linalg.vector_norm(lengths)
-    return total
+    return float(torch.linalg.vector_norm(lengths))
 
 
 def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
