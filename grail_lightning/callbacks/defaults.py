@@ -20,6 +20,8 @@ from grail_lightning.callbacks.throughput import Throughput
 from grail_lightning.callbacks.watchdog import Watchdog
 from grail_lightning.runtime.run_folder import RunFolder
 
+_LIGHTNINGS = ModelCheckpoint().state_key
+
 
 class CheckpointsAndBar(Callback):
     """Puts ``best.ckpt`` (by ``val/accuracy``), ``last.ckpt`` and our progress bar in the place of Lightning's own.
@@ -41,7 +43,7 @@ class CheckpointsAndBar(Callback):
         for theirs in callbacks[callbacks.index(self) + 1 :]:
             if self.bar is not None and type(theirs) in (RichProgressBar, TQDMProgressBar):
                 callbacks[callbacks.index(theirs)] = self.bar
-            elif type(theirs) is ModelCheckpoint and theirs.state_key == ModelCheckpoint().state_key:
+            elif type(theirs) is ModelCheckpoint and theirs.state_key == _LIGHTNINGS and theirs.dirpath is None:
                 callbacks.remove(theirs)  # It would keep a file of its own after each epoch.
                 callbacks.append(self.last)
         if trainer.checkpoint_callbacks and self.last not in callbacks:

@@ -64,6 +64,7 @@ class DatasetSpec:
                 )
             object.__setattr__(self, "rows", self.path)
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
+        object.__setattr__(self, "path", str(self.path))
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"`weight` of {self.path} must be a positive number, but got {self.weight}.")
         if self.limit is not None and self.limit < 1:

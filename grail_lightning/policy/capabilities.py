@@ -62,7 +62,7 @@ def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
     lost = any(not one.any() and other.any() for one, other in zip(together, apart, strict=True))
     gap = _length([one - other for one, other in zip(together, apart, strict=True)])
     rounding = max(torch.finfo(kind).eps for kind in (dtype, torch.float32))  # Norms run in float32.
-    close = bool(gap < rounding**0.5 * _length(apart))
+    close = gap < rounding**0.5 * _length(apart)
     return close and not lost and _agree(tree, whole, spread=whole - whole.mean(), dtype=dtype)
 
 
@@ -90,7 +90,8 @@ def _differentiate(policy: Policy, weights: dict[str, Tensor], layout: TokenLayo
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
     found = functional_call(policy, weights, (layout,)).logprobs[layout.response_mask]
     gradients = torch.autograd.grad(found.sum(), list(weights.values()), materialize_grads=True)
-    return found.detach(), list(gradients)
+    # The embeddings of an earlier fit may still hand on sparse gradients.
+    return found.detach(), [gradient.to_dense() for gradient in gradients]
 
 
 def supports_kv_continuation(policy: Policy) -> bool:
@@ -156,11 +157,10 @@ def check_packing(policy: Policy) -> None:
                 )
 
 
-def _length(parts: list[Tensor]) -> Tensor:
+def _length(parts: list[Tensor]) -> float:
     """The length of a vector that is given in parts."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
-    total: Tensor = torch.linalg.vector_norm(lengths)
-    return total
+    return float(torch.linalg.vector_norm(lengths))
 
 
 def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:

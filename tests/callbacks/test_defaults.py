@@ -175,7 +175,8 @@ def test_default_callbacks_pass_their_options_on():
     found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3), progress_bar=False)}
     assert isinstance(found["Evaluation"], Evaluation)
     assert (found["Evaluation"].num_samples, found["Evaluation"].sampling) == (3, own)
-    assert "ProgressBar" not in found
+    assert found["CheckpointsAndBar"].bar is None
     assert "KeepRollouts" not in found
-    assert found["ModelCheckpoint"].monitor == "val/accuracy"
-    assert torch.isneginf(found["ModelCheckpoint"].kth_value)
+    best = found["CheckpointsAndBar"].best
+    assert best.monitor == "val/accuracy"
+    assert torch.isneginf(best.kth_value)

@@ -65,11 +65,11 @@ def test_the_default_callbacks_go_with_any_flags(flags, tmp_path, monkeypatch):
 
 
 def test_callbacks_that_a_user_adds_stay(tmp_path):
-    own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_train_steps=1, save_top_k=-1)
+    own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_epochs=1, save_top_k=-1)
     options = {"max_steps": 1, "max_epochs": -1, "accelerator": "cpu", "logger": CSVLogger(tmp_path, "run", "")}
     bar = RichProgressBar()
     trainer = pl.Trainer(callbacks=[*default_callbacks(progress_bar=False), own, bar], **options)
     trainer.fit(module(), ArithmeticData(num_train=2, num_val=2, prompts_per_batch=2))
     assert {own, bar} <= {*trainer.callbacks}
-    assert len(list((tmp_path / "own").iterdir())) == 1
+    assert "last.ckpt" in {file.name for file in (tmp_path / "own").iterdir()}
     assert {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}

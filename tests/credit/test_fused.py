@@ -74,7 +74,8 @@ def _run(policy, batch, credit, share, **options):
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
     credit = credit if share else Apart(credit)
     limit = SAMPLING.max_response_length
-    update = update_of(policy, batch, credit=credit, limit=limit, **{"token_budget": 400} | options)
+    # The temperature is not 1, so that a pass which forgets it differs from the other one.
+    update = update_of(policy, batch, credit=credit, limit=limit, temperature=0.6, **{"token_budget": 400} | options)
     assert isinstance(update.forward, SaliencyForward) == share
     gradients = []
     for number in range(len(update.plan.steps)):

@@ -37,9 +37,8 @@ WRONG = {
 def test_a_prompt_that_is_something_else_is_an_error_that_names_the_task(change, message, tmp_path):
     train = write(tmp_path, [{"problem": "7+5?", "answer": "12"}])
     data = MathData(train=train, task=Mine(change), prompts_per_batch=1)
-    data.setup("fit")
     with pytest.raises(ValueError, match=message):
-        next(iter(data.train_dataloader()))
+        data.setup("fit")
 
 
 def test_a_task_of_the_arithmetic_world_is_checked_alike():

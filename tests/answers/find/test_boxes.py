@@ -70,7 +70,10 @@ def test_an_empty_box_is_a_box_with_empty_content():
 
 
 def test_the_last_box_is_the_last_complete_one():
-    assert box_content(r"\boxed{1} then \boxed{ 2 } then \boxed{3") == "2"
+    text = r"\boxed{1} then \boxed{ 2 } then \boxed{3"
+    assert box_content(text) == "2"
+    box = last_box(text)
+    assert text[box.start : box.stop] == r"\boxed{ 2 }"
 
 
 @pytest.mark.parametrize(
