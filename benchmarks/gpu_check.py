@@ -20,9 +20,9 @@ downloaded.
 - trl: a step on 8 given responses of 2,048 tokens, ours beside TRL's GRPOTrainer, in turn (see step_vs_trl.py):
   Qwen3-0.6B, bfloat16 without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
 
-The peak FLOP/s of dense bfloat16 products is known for common GPUs; give `--peak-tflops` for others. Each part of each model is a process
-of its own, on the first visible device: one that fails or exceeds `--limit` is a row. Rows are appended to `--out`
-(JSON lines), so that parts can run one by one; the table shows the last run of each.
+The peak FLOP/s of dense bfloat16 products is known for common GPUs; give `--peak-tflops` for others. Each part of each
+model is a process of its own, on the first visible device: one that fails or exceeds `--limit` is a row. Rows are
+appended to `--out` (JSON lines), so that parts can run one by one; the table shows the last run of each.
 """
 
 from __future__ import annotations
