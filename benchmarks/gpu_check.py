@@ -1,4 +1,4 @@
-"""What a CUDA machine shows in one table: correctness first, then speed and memory, with the capacity plan beside them.
+"""What a CUDA machine shows in one table: correctness first, then speed and memory.
 
     make gpu-check                                             # everything, under 25 minutes on one large GPU
     python benchmarks/gpu_check.py correctness                 # one part, under 9 minutes each
@@ -20,10 +20,9 @@ downloaded.
 - trl: a step on 8 given responses of 2,048 tokens, ours beside TRL's GRPOTrainer, in turn (see step_vs_trl.py):
   Qwen3-0.6B, bfloat16 without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
 
-Beside a figure stands what `grail_lightning.plan` says of it, with rates measured on the device. The peak FLOP/s of
-dense bfloat16 products is known for common GPUs; give `--peak-tflops` for others. Each part of each model is a process
-of its own, on the first visible device: one that fails or exceeds `--limit` is a row. Rows are appended to `--out`
-(JSON lines), so that parts can run one by one; the table shows the last run of each.
+The peak FLOP/s of dense bfloat16 products is known for common GPUs; give `--peak-tflops` for others. Each part of each
+model is a process of its own, on the first visible device: one that fails or exceeds `--limit` is a row. Rows are
+appended to `--out` (JSON lines), so that parts can run one by one; the table shows the last run of each.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Table:
     def add(self, key: dict[str, Any], what: str, measured: float | str, unit: str = "") -> None:
         """Append a row."""
         with open(self.file, "a") as file:
-            entry = {"what": what, "measured": measured, "unit": unit, "plan": None}
+            entry = {"what": what, "measured": measured, "unit": unit}
             file.write(json.dumps(key | entry) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -82,13 +81,9 @@ class Table:
 
     def show(self) -> None:
         """Print the table."""
-        print("| part | what | measured | plan | plan / measured |\n|---|---|--:|--:|--:|")
+        print("| part | what | measured |\n|---|---|--:|")
         for row in self.rows():
-            measured, plan = row["measured"], row["plan"]
-            both = isinstance(measured, float) and measured > 0 and bool(plan)
-            ratio = f"{plan / measured:.2f}" if both else ""
-            cells = row["part"], row["what"], figure(measured, row["unit"]), figure(plan, row["unit"]), ratio
-            print(f"| {' | '.join(cells)} |")
+            print(f"| {row['part']} | {row['what']} | {figure(row['measured'], row['unit'])} |")
 
 
 def figure(value: float | str | None, unit: str) -> str:
@@ -216,7 +211,7 @@ def main() -> None:
     print(f"\n{device}, torch {version}\n")
     table.show()
     if options.device == "cpu":
-        print("\nTiny models and sizes. Memory is not measured on a CPU here; benchmarks/plan_check.py does that.")
+        print("\nTiny models and sizes. Memory is not measured on a CPU here.")
     seconds = time.time() - begun
     late = "" if seconds <= WHOLE_SECONDS else f", more than {WHOLE_SECONDS // 60} minutes"
     print(f"\n{seconds:.0f} s in all{late}")

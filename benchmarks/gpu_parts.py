@@ -1,7 +1,7 @@
 """The parts of gpu_check.py, each run in a process of its own: `gpu_parts.py PART --model 0.6b --out FILE`.
 
-A row is written to the file as soon as its figure is known, and those of a plan before the measurement begins, so that
-a part that fails or is stopped leaves what it has found.
+A row is written to the file as soon as its figure is known, so that a part that fails or is stopped leaves what it has
+found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from step_vs_trl import CASES, OURS, TRL, Side, take
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.step.options import Execution
 
 
 def sampling(check: Check) -> None:
@@ -30,25 +29,17 @@ def sampling(check: Check) -> None:
     length = 16 if check.small else 512
     what = f"{check.title}, 64 x {length} tokens"
     tokens = 64 * length
-    settings = check.settings(policy, prompts, length, Execution(group_size=8))
-    plan = check.planner(policy).plan(settings, 1)
-    seconds = plan.seconds["sampling"]
-    # No optimiser exists here.
-    absent = ("master weights", "optimizer state")
-    memory = sum(size for name, size in plan.phases["sampling"].parts.items() if name not in absent) / GIB
-    figures = {"": ("tokens/s", tokens / seconds), ", time": ("s", seconds), ", peak": ("GiB", memory)}
-    for name, (unit, planned) in figures.items():
-        check.row(what + name, None, unit, planned)
     engine, peaks = HFEngine(), {}
     engine.update_weights(policy)
     with endless(policy), check.peak_of(peaks, "sampling"):
         engine.generate(prompts[:1], 2, Sampling(max_response_length=4), 0)  # Warm up.
         start = check.now()
-        batch = engine.generate(prompts, 8, settings.sampling, 0)
+        batch = engine.generate(prompts, 8, Sampling(max_response_length=length), 0)
         found = check.now() - start
     assert int(batch.response_lengths.sum()) == tokens
-    for name, value in {"": tokens / found, ", time": found, ", peak": peaks.get("sampling")}.items():
-        check.row(what + name, value, *figures[name])
+    check.row(what, tokens / found, "tokens/s")
+    check.row(f"{what}, time", found, "s")
+    check.row(f"{what}, peak", peaks.get("sampling"), "GiB")
 
 
 def trl(check: Check) -> None:
@@ -58,20 +49,13 @@ def trl(check: Check) -> None:
     rows = GROUP if room else 1
     budget = rows * (case.limit + 52)
     sides = [Side(OURS, budget), Side(TRL, rows)]
-    with torch.device("meta"):
-        policy = case.policy()
-    execution = Execution(group_size=case.group_size, token_budget=budget)
-    plan = check.planner(policy).plan(check.settings(policy, prompts_of(case.prompts), case.limit, execution), 1)
-    planned = {"s": plan.seconds["update"]}
-    planned["GiB"] = max(plan.phases[name].total for name in ("update", "optimizer step")) / GIB
     laps = take(case, sides, rounds=3 if check.small else 7, warm_up=2, dead=0.0)
     ours, theirs = laps.values()
     text = f"{check.title}, {case.rows} x {case.limit} given tokens, {rows} rows a micro-batch"
     for side, mine in zip(("ours", "TRL"), laps.values(), strict=True):
-        plans = planned if side == "ours" else {"s": None, "GiB": None}
-        check.row(f"{text}, {side}", statistics.median(lap["step"] for lap in mine), "s", plans["s"])
+        check.row(f"{text}, {side}", statistics.median(lap["step"] for lap in mine), "s")
         peak = None if check.small else max(lap["peak"] for lap in mine) / 1024
-        check.row(f"{text}, {side}, peak", peak, "GiB", plans["GiB"])
+        check.row(f"{text}, {side}, peak", peak, "GiB")
     ratio = statistics.median(a["step"] / b["step"] for a, b in zip(ours, theirs, strict=True))
     check.row(f"{text}, ours / TRL", ratio, "x")
     if not check.small:

@@ -1,4 +1,4 @@
-"""What the parts of gpu_check.py have in common: the device, the models, the plan, and the rows."""
+"""What the parts of gpu_check.py have in common: the device, the models and the rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from functools import partial
 import torch
 from stand_in import SHAPES, StandInTask, random_qwen3
 
-from grail_lightning.batch import Sampling
-from grail_lightning.plan.capacity import Planner
-from grail_lightning.plan.seconds import read_rates
-from grail_lightning.plan.settings import Settings
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.step.options import Execution
 
 GIB = 2**30
 GROUP = 4
@@ -44,9 +39,9 @@ class Check:
         self.budget = GROUP * (self.length + 52)
         self.title = f"Qwen3-{options.model}" if options.model in ("0.6b", "4b") else options.model
 
-    def row(self, what: str, measured: float | str | None, unit: str = "", plan: float | None = None) -> None:
+    def row(self, what: str, measured: float | str | None, unit: str = "") -> None:
         """Write a figure. A later one of the same name takes its place."""
-        entry = {"what": what, "measured": measured, "unit": unit, "plan": plan}
+        entry = {"what": what, "measured": measured, "unit": unit}
         with open(self.options.out, "a") as file:
             file.write(json.dumps(vars(self.options)["key"] | entry) + "\n")
 
@@ -60,28 +55,6 @@ class Check:
         torch.cuda.empty_cache()  # They were made in float32.
         return policy.train()
 
-    def planner(self, policy: Policy) -> Planner:
-        """The plan of this model, with rates that are measured here."""
-        rates = read_rates(["measured"], self.device.type)
-        torch.cuda.empty_cache()
-        return Planner(policy.model.config, rates)
-
-    def settings(self, policy: Policy, prompts: list, length: int, execution: Execution, **more) -> Settings:
-        """What the plan needs to know of a run, in which all responses have the same length."""
-        return Settings(
-            policy=self.title,
-            loading=policy.loading,
-            sampling=Sampling(max_response_length=length),
-            execution=execution,
-            optimizer=self.optimizer,
-            precision="bf16-true",
-            device=self.device.type,
-            prompts_per_batch=len(prompts),
-            prompt_tokens=max(len(policy.encode(prompt.messages)) for prompt in prompts),
-            response_tokens=float(length),
-            **more,
-        )
-
     @property
     def optimizer(self) -> partial:
         return partial(torch.optim.AdamW, lr=0.0, weight_decay=0.0, fused=not self.small)
@@ -94,7 +67,7 @@ class Check:
 
     @contextmanager
     def peak_of(self, found: dict[str, float], name: str) -> Iterator[None]:
-        """Keep the most memory that PyTorch has allocated inside, in GiB; nothing on a CPU (see plan_check.py)."""
+        """Keep the most memory that PyTorch has allocated inside, in GiB; nothing on a CPU."""
         if self.small:
             yield
             return

@@ -7,22 +7,15 @@ from dataclasses import replace
 
 import lightning.pytorch as pl
 import torch
-from gpu_setting import GIB, GROUP, Check, endless, prompts_of
+from gpu_setting import GROUP, Check, endless, prompts_of
 from stand_in import StandInEngine
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, Uniform
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
-from grail_lightning.plan.capacity import Capacity, Planner
-from grail_lightning.plan.settings import Credit
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.step.options import Execution
-
-CREDITS = {
-    "GRPO": Credit(name="Uniform"),
-    "GRAIL": Credit(name="GRAIL", forwards=1, backwards=1, fused=True),
-}
 
 
 class GivenEngine(StandInEngine):
@@ -98,52 +91,33 @@ def train(check: Check, policy: Policy, sides: list, rounds: int, peaks: dict[st
     return laps
 
 
-def plan_of(check: Check, planner: Planner, policy: Policy, name: str = "GRPO", updates: int = 1) -> Capacity:
-    execution = Execution(group_size=GROUP, token_budget=check.budget, updates_per_batch=updates)
-    return planner.plan(check.settings(policy, prompts_of(2), check.length, execution, credit=CREDITS[name]), 1)
-
-
 def step(check: Check) -> None:
     """A full step of GRPO: sampling, grading and one update, with its phases, memory and MFU."""
     policy = check.policy()
-    plan, size = plan_of(check, check.planner(policy), policy), sum(p.numel() for p in policy.parameters())
-    memory = {name: phase.total / GIB for name, phase in plan.phases.items()}
-    memory["update"] = max(memory["update"], memory.pop("optimizer step"))
-    planned = {
-        "sample": plan.seconds["sampling"], "grade": None, "credit": plan.seconds["credit"],
-        "update": plan.seconds["update"], "whole step": sum(plan.seconds.values()),
-    }  # fmt: skip
+    size = sum(p.numel() for p in policy.parameters())
+    phases = ("sample", "grade", "credit", "update", "whole step")
     what = f"{check.title} ({size / 1e9:.2g} B), {2 * GROUP} x {check.length} tokens"
-    for name in planned:
-        check.row(f"{what}, {name}", None, "s", planned[name])
-    for name in ("sampling", "update"):
-        check.row(f"{what}, peak of {name}", None, "GiB", memory[name])
     check.row(f"{what}, prefix trees by", policy.tree_kernel or "none: every row is run apart")
     peaks: dict[str, float] = {}
     (laps,) = train(check, policy, [("GRPO", 1)], 2 if check.small else 4, peaks).laps.values()
     found = {name: statistics.median(lap[name] for lap in laps) for name in ("grade", "credit", "update", "tokens")}
     found |= {"sample": laps[-1]["sample"], "whole step": laps[-1]["step"]}
-    for name in planned:
-        check.row(f"{what}, {name}", found[name], "s", planned[name])
+    for name in phases:
+        check.row(f"{what}, {name}", found[name], "s")
     for name in ("sampling", "update"):
-        check.row(f"{what}, peak of {name}", peaks.get(name), "GiB", memory[name])
-    check.row(f"{what}, update", found["tokens"] / found["update"], "tokens/s", found["tokens"] / planned["update"])
+        check.row(f"{what}, peak of {name}", peaks.get(name), "GiB")
+    check.row(f"{what}, update", found["tokens"] / found["update"], "tokens/s")
     if check.peak:
         flops = 6 * size * found["tokens"] / (check.peak * 1e12)
-        check.row(f"{what}, MFU of the update", flops / found["update"], "%", flops / planned["update"])
+        check.row(f"{what}, MFU of the update", flops / found["update"], "%")
 
 
 def credit(check: Check) -> None:
     """GRAIL over GRPO, in turn."""
     sides = [(name, updates) for updates in (1, 4) for name in ("GRPO", "GRAIL")]
     policy = check.policy()
-    planner, planned = check.planner(policy), {}
-    for side in sides:
-        seconds = plan_of(check, planner, policy, *side).seconds
-        planned[side] = seconds["credit"] + seconds["update"]
     laps = train(check, policy, sides, rounds=2 if check.small else 3).laps
     for updates in (1, 4):
         pairs = zip(laps["GRAIL", updates], laps["GRPO", updates], strict=True)
         ratio = statistics.median(ours["step"] / base["step"] for ours, base in pairs)
-        plan = planned["GRAIL", updates] / planned["GRPO", updates]
-        check.row(f"{check.title}, GRAIL / GRPO, updates {updates}, without sampling", ratio, "x", plan)
+        check.row(f"{check.title}, GRAIL / GRPO, updates {updates}, without sampling", ratio, "x")

@@ -24,30 +24,30 @@ def options(tmp_path):
     return argparse.Namespace(device="cpu", models=None, peak_tflops=None, limit=540.0, out=tmp_path / "out.jsonl")
 
 
-def row(what, measured, run=1, model="tiny", unit="s", plan=None, part="step", device="CPU"):
+def row(what, measured, run=1, model="tiny", unit="s", part="step", device="CPU"):
     key = {"device": device, "run": run, "part": part, "model": model}
-    return json.dumps(key | {"what": what, "measured": measured, "unit": unit, "plan": plan}) + "\n"
+    return json.dumps(key | {"what": what, "measured": measured, "unit": unit}) + "\n"
 
 
-def test_the_table_shows_the_last_run_of_each_part_and_the_plan_beside_it(check, options, capsys):
+def test_the_table_shows_the_last_run_of_each_part(check, options, capsys):
     options.out.write_text(
-        row("update", None, plan=3.0)
+        row("update", 3.0)
         + row("failed", "out of memory", unit="")
-        + row("update", None, run=2, plan=3.0)
-        + row("update", 2.0, run=2, plan=3.0)
+        + row("update", None, run=2)
+        + row("update", 2.0, run=2)
         + row("update", 8.0, model="4b")
         + row("update", 9.0, device="another")
-        + row("peak", None, run=2, unit="GiB", plan=71.31)
-        + row("MFU", 0.351, run=2, unit="%", plan=0.4)
+        + row("peak", None, run=2, unit="GiB")
+        + row("MFU", 0.351, run=2, unit="%")
         + row("deterministic", "1 failed (a | b)", part="correctness", model="", unit="")
     )
     check.Table(options.out, "CPU").show()
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "| correctness | deterministic | 1 failed (a / b) | - |  |",
-        "| step | update | 2.00 s | 3.00 s | 1.50 |",
-        "| step | update | 8.00 s | - |  |",
-        "| step | peak | - | 71.3 GiB |  |",
-        "| step | MFU | 35.1% | 40.0% | 1.14 |",
+        "| correctness | deterministic | 1 failed (a / b) |",
+        "| step | update | 2.00 s |",
+        "| step | update | 8.00 s |",
+        "| step | peak | - |",
+        "| step | MFU | 35.1% |",
     ]
 
 
@@ -120,33 +120,5 @@ def test_every_part_of_the_gpu_check_runs_on_a_cpu_in_small(tmp_path):
         ("trl", "ours"),
     ):
         assert name in shown, name
-        planned = shown[name][0] != "| correctness"
-        assert (shown[name][3] != "-") == planned, name
-    assert shown["step", "peak of update"][3].endswith(" GiB")
-    assert shown["trl", "ours / TRL"][2].endswith(" x")
+    assert shown["trl", "ours / TRL"][2].removesuffix(" |").endswith(" x")
     assert "failed" not in done.stdout
-
-
-@pytest.mark.parametrize(("model", "billions"), [("0.6b", 0.596), ("4b", 4.022)])
-def test_the_shapes_are_those_of_qwen3_and_can_be_planned_for_a_gpu(model, billions, check):
-    import torch
-    from gpu_setting import GIB, Check
-    from gpu_steps import plan_of
-    from stand_in import SHAPES, random_qwen3
-
-    from grail_lightning.plan.capacity import Planner
-    from grail_lightning.plan.seconds import PRESETS
-    from grail_lightning.policy import Loading
-
-    with torch.device("meta"):
-        policy = random_qwen3(**SHAPES[model]).to(torch.bfloat16)
-    policy.loading = Loading(gradient_checkpointing=model == "4b", dtype="bfloat16")
-    size = sum(parameter.numel() for parameter in policy.parameters())
-    assert size == pytest.approx(billions * 1e9, rel=1e-3)
-    part = Check(argparse.Namespace(device="cpu", model=model, peak_tflops=None))
-    part.device, part.small, part.length, part.budget = torch.device("cuda"), False, 2048, 8400
-    plan = plan_of(part, Planner(policy.model.config, PRESETS["h100"]), policy)
-    # Weights in bfloat16; masters, gradients and both moments of AdamW in float32; and activations.
-    assert 1.0 < plan.phases["update"].total / (18 * size) < (3.0 if model == "0.6b" else 1.1)
-    assert plan.peak.total < 80 * GIB
-    assert plan.seconds["sampling"] > plan.seconds["update"] > 0

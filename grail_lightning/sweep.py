@@ -1,0 +1,405 @@
+"""``python -m grail_lightning.sweep FILE``: methods × tasks × seeds, each a `grail-lightning fit` in its own folder.
+
+Called again, it goes on: finished runs are skipped, others resume from their last checkpoint. With `choose`, each
+method first runs its grid on seeds of its own, and reports the other seeds at the best point. docs/sweeps.md has the
+format of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fnmatch
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from grail_lightning.cli.app import mistakes_in_one_line
+from grail_lightning.cli.config_files import read_options, shipped
+from grail_lightning.cli.fit_options import FitOptions
+from grail_lightning.report.events import read_scalars
+from grail_lightning.runtime.run_folder import mark_if_new
+
+KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
+OURS = ("seed_everything", "ckpt_path", "trainer.logger", "trainer.default_root_dir")
+RECORD, LOG = "sweep.json", "fit.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a sweep.
+
+    Attributes:
+        folder: Its folder.
+        method: The name of its method.
+        task: The name of its task.
+        seed: Its seed.
+        options: Its options of ``fit``, without those of the grid.
+        points: All points of its grid.
+        point: Its own point; None until it is chosen.
+        choosing: Whether it serves to choose a point, and is not reported.
+    """
+
+    folder: Path
+    method: str
+    task: str
+    seed: int
+    options: tuple[str, ...]
+    points: Sequence[Mapping[str, Any]]
+    point: Mapping[str, Any] | None
+    choosing: bool = False
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The method and the task, for which one point is chosen."""
+        return self.method, self.task
+
+    def arguments(self, point: Mapping[str, Any]) -> list[str]:
+        """The arguments of ``fit`` at a point of the grid."""
+        place = {"save_dir": str(self.folder.parent), "name": self.folder.name, "version": ""}
+        logger = json.dumps({"class_path": "TensorBoardLogger", "init_args": place})
+        return [
+            *self.options,
+            *(f"--{name}={shown(value)}" for name, value in point.items()),
+            f"--seed_everything={self.seed}",
+            f"--trainer.logger={logger}",
+            "--trainer.enable_progress_bar=false",
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """What is known of the run; `state` is waiting, started, failed or finished."""
+        file = self.folder / RECORD
+        return dict(json.loads(file.read_text())) if file.is_file() else {"state": "waiting"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep file.
+
+    Attributes:
+        file: The file.
+        folder: The folder of the runs.
+        runs: All runs, those that choose first, then seed by seed.
+        choose: `seeds`, `by` and `statistic` of the choice; empty without one.
+    """
+
+    file: Path
+    folder: Path
+    runs: list[Run]
+    choose: Mapping[str, Any]
+
+    def best(self, group: tuple[str, str]) -> Mapping[str, Any]:
+        """The point with the largest mean figure over the choosing seeds, written to a file beside those runs.
+
+        Raises:
+            ValueError: If a choosing run is not finished, or has no such curve.
+        """
+        figures: dict[str, list[float]] = {}
+        points = {}
+        choosing = [run for run in self.runs if run.choosing and run.group == group]
+        for run in choosing:
+            if run.record()["state"] != "finished":
+                raise ValueError(
+                    f"The point of {group[0]} on {group[1]} waits for {run.folder}, which is not finished."
+                )
+            values = list(read_scalars(run.folder, self.choose.get("by", "val/accuracy")).values())
+            if not values:
+                raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
+            name, last = described(run.point or {}), self.choose.get("statistic", "last") == "last"
+            points[name] = run.point or {}
+            figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
+        chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
+        entry = {"method": group[0], "task": group[1], "chosen": chosen, "figures": figures}
+        (choosing[0].folder.parent / f"choice__{safe(*group)}.json").write_text(json.dumps(entry, indent=1) + "\n")
+        return points[chosen]
+
+
+def shown(value: object) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
+
+
+def described(point: Mapping[str, Any]) -> str:
+    """A point in words, by the last parts of the options' names."""
+    return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in point.items())
+
+
+def safe(*parts: str) -> str:
+    """Names as one name of a file."""
+    return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
+
+
+def read_sweep(file: Path, output: Path | None = None) -> Sweep:
+    """The sweep of a YAML file; the runs go into `output`, or else into its `folder`.
+
+    Raises:
+        ValueError: If the file does not describe a sweep.
+    """
+    content = read_options(file if file.is_file() else shipped(file) or file, "The file of a sweep")
+    for key in content.keys() - set(KEYS):
+        near = difflib.get_close_matches(str(key), KEYS, n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(KEYS)}."
+        raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it. {hint}")
+    for key in ("methods", "tasks"):
+        if not content.get(key) or not isinstance(content[key], dict):
+            raise ValueError(
+                f"`{key}` in {file} must hold at least one name with its options, but got {content.get(key)!r}."
+            )
+    if output is None and not content.get("folder"):
+        raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
+    folder, choose = output or Path(content["folder"]), content.get("choose") or {}
+    runs = [*_runs(content, folder, choose, file)]
+    if len({run.folder for run in runs}) < len(runs):
+        raise ValueError(f"The runs of a sweep must have folders of their own, but two names in {file} give the same.")
+    return Sweep(file=file, folder=folder, runs=runs, choose=choose)
+
+
+def _runs(content: Mapping[str, Any], folder: Path, choose: Mapping[str, Any], file: Path) -> Iterator[Run]:
+    reported: list[Run] = []
+    for (method, given), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
+        given, of_task = given or {}, of_task or {}
+        grid = given.get("grid", content.get("grid") or {})
+        seeds = given.get("seeds", content.get("seeds"))
+        if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds) or not seeds:
+            raise ValueError(f"`seeds` of {method!r} in {file} must be a list of integers, but got {seeds!r}.")
+        own = {name: value for name, value in given.items() if name not in ("grid", "seeds")}
+        parts = [content.get("options") or {}, of_task, own]
+        for name in {*parts[0], *of_task, *own, *grid}:
+            if name in OURS or any(name.startswith(f"{other}.") for other in OURS):
+                raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
+            if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
+                raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
+        configs = [part.get("config") or [] for part in (content, *parts)]
+        files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
+        options = {name: value for part in parts for name, value in part.items() if name != "config"}
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        chosen = bool(choose) and len(points) > 1
+        if chosen and (common := set(seeds) & set(choose["seeds"])):
+            raise ValueError(
+                f"`choose.seeds` in {file} must be other seeds than those of {method!r}, but share {common}."
+            )
+        fixed = {
+            "method": method,
+            "task": task,
+            "options": (*(f"--config={name}" for name in files), *(f"--{n}={shown(v)}" for n, v in options.items())),
+            "points": points,
+        }
+        for point in points:
+            at = f"{method} {described(point)}" if point else method
+            for seed in choose["seeds"] if chosen else seeds:
+                place = folder.with_name(f"{folder.name}_choosing") if chosen else folder
+                run = Run(folder=place / safe(at, task, str(seed)), seed=seed, point=point, choosing=chosen, **fixed)
+                if chosen:
+                    yield run
+                else:
+                    reported.append(run)
+        if chosen:
+            names = {seed: safe(method, task, str(seed)) for seed in seeds}
+            reported += [Run(folder=folder / name, seed=seed, point=None, **fixed) for seed, name in names.items()]
+    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
+    order = list(dict.fromkeys(run.seed for run in reported))
+    yield from sorted(reported, key=lambda run: order.index(run.seed))
+
+
+def check(runs: Sequence[Run], file: Path) -> int:
+    """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
+
+    Raises:
+        ValueError: If an option is wrong, or a folder holds a run with other options.
+    """
+    parser, devices, seen = FitOptions(), 1, set()
+    for run in runs:
+        before = run.record().get("arguments")
+        if run.point is not None and before is not None and before != run.arguments(run.point):
+            raise ValueError(
+                f"{run.folder} must hold a run with the options of {file}, but there is one with others. Give the "
+                "sweep another folder (`--output`), or remove that run."
+            )
+        point = run.point or run.points[0]
+        if (key := (run.group, described(point))) not in seen:
+            seen.add(key)
+            parsed = parser.parse(run.arguments(point))
+            parsed.build()
+            given = parsed.options.trainer.devices
+            devices = max(devices, int(given) if str(given).isdigit() else 1)
+    return devices
+
+
+class Runner:
+    """Runs processes of ``fit`` side by side.
+
+    Args:
+        environments: The variables that each process at a time has beside those of this process.
+    """
+
+    def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
+        self._places: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+        for environment in environments:
+            self._places.put(environment)
+        self._number = len(environments)
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._stopped = threading.Event()
+
+    def stop(self, number: int, frame: object) -> None:
+        """Let the runs save after their batch, and start no others: a handler of signals."""
+        self._stopped.set()
+        for process in list(self._processes):
+            process.terminate()
+
+    def run(self, runs: Sequence[Run]) -> bool:
+        """Run those that are not finished. True if all are then."""
+        with ThreadPoolExecutor(self._number) as pool:
+            return all(list(pool.map(self._one, runs)))
+
+    def _one(self, run: Run) -> bool:
+        assert run.point is not None
+        if run.record()["state"] == "finished":
+            return True
+        if self._stopped.is_set():
+            return False
+        environment = self._places.get()
+        record = {"method": run.method, "task": run.task, "seed": run.seed, "arguments": run.arguments(run.point)}
+        record |= {"point": run.point} if run.point else {}
+        record |= {"choosing": True} if run.choosing else {}
+        resumed = ["--ckpt_path=last"] if (run.folder / "checkpoints" / "last.ckpt").exists() else []
+        if not resumed and (run.folder / RECORD).exists():
+            shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
+        run.folder.mkdir(parents=True, exist_ok=True)
+        mark_if_new(run.folder)
+        command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments(run.point), *resumed]
+        _write(run, record | {"state": "started"})
+        with (run.folder / LOG).open("ab") as log:
+            # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
+            settings: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+            process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
+                command, **settings, env={**os.environ, **environment}, start_new_session=True
+            )
+            self._processes.add(process)
+            code = process.wait()
+        self._processes.discard(process)
+        self._places.put(environment)
+        lines = (run.folder / LOG).read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        state = "finished" if code == 0 else "started" if self._stopped.is_set() else "failed"
+        _write(run, record | {"state": state, "outcome": last})
+        print(f"{state}: {run.folder.name}: {last}", flush=True)
+        return code == 0
+
+
+def _write(run: Run, record: Mapping[str, Any]) -> None:
+    part = run.folder / f"{RECORD}.part"
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(run.folder / RECORD)
+
+
+def places(jobs: int | None, devices: int) -> list[dict[str, str]]:
+    """The environment of each run at a time: its GPUs, or its threads on the CPU."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    if gpus != [""]:
+        shares = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares][:jobs]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = jobs or max(1, cores // devices)
+    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // number // devices))}
+    return [threads] * number
+
+
+def slurm_script(sweep: Sweep, output: Path | None) -> str:
+    """A job array with a task for each run, to be adapted to the cluster."""
+    numbers = {flag: [k for k, run in enumerate(sweep.runs) if run.choosing == flag] for flag in (True, False)}
+    command = [
+        sys.executable,
+        "-m",
+        "grail_lightning.sweep",
+        str(sweep.file),
+        *(["--output", str(output)] * bool(output)),
+    ]
+    first = numbers[True]
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --array=0-{len(sweep.runs) - 1}",
+        "#SBATCH --ntasks=1 --cpus-per-task=4 --gpus=1 --time=12:00:00",
+        "#SBATCH --signal=B:TERM@600",
+        *(
+            [f"# Runs 0-{first[-1]} choose the points of the others: submit --array=0-{first[-1]} first."]
+            if first
+            else []
+        ),
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"',
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a sweep. A user's mistake is one line, with exit code 2; exit code 1 says that runs are not finished."""
+    parser = argparse.ArgumentParser("python -m grail_lightning.sweep", description=__doc__, allow_abbrev=False)
+    parser.add_argument("file", type=Path, help="the YAML file of the sweep")
+    parser.add_argument("--output", type=Path, help="the folder of the runs (default: `folder` of the file)")
+    parser.add_argument("--jobs", type=int, help="runs at once (default: one for each core, or for each GPU)")
+    parser.add_argument("--only", nargs="+", metavar="PATTERN", help="runs whose folder or method matches, as 'GRAIL*'")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print the commands of the runs, one a line")
+    what.add_argument("--status", action="store_true", help="print how far each run is")
+    what.add_argument("--slurm-script", action="store_true", help="print a job array with a task for each run")
+    what.add_argument("--index", type=int, help="run the run with this number in --list alone")
+    asked = parser.parse_args(arguments)
+    with mistakes_in_one_line():
+        sweep = read_sweep(asked.file, asked.output)
+        runs = sweep.runs if asked.index is None else sweep.runs[asked.index : asked.index + 1]
+        if asked.only:
+            kept = [
+                r for r in runs for p in asked.only if any(fnmatch.fnmatchcase(n, p) for n in (r.folder.name, r.method))
+            ]
+            groups = {run.group for run in kept if run.point is None}
+            runs = [run for run in runs if run in kept or (run.choosing and run.group in groups)]
+        if not runs:
+            raise ValueError(f"There is no such run in {asked.file}. --list shows all of them.")
+        if asked.status:
+            print(
+                "\n".join(
+                    f"{run.record()['state']:9} {run.folder.name}  {run.record().get('outcome', '')}" for run in runs
+                )
+            )
+            return
+        if asked.slurm_script:
+            print(slurm_script(sweep, asked.output))
+            return
+        devices = check(runs, asked.file)
+        if asked.list:
+            for run in runs:
+                chosen = "" if run.point is not None else "  # at the point that will be chosen"
+                print(f"grail-lightning fit {shlex.join(run.arguments(run.point or {}))}{chosen}")
+            return
+        runner = Runner(places(asked.jobs, devices))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, runner.stop)
+        done = runner.run([run for run in runs if run.point is not None and run.choosing])
+        for group in {run.group: None for run in runs if run.point is None} if done else {}:
+            point = sweep.best(group)
+            print(f"{', '.join(group)}: {described(point)} is best on the choosing seeds", flush=True)
+            runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
+        done &= runner.run([run for run in runs if run.point is not None and not run.choosing])
+        print("All runs are finished." if done else "Not all runs are finished. The same command goes on.")
+    raise SystemExit(not done)
+
+
+if __name__ == "__main__":
+    main()

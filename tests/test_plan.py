@@ -1,0 +1,101 @@
+"""`python -m grail_lightning.plan`: closed forms of memory and seconds, as a user meets them."""
+
+import json
+
+import pytest
+
+from grail_lightning.plan import main
+from tests.shell import refusal
+
+QUICK = ["--config=configs/quickstart.yaml", "--prompt_tokens=11"]
+# Qwen3-4B, as its hub states it.
+QWEN = {
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "tie_word_embeddings": True,
+}
+PARAMETERS = 4_022_468_096
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    """The arguments for the published run of Qwen3-4B."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    return ["--config=configs/qwen3_4b_grail.yaml", f"--model_config={tmp_path / 'config.json'}"]
+
+
+def plans(capsys, *arguments):
+    main([*arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def total(plan, phase):
+    return sum(plan[phase].values())
+
+
+def test_the_quickstart_is_planned_as_a_user_does_it(capsys):
+    main([*QUICK, "--gpus", "1", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "arithmetic: 845,184 parameters, 845,184 trained"
+    assert lines[1].split() == ["GiB", "of", "each", "device", "1", "2"]
+    for name in ("sampling: KV cache", "peak of update", "fits", "a checkpoint on disk", "seconds of sampling"):
+        assert any(line.strip().startswith(name) for line in lines), name
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_weights_gradients_and_moments_take_sixteen_bytes_a_parameter_and_fsdp2_divides_them(qwen, capsys):
+    one, eight = plans(capsys, *qwen, "--gpus", "1", "8")
+    kept = ("weights", "optimizer state", "gradients")
+    assert sum(one["update"][name] for name in kept) == pytest.approx(16 * PARAMETERS)
+    assert sum(eight["update"][name] for name in kept) == pytest.approx(2 * PARAMETERS)
+    assert one["sampling"]["gathered weights"] == 0 < eight["sampling"]["gathered weights"]
+    assert one["checkpoint"] == eight["checkpoint"] == 12 * PARAMETERS
+    # One row's keys in float32 and values in bfloat16: 36 blocks of 8 heads of 128.
+    row = (1024 + 4096) * 36 * 1024 * 6
+    assert one["sampling"]["KV cache"] == pytest.approx(25 * row, rel=0.05)
+
+
+def test_each_option_that_saves_memory_saves_it(qwen, capsys):
+    (before,) = plans(capsys, *qwen, "--gpus", "1")
+    for phase, option in (
+        ("sampling", "--model.engine=HFEngine --model.engine.cache_tokens=32768"),
+        ("update", "--model.execution.token_budget=8192"),
+        ("update", "--model.loading.lora.rank=16"),
+        ("update", "--model.optimizer=torch.optim.SGD --model.optimizer.lr=0.1"),
+        ("update", "--model.loading.dtype=bfloat16 --trainer.precision=bf16-true --model.loading.master_weights=false"),
+    ):
+        (after,) = plans(capsys, *qwen, "--gpus", "1", *option.split())
+        assert total(after, phase) < total(before, phase), option
+    (without,) = plans(capsys, *qwen, "--gpus", "1", "--model.loading.gradient_checkpointing=false")
+    assert total(without, "update") > 2 * total(before, "update")
+
+
+def test_a_second_copy_is_counted_with_a_reference(qwen, capsys):
+    (before,) = plans(capsys, *qwen, "--gpus", "1")
+    (with_kl,) = plans(capsys, *qwen, "--gpus", "1", "--model.objective.kl_coefficient=0.1")
+    assert total(with_kl, "update") - total(before, "update") == pytest.approx(4 * PARAMETERS)
+
+
+def test_what_does_not_fit_is_said_with_the_options_that_help(capsys):
+    main([*QUICK, "--gpus", "1", "--gpu_memory_gib", "0.01"])
+    out = capsys.readouterr().out
+    assert "NO" in out
+    assert "model.execution.token_budget" in out
+
+
+def test_seconds_follow_the_rates_and_other_engines_have_none(capsys):
+    slow, fast = (plans(capsys, *QUICK, "--gpus", "1", "--rates", name)[0]["seconds"] for name in ("a100", "h200"))
+    assert all(slow[phase] > fast[phase] > 0 for phase in slow)
+    (other,) = plans(capsys, *QUICK, "--gpus", "1", "--model.engine=VLLMEngine")
+    assert other["seconds"]["sampling"] != other["seconds"]["sampling"], "NaN: another engine samples"
+
+
+def test_a_mistake_is_one_line(capsys):
+    assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
+    assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")

@@ -1,0 +1,173 @@
+"""`python -m grail_lightning.sweep`: the runs of a file, and sweeps of short fits in processes of their own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from grail_lightning.sweep import main, read_sweep
+from tests.shell import refusal
+
+OPTIONS = {
+    "trainer.max_steps": 2,
+    "trainer.val_check_interval": 1,
+    "model.sampling.max_response_length": 44,
+    "model.execution.group_size": 4,
+    "evaluation.sampling.max_response_length": 44,
+    "data.num_train": 32,
+    "data.num_val": 8,
+    "data.num_test": 8,
+    "data.prompts_per_batch": 4,
+    "last_checkpoint.every_n_batches": 1,
+}
+METHODS = {"GRPO": {"model.credit": "Uniform"}, "wide GRAIL": {"model.credit": "GRAIL", "model.credit.std": 0.8}}
+
+
+def write(place, /, options=None, **changes):
+    """The file of a sweep: `options` are added to those of short runs, `changes` replace its keys."""
+    content = {
+        "config": "configs/quickstart.yaml",
+        "folder": str(place / "study"),
+        "options": OPTIONS | (options or {}),
+        "methods": METHODS,
+        "tasks": {"sums": {}},
+        "seeds": [0],
+    }
+    file = place / "study.yaml"
+    file.write_text(yaml.safe_dump({k: v for k, v in (content | changes).items() if v is not None}, sort_keys=False))
+    return file
+
+
+def call(file, *arguments):
+    """The exit code of a call in this process."""
+    with pytest.raises(SystemExit) as end:
+        main([str(file), *arguments])
+    return end.value.code
+
+
+def records(file, folder="study"):
+    """What is known of each run, by its folder's name."""
+    return {path.parent.name: json.loads(path.read_text()) for path in (file.parent / folder).glob("*/sweep.json")}
+
+
+def test_a_grid_is_every_method_on_every_task_with_every_seed(tmp_path):
+    tasks = {"sums": {}, "long": {"data.problems.max_terms": 7}}
+    runs = read_sweep(write(tmp_path, tasks=tasks, seeds=[0, 1])).runs
+    assert [(run.seed, run.method, run.task) for run in runs] == [
+        (seed, method, task) for seed in (0, 1) for method in METHODS for task in tasks
+    ]
+    last = runs[-1]
+    assert last.folder == tmp_path / "study" / "wide_GRAIL__long__1"
+    arguments = last.arguments({})
+    for option in ("--model.credit.std=0.8", "--data.problems.max_terms=7", "--seed_everything=1"):
+        assert option in arguments
+
+
+def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
+    grid = {"model.optimizer.lr": [1e-4, 2e-4]}
+    runs = read_sweep(write(tmp_path, grid=grid, choose={"seeds": [100]})).runs
+    assert [(run.method, run.seed, run.point, run.choosing) for run in runs] == [
+        ("GRPO", 100, {"model.optimizer.lr": 1e-4}, True),
+        ("GRPO", 100, {"model.optimizer.lr": 2e-4}, True),
+        ("wide GRAIL", 100, {"model.optimizer.lr": 1e-4}, True),
+        ("wide GRAIL", 100, {"model.optimizer.lr": 2e-4}, True),
+        ("GRPO", 0, None, False),
+        ("wide GRAIL", 0, None, False),
+    ]
+    assert runs[0].folder.parent == tmp_path / "study_choosing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": None}, "`tasks`"),
+        ({"method": {}}, "Did you mean `methods`?"),
+        ({"seeds": [True, "a"]}, "`seeds`"),
+        ({"options": {"seed_everything": 3}}, "the sweep sets it"),
+        ({"grid": {"model.credit": ["GRAIL", "LESS"]}}, "must be set once"),
+        ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
+        ({"methods": {"a b": {}, "a/b": {}}}, "folders of their own"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, changes, said):
+    assert said in refusal(capsys, main, str(write(tmp_path, **changes)))
+
+
+def test_options_are_parsed_before_any_run_starts(tmp_path, capsys):
+    file = write(tmp_path, methods={"GRPO": {}, "wrong": {"model.credit": "GRAIL", "model.credit.sdt": 1}})
+    assert "sdt" in refusal(capsys, main, str(file))
+    assert not (tmp_path / "study").exists()
+
+
+def test_runs_end_with_their_outcome_and_a_second_call_skips_them(tmp_path, capsys):
+    file = write(tmp_path, methods={"GRPO": {}})
+    assert call(file) == 0
+    (before,) = records(file).values()
+    assert before["state"] == "finished"
+    assert before["outcome"].startswith("held-out accuracy: ")
+    log = (tmp_path / "study" / "GRPO__sums__0" / "fit.log").stat().st_mtime_ns
+    assert call(file) == 0
+    assert (tmp_path / "study" / "GRPO__sums__0" / "fit.log").stat().st_mtime_ns == log
+    assert "finished" in capsys.readouterr().out
+    changed = write(tmp_path, methods={"GRPO": {}}, options={"trainer.max_steps": 4})
+    assert "there is one with others" in refusal(capsys, main, str(changed))
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(tmp_path):
+    callbacks = [{"class_path": "tests.failing.NeedsFile", "init_args": {"file": str(tmp_path / "needed")}}]
+    methods = {"Here": {}, "There": {"trainer.callbacks": callbacks}}
+    file = write(tmp_path, methods=methods)
+    assert call(file, "--jobs=2") == 1
+    found = records(file)
+    assert found["Here__sums__0"]["state"] == "finished"
+    assert found["There__sums__0"]["state"] == "failed"
+    assert str(tmp_path / "needed") in found["There__sums__0"]["outcome"]
+    (tmp_path / "needed").touch()
+    assert call(file) == 0
+    assert records(file)["There__sums__0"]["state"] == "finished"
+
+
+def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
+    grid = {"model.optimizer.lr": [0.1, 1e-4]}  # The first rate ruins the policy.
+    file = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose={"seeds": [100], "statistic": "mean"})
+    assert "waits for" in refusal(capsys, main, str(file), "--index=2")
+    assert call(file) == 0
+    assert records(file)["GRPO__sums__0"]["point"] == {"model.optimizer.lr": 1e-4}
+    assert all(record["choosing"] for record in records(file, "study_choosing").values())
+    choice = json.loads((tmp_path / "study_choosing" / "choice__GRPO__sums.json").read_text())
+    assert choice["chosen"] == "lr=0.0001"
+    assert len(choice["figures"]) == 2
+
+
+def test_a_terminated_sweep_lets_its_runs_save_and_goes_on(tmp_path):
+    file = write(tmp_path, methods={"GRPO": {}}, options={"trainer.max_steps": 500, "trainer.val_check_interval": 500})
+    command = [sys.executable, "-u", "-m", "grail_lightning.sweep", str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    checkpoint = tmp_path / "study" / "GRPO__sums__0" / "checkpoints" / "last.ckpt"
+    until = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, said
+    assert "The same command goes on." in said
+    assert records(file)["GRPO__sums__0"]["state"] == "started"
+    assert checkpoint.exists()
+
+
+def test_a_job_array_has_a_task_for_each_run_and_lists_commands(tmp_path, capsys):
+    file = write(tmp_path, seeds=[0, 1])
+    main([str(file), "--slurm-script"])
+    script = capsys.readouterr().out
+    assert "#SBATCH --array=0-3" in script
+    assert script.rstrip().endswith('--index "$SLURM_ARRAY_TASK_ID"')
+    main([str(file), "--list", "--only", "wide*"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("grail-lightning fit --config=configs/quickstart.yaml") for line in lines)
+    main([str(file), "--status"])
+    assert capsys.readouterr().out.count("waiting") == 4
