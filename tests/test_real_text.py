@@ -68,7 +68,10 @@ def test_a_batch_larger_than_the_dataset_and_rewards_that_never_differ_end_the_r
     """Nothing is right, so every group is dead: each batch is one skipped step, and the weights stay."""
     _write("a.jsonl", ROWS[:3])
     options = ["--data.train.path=a.jsonl", "--data.prompts_per_batch=16", "--trainer.max_steps=2"]
-    with pytest.warns(UserWarning, match="earned the same"), pytest.warns(UserWarning, match="only 3 training prompts"):
+    with (
+        pytest.warns(UserWarning, match="earned the same reward"),
+        pytest.warns(UserWarning, match="`data.prompts_per_batch` is 16, but there are only 3 training prompts"),
+    ):
         main(["fit", *_options("dead", *options), "--trainer.val_check_interval=100", "--preflight.patience=1"])
     from grail_lightning.policy import load_policy
 

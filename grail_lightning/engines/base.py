@@ -150,7 +150,7 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     longest = max((len(ids) for ids in encoded), default=0)
     if limit is not None and longest + sampling.max_response_length > limit:
-        lower = f"Lower it to at most {limit - longest}, or leave" if longest < limit else "Leave"
+        lower = f"Lower `max_response_length` to at most {limit - longest}, or leave" if longest < limit else "Leave"
         raise ValueError(
             f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
             f"{limit} positions. {lower} such prompts out of the data."
