@@ -34,7 +34,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from grail_lightning.report.events import read_scalars
+from grail_lightning.evaluate.curves import read_scalars
 
 STUDY = {
     "config": "configs/quickstart.yaml",

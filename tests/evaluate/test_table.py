@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from grail_lightning.evaluation.problems import Problem, problems_of
-from grail_lightning.evaluation.records import Sample
-from grail_lightning.evaluation.table import TableOptions, evaluation_table
+from grail_lightning.evaluate.records import Problem, Sample, problems_of
+from grail_lightning.evaluate.table import TableOptions, evaluation_table
 
 
 def _sample(number, prediction):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from grail_lightning.evaluation import read_samples
+from grail_lightning.evaluate import read_samples
 from tests.shell import SHORT, main
 
-TEST = ["test", *SHORT, "--data.eval_prompts_per_batch=4", "--trainer.callbacks+=tests.evaluation.tested.Interrupts"]
+TEST = ["test", *SHORT, "--data.eval_prompts_per_batch=4", "--trainer.callbacks+=tests.evaluate.tested.Interrupts"]
 
 
 @pytest.fixture(autouse=True)

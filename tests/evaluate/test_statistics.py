@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import torch
 
-from grail_lightning.evaluation.statistics import (
+from grail_lightning.evaluate.statistics import (
     average_interval,
     difference_interval,
     holm,

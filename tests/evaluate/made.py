@@ -6,7 +6,7 @@ import numpy as np
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluation.records import (
+from grail_lightning.evaluate.records import (
     Sample,
     SampleWriter,
     read_evaluation,

@@ -12,13 +12,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from grail_lightning.answers import answer_classes, text_classes
 from grail_lightning.runtime.seeds import derive_seed, run_seed
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.runtime.writable import write_whole
+from grail_lightning.tasks.base import Comparison, Prompt
 
 FORMAT = 1
 FACTS = "evaluation.json"
@@ -65,13 +68,53 @@ class Sample:
     columns: dict[str, Any] = field(default_factory=dict)
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(["dataset", "problem", "prompt", "reference", "response", "status", "layer"], (str,)),
-    **dict.fromkeys(["index", "sample", "num_tokens", "seed"], (int,)),
-    **dict.fromkeys(["correct", "finished"], (bool,)),
-    "prediction": (str, type(None)),
-    "columns": (dict,),
-}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """The verdicts on the ``n`` samples of one problem; every tuple has ``n`` entries, in the order of the samples.
+
+    Attributes:
+        dataset: The name of the dataset.
+        index: The place of the problem in the dataset.
+        columns: Short further columns of the row.
+        correct: Which samples are right.
+        statuses: The status of each verdict.
+        lengths: Generated tokens.
+        finished: Whether a response ended by itself.
+        votes: Equal numbers for equal answers, -1 without an answer.
+    """
+
+    dataset: str
+    index: int
+    columns: dict[str, Any]
+    correct: tuple[bool, ...]
+    statuses: tuple[str, ...]
+    lengths: tuple[int, ...]
+    finished: tuple[bool, ...]
+    votes: tuple[int, ...]
+
+
+def problems_of(samples: Iterable[Sample], compare: Comparison = "math") -> list[Problem]:
+    """The problems of samples; those of one problem are neighbours. Answers vote together if `compare` says so."""
+    groups = (list(group) for _, group in groupby(samples, key=lambda sample: (sample.dataset, sample.index)))
+    return [
+        Problem(
+            dataset=group[0].dataset,
+            index=group[0].index,
+            columns=group[0].columns,
+            correct=tuple(sample.correct for sample in group),
+            statuses=tuple(sample.status for sample in group),
+            lengths=tuple(sample.num_tokens for sample in group),
+            finished=tuple(sample.finished for sample in group),
+            votes=tuple(_votes([sample.prediction for sample in group], compare)),
+        )
+        for group in groups
+    ]
+
+
+def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
+    if compare == "math":
+        return answer_classes(predictions)
+    return text_classes(predictions, ignore_case=compare == "text")
 
 
 def problem_id(prompt: Prompt) -> str:
@@ -114,11 +157,7 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
 
 def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write ``evaluation.json``, which is there as a whole or not at all."""
-    part = folder / f".{FACTS}.part"
-    with part.open("wb") as file:
-        file.write((json.dumps(facts, indent=2) + "\n").encode())
-        _to_disk(file)
-    os.replace(part, folder / FACTS)
+    write_whole(folder / FACTS, json.dumps(facts, indent=2) + "\n")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -163,21 +202,12 @@ def prune(folder: Path, keep: Callable[[Sample], bool]) -> int:
                 seen.add(place)
         removed += number - len(kept)
         if sum(map(len, kept)) < file.stat().st_size:
-            part = file.with_name(f".{file.name}.part")
-            with part.open("wb") as out:
-                out.writelines(kept)
-                _to_disk(out)
-            os.replace(part, file)
+            write_whole(file, b"".join(kept).decode())
     return removed
 
 
 class SampleWriter:
-    """Appends the samples of one rank to its file.
-
-    Args:
-        folder: The folder ``samples``, which exists.
-        rank: The rank.
-    """
+    """Appends the samples of one rank to its file, in a folder that exists."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = rank_file(folder, rank).open("ab")
@@ -187,7 +217,8 @@ class SampleWriter:
         if samples:
             lines = [json.dumps(dataclasses.asdict(sample), allow_nan=False) + "\n" for sample in samples]
             self._file.write("".join(lines).encode())
-            _to_disk(self._file)
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -201,22 +232,13 @@ def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                row = json.loads(line)
-                whole = isinstance(row, dict) and row.keys() == _TYPES.keys()
-                whole = whole and all(isinstance(row[name], kinds) for name, kinds in _TYPES.items())
-            except (ValueError, RecursionError):
-                whole = False
-            if not whole:
+                sample = Sample(**json.loads(line))
+            except (ValueError, TypeError, RecursionError):
                 raise ValueError(
                     f"{file}, line {number}: expected a JSON object with the fields of a sample, but got "
                     f"{line[:60]!a}. Remove the line, or move the folder away."
-                )
-            yield line, Sample(**row)
-
-
-def _to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+                ) from None
+            yield line, sample
 
 
 def _flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,15 +5,64 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from grail_lightning.answers import AnswerForm, Verdict, Verifier
-from grail_lightning.evaluation.problems import Problem, problems_of
-from grail_lightning.evaluation.records import Sample
-from grail_lightning.evaluation.table import TableOptions
+from grail_lightning.evaluate.records import (
+    Problem,
+    Sample,
+    SampleWriter,
+    problems_of,
+    read_evaluation,
+    read_samples,
+    write_evaluation,
+)
+from grail_lightning.evaluate.table import TableOptions, evaluation_table
 
 _OUR_FORMS = "grail_lightning.answers.find."
+_SHOWN = 80
+
+
+def regrade(folder: Path, output: Path | None = None) -> None:
+    """Grade the kept samples of a run again, print what has changed and the table, and write them to a new folder."""
+    inside = (folder / part for part in ("samples", "test/samples"))
+    folder = next((part for part in inside if part.is_dir()), folder)
+    facts = read_evaluation(folder)
+    if output is not None and output.exists():
+        raise ValueError(f"`--output` must be a new folder, but {output} exists. Give another, or remove it.")
+    before = sorted(read_samples(folder), key=lambda sample: (sample.dataset, sample.index, sample.sample))
+    with Verifier() as verifier:
+        after = regraded(before, facts, verifier)
+    pairs = zip(before, after, strict=True)
+    changed = [(old, new) for old, new in pairs if (old.status, old.prediction) != (new.status, new.prediction)]
+    print(f"{len(before)} samples of {folder}, {len(changed)} with another verdict")
+    for old, new in changed:
+        print(
+            f"{old.dataset} problem {old.index} sample {old.sample}: {old.status} ({old.layer}) -> {new.status} "
+            f"({new.layer}); reference {_short(new.reference)}, answer {_short(new.prediction)}"
+        )
+    problems, shown = table_of(after, facts)
+    if facts.get("finished") is None:
+        wanted = sum(found["problems"] for found in facts["datasets"].values())
+        print(f"The evaluation was interrupted: {len(problems)} of {wanted} problems.")
+    if problems:
+        print(f"\n{evaluation_table(problems, shown)}")
+    if output is not None:
+        output.mkdir(parents=True)
+        write_evaluation(output, facts | {"regraded": datetime.now().astimezone().isoformat(timespec="seconds")})
+        writer = SampleWriter(output, 0)
+        writer.write(after)
+        writer.close()
+        print(f"\nThe samples with their new verdicts are in {output}.")
+
+
+def _short(text: str | None) -> str:
+    """A text of a model's, so that it cannot steer a terminal."""
+    shown = ascii(text)
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
 
 
 def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Verifier) -> list[Sample]:
@@ -54,12 +103,6 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
             replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)
         )
     return new
-
-
-def changed_verdicts(before: Sequence[Sample], after: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    """The samples whose status or answer is another one."""
-    pairs = zip(before, after, strict=True)
-    return [(old, new) for old, new in pairs if (old.status, old.prediction) != (new.status, new.prediction)]
 
 
 def table_of(samples: Sequence[Sample], facts: Mapping[str, Any]) -> tuple[list[Problem], TableOptions]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from grail_lightning.evaluation.comparison import difference, estimate, seed_spread
-from grail_lightning.evaluation.statistics import average_interval, difference_interval, mean_interval
+from grail_lightning.evaluate.seeds import difference, estimate, seed_spread
+from grail_lightning.evaluate.statistics import average_interval, difference_interval, mean_interval
 
 RNG = np.random.default_rng
 

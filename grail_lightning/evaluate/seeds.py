@@ -1,7 +1,7 @@
 r"""Figures and paired differences of methods with several datasets and seeds.
 
-Shapes: ``N`` problems of a dataset, ``S`` seeds (runs of one method). Shares and noise are those of
-`grail_lightning.evaluation.statistics`. The seeds of a method are a random sample of its possible trainings.
+Shapes: ``N`` problems of a dataset, ``S`` seeds (runs of one method). Shares and noise are those of `statistics`. The
+seeds of a method are a random sample of its possible trainings.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import nctdtrinc, stdtr
 
-from grail_lightning.evaluation.statistics import (
-    CONFIDENCE,
+from grail_lightning.evaluate.statistics import (
+    UPPER,
     Floats,
     average_interval,
     difference_interval,
@@ -27,28 +28,19 @@ POWER = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSpread:
-    """How much the mean over seeds varies with the seeds.
+    """How much the mean over seeds varies with the seeds."""
 
-    Attributes:
-        variance: The variance of the mean over seeds, estimated from the spread of the seeds' means.
-        excess: The part of it that the seeds themselves cause: without what sampling would cause alone; at least 0.
-        df: Its degrees of freedom: one less than the number of seeds.
-    """
-
+    # The variance of the mean over seeds, estimated from the spread of the seeds' means.
     variance: float
+    # The part of it that the seeds themselves cause: without what sampling would cause alone; at least 0.
     excess: float
+    # Its degrees of freedom.
     df: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % interval.
-
-    Attributes:
-        value: The figure.
-        low: The lower limit.
-        high: The upper limit.
-    """
+    """A figure with the limits of its 95 % interval."""
 
     value: float
     low: float
@@ -57,35 +49,26 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Estimate):
-    """A paired difference with its 95 % interval and its test.
+    """A paired difference with its 95 % interval and its test."""
 
-    Attributes:
-        p_value: Two-sided, of the hypothesis that there is no difference; not corrected.
-        problems_error: The standard error that the problems cause.
-        problems_df: Its degrees of freedom.
-        seeds: How the seeds spread; None if a method has only one.
-    """
-
+    # Two-sided, of the hypothesis that there is no difference; not corrected.
     p_value: float
+    # The standard error that the problems cause, and its degrees of freedom.
     problems_error: float
     problems_df: float
+    # None if a method has only one seed.
     seeds: SeedSpread | None = None
 
     def detectable(self, comparisons: int = 1) -> float:
         """The smallest true difference that a repetition would find with a probability of 80 %.
 
-        It is as many standard errors as the noncentrality at which Student's test of the level ``0.05 / m`` has that
-        power. With seeds it is the larger one of the two tests of `difference`.
-
-        Args:
-            comparisons: The number ``m`` of comparisons for which p-values are corrected.
+        It is as many standard errors as the noncentrality at which Student's test of the level ``0.05 / comparisons``
+        has that power. With seeds it is the larger one of the two tests of `difference`.
         """
-        from scipy.special import nctdtrinc
-
-        level = 1 - (1 - CONFIDENCE) / max(comparisons, 1) / 2
+        level = 1 - (1 - UPPER) / max(comparisons, 1)
 
         def least(variance: float, df: float) -> float:
-            return float(nctdtrinc(df, 1 - POWER, t_quantile(level, df))) * math.sqrt(variance)
+            return float(nctdtrinc(df, 1 - POWER, t_quantile(df, level))) * math.sqrt(variance)
 
         if self.seeds is None:
             return least(self.problems_error**2, self.problems_df)
@@ -136,7 +119,7 @@ def estimate(tables: Sequence[Floats], noises: Sequence[Floats], weights: Sequen
     parts = [mean_interval(t.mean(1), n.mean(1) / t.shape[1]) for t, n in zip(tables, noises, strict=True)]
     low, high = average_interval(means, parts, weights)
     value = float(np.dot(weights, means))
-    quantile = t_quantile((1 + CONFIDENCE) / 2, max(sum(map(len, tables)) - len(tables), 1))
+    quantile = t_quantile(max(sum(map(len, tables)) - len(tables), 1))
     below, above = _widened((value - low, high - value), seed_spread(tables, weights), quantile)
     return Estimate(value=value, low=max(0.0, value - below), high=min(1.0, value + above))
 
@@ -172,18 +155,14 @@ def difference(
     value = float(np.dot(weights, means))
     low, high = average_interval(means, parts, weights, least=-1.0)
     df = max(sum(map(len, rows)) - len(rows), 1)
-    quantile = t_quantile((1 + CONFIDENCE) / 2, df)
+    quantile = t_quantile(df)
     seeds = _both_spreads(ours, theirs, weights, paired_seeds)
-    towards_zero = value - low if value > 0 else high - value
-    scaled = [weight / len(d) * d for weight, d in zip(weights, rows, strict=True)]
-    tests = [_tail(value, towards_zero / quantile, df)]
-    if (exact := sign_flip_p(np.concatenate(scaled))) is not None:
-        tests = [exact]
+    error = (value - low if value > 0 else high - value) / quantile  # Of the side towards 0.
+    exact = sign_flip_p(np.concatenate([weight / len(d) * d for weight, d in zip(weights, rows, strict=True)]))
+    tests = [_tail(value, error, df) if exact is None else exact]
     if seeds is not None:
-        tests += [
-            _tail(value, math.hypot(towards_zero / quantile, math.sqrt(seeds.excess)), df),
-            _tail(value, math.sqrt(seeds.variance), seeds.df),
-        ]
+        tests.append(_tail(value, math.hypot(error, math.sqrt(seeds.excess)), df))
+        tests.append(_tail(value, math.sqrt(seeds.variance), seeds.df))
     below, above = _widened((value - low, high - value), seeds, quantile)
     return Difference(
         value=value,
@@ -193,6 +172,36 @@ def difference(
         problems_error=(high - low) / 2 / quantile,
         problems_df=df,
         seeds=seeds,
+    )
+
+
+def seeds_estimate(values: Sequence[float]) -> Estimate:
+    """A mean over seeds with Student's 95 % interval; the limits are NaN for one seed, and if all seeds are alike."""
+    table = np.asarray(values, dtype=float)[None]
+    mean, half = float(table.mean()), _half_width(seed_spread([table], [1.0]))
+    return Estimate(value=mean, low=max(mean - half, 0.0), high=min(mean + half, 1.0))
+
+
+def seeds_difference(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> Difference | None:
+    """The difference of two methods' means over seeds, with Student's or Welch's interval and test; None for one seed.
+
+    It is about other seeds on the same problems. Where the seeds' differences are all the same, nothing is known of
+    their spread: the limits are NaN, and the p-value is that of the sign-flip test.
+    """
+    a, b = (np.asarray(values, dtype=float)[None] for values in (ours, theirs))
+    spread = _both_spreads([a], [b], [1.0], paired)
+    if spread is None:
+        return None
+    value, half = float(a.mean() - b.mean()), _half_width(spread)
+    exact = sign_flip_p((a - b)[0]) if paired and not spread.variance else None
+    return Difference(
+        value=value,
+        low=max(value - half, -1.0),
+        high=min(value + half, 1.0),
+        p_value=_tail(value, math.sqrt(spread.variance), spread.df) if exact is None else exact,
+        problems_error=0.0,
+        problems_df=spread.df,
+        seeds=spread,
     )
 
 
@@ -215,63 +224,18 @@ def _widened(gaps: tuple[float, float], seeds: SeedSpread | None, quantile: floa
     """Half widths that count the seeds, too."""
     if seeds is None:
         return gaps
-    least = t_quantile((1 + CONFIDENCE) / 2, seeds.df) * math.sqrt(seeds.variance)
+    least = t_quantile(seeds.df) * math.sqrt(seeds.variance)
     below, above = (max(math.hypot(gap, quantile * math.sqrt(seeds.excess)), least) for gap in gaps)
     return below, above
 
 
 def _tail(value: float, error: float, df: float) -> float:
     """The two-sided p-value of Student's test."""
-    from scipy.special import stdtr
-
     if not value:
         return 1.0
     return float(2 * stdtr(df, -abs(value) / error)) if error else 0.0
 
 
-def over_seeds(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> Difference | None:
-    """The difference of two methods' means over seeds, with Student's or Welch's interval and test; None for one seed.
-
-    It is about other seeds on the same problems: the problems' part is not known. Where the seeds' differences are all
-    the same, nothing is known of their spread: the limits are NaN, and the p-value is that of the sign-flip test.
-
-    Args:
-        ours: ``[S]``: a figure of each seed of the method.
-        theirs: ``[S']``: of each seed of the baseline.
-        paired: Whether both are of the same seeds, in the same order.
-    """
-    a, b = (np.asarray(values, dtype=float)[None] for values in (ours, theirs))
-    spread = _both_spreads([a], [b], [1.0], paired)
-    if spread is None:
-        return None
-    value = float(a.mean() - b.mean())
-    half = _half_width(spread)
-    known = sign_flip_p((a - b)[0]) if paired and not spread.variance else None
-    return Difference(
-        value=value,
-        low=max(value - half, -1.0),
-        high=min(value + half, 1.0),
-        p_value=_tail(value, math.sqrt(spread.variance), spread.df) if known is None else known,
-        problems_error=0.0,
-        problems_df=spread.df,
-        seeds=spread,
-    )
-
-
-def seeds_estimate(values: Sequence[float]) -> Estimate:
-    """A mean over seeds with Student's 95 % interval; the limits are NaN for one seed, and if all seeds are alike.
-
-    Args:
-        values: ``[S]`` in [0, 1]: a figure of each seed.
-    """
-    table = np.asarray(values, dtype=float)[None]
-    mean, spread = float(table.mean()), seed_spread([table], [1.0])
-    if spread is None:
-        return Estimate(value=mean, low=math.nan, high=math.nan)
-    half = _half_width(spread)
-    return Estimate(value=mean, low=max(mean - half, 0.0), high=min(mean + half, 1.0))
-
-
-def _half_width(spread: SeedSpread) -> float:
-    """Of Student's interval over seeds; NaN, which `max` and `min` return if it comes first, if all seeds are alike."""
-    return t_quantile((1 + CONFIDENCE) / 2, spread.df) * math.sqrt(spread.variance) if spread.variance else math.nan
+def _half_width(spread: SeedSpread | None) -> float:
+    """Of Student's interval over seeds; NaN, which `max` and `min` return if it comes first, if all are alike."""
+    return t_quantile(spread.df) * math.sqrt(spread.variance) if spread and spread.variance else math.nan

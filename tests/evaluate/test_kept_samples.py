@@ -15,9 +15,9 @@ import grail_lightning
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
-from grail_lightning.evaluation import problem_id, read_evaluation, read_samples, sample_seed
-from grail_lightning.evaluation.records import prune
-from tests.evaluation.tested import rows_of, run_test
+from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
+from grail_lightning.evaluate.records import prune
+from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
 from tests.runs import module, problems, trainer
 

@@ -1,6 +1,6 @@
 """How tests run the real `test`: the packaged policy on a few sums, with its samples kept.
 
-As a program: python tests/evaluation/tested.py FOLDER RANKS [ddp|fsdp2], which prints the table and the logged figures.
+As a program: python tests/evaluate/tested.py FOLDER RANKS [ddp|fsdp2], which prints the table and the logged figures.
 """
 
 import json
@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, seed_everything
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
-from grail_lightning.evaluation import read_samples
+from grail_lightning.evaluate import read_samples
 from tests.draws import without_ties
 from tests.runs import module, strategy_of, trainer
 

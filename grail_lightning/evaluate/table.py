@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grail_lightning.evaluation.problems import Problem
-from grail_lightning.evaluation.statistics import average_interval, mean_interval, ratio_interval, vote_noise
+from grail_lightning.evaluate.records import Problem
+from grail_lightning.evaluate.statistics import average_interval, mean_interval, ratio_interval, vote_noise
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 ERRORS = ("capped", "unparseable", "timeout", "crashed")

@@ -1,10 +1,10 @@
-r"""Intervals and tests of shares of solved problems. Only numpy and scipy: no torch, no files.
+r"""Intervals and tests of shares of solved problems. Only numpy and scipy.
 
 Shapes: ``N`` problems of a dataset. A *share* is a figure of one problem in [0, 1]:
 the share of its samples that are right, or its pass@k. Its *noise* is its variance over other samples of the same
 problem (`grail_lightning.functional.pass_at_k_variance`).
 
-Problems are a random sample of a population. `grail_lightning.evaluation.comparison` adds seeds and averages.
+Problems are a random sample of a population. `seeds` adds several seeds and datasets.
 ``docs/report.md`` tells how the methods were chosen; ``benchmarks/interval_coverage.py`` measures their coverage.
 """
 
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri, stdtrit
 
-CONFIDENCE = 0.95
+UPPER = 0.975  # The upper limit of a 95 % interval.
 # Up to this many problems with a difference, all their signs are enumerated (a million sums).
 MOST_ENUMERATED = 20
 Interval = tuple[float, float]
@@ -26,39 +27,32 @@ Floats = NDArray[np.float64]
 def mean_interval(shares: ArrayLike, noise: ArrayLike) -> Interval:
     r"""The 95 % interval of a mean over problems: Wilson's interval for the effective number of problems.
 
-    Problems are a random sample of a population, and the samples of one problem are correlated. With the mean
-    :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
+    With the mean :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
 
     .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
 
-    If all problems have the same share, the variance of the shares does not measure how much they would vary between
-    repetitions. Therefore :math:`v` is the larger of the variance of the shares and the mean of their `noise`. A share
-    in [0, 1] cannot vary more than a binary outcome, so :math:`n^*` is at least :math:`N`; for binary outcomes the
-    result is Wilson's interval. The quantiles :math:`z` and :math:`t` account for a :math:`v` that is estimated from
-    few problems.
+    :math:`v` is the larger of the variance of the shares and the mean of their `noise`, since shares that are all the
+    same do not show how much they would vary between repetitions. A share cannot vary more than a binary outcome, so
+    :math:`n^*` is at least :math:`N`; for binary outcomes the result is Wilson's interval.
 
     Args:
         shares: ``[N]`` float in [0, 1]: the solved share of each problem.
-        noise: ``[N]`` float: the variance of each share over other samples of the same problem (`pass_at_k_variance`).
+        noise: ``[N]`` float: the variance of each share over other samples of the same problem.
 
     Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
     Wilson's interval it is recommended for clustered samples by Franco, Little, Louis and Slud (2019,
-    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503). The floor of :math:`v` is ours. The coverage is measured by
-    ``benchmarks/interval_coverage.py``.
+    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503). The floor of :math:`v` is ours.
     """
     values = np.asarray(shares, dtype=float)
     if not len(values):
         return math.nan, math.nan
-    number, mean = len(values), float(values.mean())
-    quantile = z_quantile((1 + CONFIDENCE) / 2)
+    number, mean, z = len(values), float(values.mean()), float(ndtri(UPPER))
     effective = float(number)
     if number > 1 and (variance := max(float(values.var(ddof=1)), float(np.mean(np.asarray(noise))))):
-        allowance = quantile / t_quantile((1 + CONFIDENCE) / 2, number - 1)
-        effective = max(effective, number * mean * (1 - mean) / variance * allowance**2)
-    squared = quantile**2
-    centre = (mean + squared / (2 * effective)) / (1 + squared / effective)
-    spread = math.sqrt(mean * (1 - mean) / effective + squared / (4 * effective**2))
-    half = quantile * spread / (1 + squared / effective)
+        effective = max(effective, number * mean * (1 - mean) / variance * (z / t_quantile(number - 1)) ** 2)
+    centre = (mean + z**2 / (2 * effective)) / (1 + z**2 / effective)
+    spread = math.sqrt(mean * (1 - mean) / effective + z**2 / (4 * effective**2))
+    half = z * spread / (1 + z**2 / effective)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -67,8 +61,7 @@ def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
 
     Few problems may differ at all, and a variance that is estimated from them is too small. Two problems with the
     differences +1 and −1 are therefore added, each with the weight
-    :math:`f = \max(\overline{d^2}, \text{noise}) / \overline{|d|}`, at most 1. Where every share is a yes or a no,
-    :math:`f` is 1; with several samples of each problem single differences are smaller, and so is what is added.
+    :math:`f = \max(\overline{d^2}, \text{noise}) / \overline{|d|}`, at most 1.
 
     .. math:: \tilde d = \frac{\sum d}{N + 2f}, \quad
         \tilde v = \max\Bigl(\frac{\sum d^2 + 2f}{N + 2f} - \tilde d^2, \text{noise}\Bigr), \quad
@@ -81,13 +74,17 @@ def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
     Source: for binary outcomes it is Bonett and Price's (2012, https://doi.org/10.3102/1076998611411915) with Student's
     quantile. The weight :math:`f` is ours.
     """
-    d, noisy = np.asarray(differences, dtype=float), np.asarray(noise, dtype=float)
+    d = np.asarray(differences, dtype=float)
     if not len(d):
         return math.nan, math.nan
-    centre, error, df = _padded(d, noisy)
-    half = t_quantile((1 + CONFIDENCE) / 2, df) * error
+    noisy, size, squares = float(np.mean(np.asarray(noise))), float(np.abs(d).mean()), float((d**2).sum())
+    weight = min(1.0, max(squares / len(d), noisy) / size) if size else 1.0
+    padded = len(d) + 2 * weight
+    centre, mean = float(d.sum()) / padded, float(d.mean())
+    variance = max((squares + 2 * weight) / padded - centre**2, noisy)
+    half = t_quantile(max(len(d) - 1, 1)) * math.sqrt(variance / padded)
     # The limits lie on both sides of the observed mean, however few problems there are.
-    return max(-1.0, min(centre - half, float(d.mean()))), min(1.0, max(centre + half, float(d.mean())))
+    return max(-1.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
 
 
 def average_interval(
@@ -110,11 +107,10 @@ def average_interval(
         most: The largest one.
     """
     share = np.full(len(means), 1 / len(means)) if weights is None else np.asarray(weights, dtype=float)
-    centre = float(share @ np.asarray(means, dtype=float))
-    limits = zip(share, means, intervals, strict=True)
-    gaps = np.array([(part * (mean - low), part * (high - mean)) for part, mean, (low, high) in limits])
-    below, above = np.sqrt((gaps**2).sum(0))
-    return max(least, centre - float(below)), min(most, centre + float(above))
+    middle, limits = np.asarray(means, dtype=float), np.asarray(intervals, dtype=float)
+    centre = float(share @ middle)
+    below, above = (math.hypot(*(share * gap)) for gap in (middle - limits[:, 0], limits[:, 1] - middle))
+    return max(least, centre - below), min(most, centre + above)
 
 
 def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> Interval:
@@ -127,16 +123,14 @@ def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> In
         v = \sum_d \frac{N_d - 1}{N_d} \sum_{i \in d} (u_i - \bar u_d)^2 \Big/ \Bigl(\sum_d X_d\Bigr)^2, \quad
         R \pm t \sqrt v
 
-    with the responses :math:`X_d` of a dataset. Where all problems have as many responses, this is Student's interval
-    of a mean over problems. The degrees of freedom are those of the problems that have such a response. If a dataset
-    has only one of them, or none has any, the limits are NaN.
+    with the responses :math:`X_d` of a dataset. The degrees of freedom are those of the problems that have such a
+    response. If a dataset has only one of them, or none has any, the limits are NaN.
 
     Args:
         sums: ``[N_d]`` for each dataset: the sum of each problem, not negative.
         counts: ``[N_d]`` for each dataset: the number of responses of each problem.
 
-    Source: the combined ratio estimate of a stratified sample (Cochran, Sampling Techniques, 1977, chapter 6). The
-    coverage is measured by ``benchmarks/interval_coverage.py``.
+    Source: the combined ratio estimate of a stratified sample (Cochran, Sampling Techniques, 1977, chapter 6).
     """
     pairs = [(np.asarray(y, dtype=float), np.asarray(x, dtype=float)) for y, x in zip(sums, counts, strict=True)]
     pairs = [(y, x) for y, x in pairs if x.any()]
@@ -147,20 +141,12 @@ def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> In
     mean = sum(float(y.sum()) for y, _ in pairs) / total
     left_out = [(y - mean * x) / (1 - x / x.sum()) for y, x in pairs]
     variance = sum(float(u.var()) * (len(u) - 1) for u in left_out) / total**2
-    half = t_quantile((1 + CONFIDENCE) / 2, sum(having) - len(having)) * math.sqrt(variance)
+    half = t_quantile(sum(having) - len(having)) * math.sqrt(variance)
     return max(0.0, mean - half), mean + half
 
 
 def vote_noise(shares: ArrayLike, num_samples: int, k: int) -> Floats:
-    """The variance of each problem's maj@k over other samples of it: ``m (1 − m) k / n``.
-
-    Whether the k samples of a vote are right is a binary outcome; of ``n`` samples there are ``n / k`` such votes.
-
-    Args:
-        shares: ``[N]``: maj@k of each problem.
-        num_samples: The samples of each problem, ``n``.
-        k: The number of votes.
-    """
+    """The variance of each problem's maj@k over other samples: ``m (1 − m) k / n``, as of ``n / k`` binary votes."""
     values: Floats = np.asarray(shares, dtype=np.float64)
     variance: Floats = values * (1 - values) * (k / num_samples)
     return variance
@@ -169,12 +155,8 @@ def vote_noise(shares: ArrayLike, num_samples: int, k: int) -> Floats:
 def sign_flip_p(differences: ArrayLike) -> float | None:
     """The exact two-sided p-value of the sign-flip test; None where too many problems differ to enumerate their signs.
 
-    If there is no difference between two runs, each problem's difference could as well have the other sign. The p-value
-    is the share of all signs with a sum at least as far from 0 as the observed one. For binary outcomes it is
-    McNemar's exact test.
-
-    Args:
-        differences: ``[N]`` float: the paired differences, which may be weighted. Zeros do not matter.
+    The p-value is the share of all signs of the differences with a sum at least as far from 0 as the observed one. For
+    binary outcomes it is McNemar's exact test.
 
     >>> sign_flip_p([0.5, 0.5, 0.0, 0.5])  # 2 of 2³ signs
     0.25
@@ -197,9 +179,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     The i-th smallest of m p-values is multiplied by m + 1 − i; a corrected value is not below a smaller one's, and at
     most 1. A NaN is not a test: it stays NaN and does not count.
 
-    Args:
-        p_values: The p-values of all tests, in any order.
-
     Source: Holm, Scandinavian Journal of Statistics 6, 1979.
 
     >>> holm([0.01, 0.04, 0.03])
@@ -213,26 +192,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def z_quantile(level: float) -> float:
-    """The quantile of the normal distribution."""
-    from scipy.special import ndtri
-
-    return float(ndtri(level))
-
-
-def t_quantile(level: float, df: float) -> float:
+def t_quantile(df: float, level: float = UPPER) -> float:
     """The quantile of Student's distribution."""
-    from scipy.special import stdtrit
-
     return float(stdtrit(df, level))
-
-
-def _padded(differences: Floats, noise: Floats) -> tuple[float, float, float]:
-    """The mean with pseudo-problems, its standard error, and the degrees of freedom."""
-    number, noisy = len(differences), float(noise.mean())
-    size, squares = float(np.abs(differences).mean()), float((differences**2).sum())
-    weight = min(1.0, max(squares / number, noisy) / size) if size else 1.0
-    padded = number + 2 * weight
-    centre = float(differences.sum()) / padded
-    variance = max((squares + 2 * weight) / padded - centre**2, noisy)
-    return centre, math.sqrt(variance / padded), max(number - 1, 1)
