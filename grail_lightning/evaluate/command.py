@@ -15,9 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from grail_lightning.evaluate.compare import Run, compare, find_runs, with_methods
+from grail_lightning.evaluate.compare import compare
 from grail_lightning.evaluate.curves import CURVE, compare_curves, other_validation, picture, read_curves
 from grail_lightning.evaluate.regrade import regrade
+from grail_lightning.evaluate.runs import Run, find_runs, with_methods
 from grail_lightning.runtime.arguments import Parser, refused
 from grail_lightning.runtime.writable import write_whole
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from grail_lightning.evaluate.compare import Run, paired_seeds, with_corrected
+from grail_lightning.evaluate.compare import with_corrected
+from grail_lightning.evaluate.runs import Run, paired_seeds
 from grail_lightning.evaluate.seeds import seeds_difference, seeds_estimate
 
 CURVE = "val/accuracy"

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from grail_lightning.evaluate.records import Problem
 from grail_lightning.evaluate.statistics import average_interval, mean_interval, ratio_interval, vote_noise
@@ -48,20 +47,8 @@ FAILURES: dict[str, Callable[[Problem], Sequence[bool]]] = {
 """The columns of failures: which samples of a problem are one."""
 
 
-class _Shares(NamedTuple):
-    """One figure of each problem ``[N]``, and its variance ``[N]`` over other samples of the problem."""
-
-    values: Tensor
-    noise: Tensor
-
-
 def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
-    """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column.
-
-    Args:
-        problems: The problems, of one dataset after the other.
-        options: What to show.
-    """
+    """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column."""
     parts = _by(problems, lambda problem: problem.dataset)
     named = {_label(name, options.first): found for name, found in parts.items()}
     blocks = [_accuracies(named, options, averages=True), _responses(named)]
@@ -84,127 +71,90 @@ def by_column(problems: Sequence[Problem], column: str) -> Iterator[tuple[str, s
             yield name, value, found
 
 
-def _accuracies(parts: Mapping[str, Sequence[Problem]], options: TableOptions, *, averages: bool) -> str:
-    num_samples = len(next(iter(parts.values()))[0].correct)
-    several = num_samples > 1
-    columns = [f"acc@{num_samples}", *(["spread of runs"] if several else [])]
-    columns += [f"pass@{k}" for k in options.pass_at] + [f"maj@{k}" for k in options.maj_at]
-    shares = {name: _shares(problems, options) for name, problems in parts.items()}
-    rows = [(name, str(len(parts[name])), _cells(parts[name], found, several)) for name, found in shares.items()]
-    if averages and len(parts) > 1:
-        everything = [problem for problems in parts.values() for problem in problems]
-        weights = [len(problems) / len(everything) for problems in parts.values()]
-        together = _average(shares, _spread(everything) if several else [], weights)
-        rows.append(("weighted by size", str(len(everything)), together))
-        rows.append(("simple average", "", _average(shares, [""] if several else [])))
-    return _lines(["problems", *columns], [(name, [count, *cells]) for name, count, cells in rows])
-
-
-def _responses(parts: Mapping[str, Sequence[Problem]]) -> str:
-    """Lengths in tokens, and the shares of responses that were cut, have no answer or could not be graded."""
-    datasets = list(parts.values())
-    size = sum(map(len, datasets))
-    weights = {"weighted by size": [len(problems) / size for problems in datasets]}
-    weights |= {"simple average": [1 / len(datasets)] * len(datasets)}
-    head, rows = [], [(name, list[str]()) for name in (*parts, *(weights if len(parts) > 1 else []))]
-    for column, kind in LENGTHS.items():
-        lengths = [_lengths(problems, kind) for problems in datasets]
-        found = [_mean([length]) for length in lengths]
-        cells = [*found, _mean(lengths), _average_length(found)]
-        head.append(column)
-        for (_, row), (value, limits) in zip(rows, cells, strict=False):
-            row.append("-" if math.isnan(value) else _cell(value, limits, 1))
-    for column, is_one in FAILURES.items():
-        shares = [_failures(problems, is_one) for problems in datasets]
-        single = [_figure(share) for share in shares]
-        head.append(column)
-        for (_, row), (value, limits) in zip(
-            rows, [*single, *(_weighted(single, w) for w in weights.values())], strict=False
-        ):
-            row.append(_cell(value, limits))
-    return _lines(head, rows)
-
-
-class _Lengths(NamedTuple):
-    """The tokens of the responses of one kind ``[N]``, and the number of these responses ``[N]``, of each problem."""
-
-    tokens: list[int]
-    number: list[int]
-
-
+_Parts = Mapping[str, Sequence[Problem]]
 _Estimate = tuple[float, tuple[float, float]]  # A figure, and its limits.
 
 
-def _lengths(problems: Sequence[Problem], kind: bool | None) -> _Lengths:
-    """The lengths of all responses, or of the right or the wrong ones."""
-    kept = [
-        [n for n, right in zip(problem.lengths, problem.correct, strict=True) if kind in (None, right)]
-        for problem in problems
-    ]
-    return _Lengths([sum(part) for part in kept], [len(part) for part in kept])
-
-
-def _mean(lengths: Sequence[_Lengths]) -> _Estimate:
-    """The mean length of the responses of some datasets, all alike; NaN without any."""
-    tokens, number = (sum(sum(part[k]) for part in lengths) for k in (0, 1))
-    limits = ratio_interval([part.tokens for part in lengths], [part.number for part in lengths])
-    return (tokens / number if number else math.nan), limits
-
-
-def _average_length(found: Sequence[_Estimate]) -> _Estimate:
-    """The mean of the datasets' means; NaN if one has no response of the kind."""
-    means, limits = zip(*found, strict=True)
-    known = not any(math.isnan(low) for low, _ in limits)
-    return sum(means) / len(means), average_interval(means, limits, most=math.inf) if known else (math.nan, math.nan)
-
-
-def _figure(shares: _Shares) -> _Estimate:
-    """The mean over problems."""
-    return float(shares.values.mean()), mean_interval(shares.values, shares.noise)
-
-
-def _weighted(found: Sequence[_Estimate], weights: Sequence[float]) -> _Estimate:
-    """The weighted average of the datasets' shares."""
-    means, limits = zip(*found, strict=True)
-    return sum(w * mean for w, mean in zip(weights, means, strict=True)), average_interval(means, limits, weights)
-
-
-def _failures(problems: Sequence[Problem], is_one: Callable[[Problem], Sequence[bool]]) -> _Shares:
-    """The share of the samples of each problem that are something."""
-    found = torch.tensor([is_one(problem) for problem in problems])
-    number, there = found.shape[1], found.sum(1)
-    return _Shares(pass_at_k(number, there, 1), pass_at_k_variance(number, there, 1))
-
-
-def _shares(problems: Sequence[Problem], options: TableOptions) -> list[_Shares]:
-    """The share of correct samples, each pass@k and each maj@k."""
-    correct = torch.tensor([problem.correct for problem in problems])
-    number, right = correct.shape[1], correct.sum(1)
-    found = [_Shares(pass_at_k(number, right, k), pass_at_k_variance(number, right, k)) for k in (1, *options.pass_at)]
+def _accuracies(parts: _Parts, options: TableOptions, *, averages: bool) -> str:
+    """The share of right samples, each pass@k and each maj@k; a row for each part, then for both averages."""
+    averages = averages and len(parts) > 1
+    everything = [problem for problems in parts.values() for problem in problems]
+    whole = [*parts.values(), *([everything] if averages else [])]
+    number = len(whole[0][0].correct)
+    columns = {"problems": [str(len(problems)) for problems in whole]}
+    columns[f"acc@{number}"] = _shares(parts, lambda problems: _passed(problems, 1), averages)
+    if number > 1:
+        columns["spread of runs"] = [_spread(problems) for problems in whole]
+    for k in options.pass_at:
+        columns[f"pass@{k}"] = _shares(parts, lambda problems, k=k: _passed(problems, k), averages)  # type: ignore[misc]
     for k in options.maj_at:
-        votes = torch.tensor([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=torch.float64)
-        found.append(_Shares(votes, torch.from_numpy(vote_noise(votes, number, k))))
-    return found
+        columns[f"maj@{k}"] = _shares(parts, lambda problems, k=k: _voted(problems, k), averages)  # type: ignore[misc]
+    return _lines(parts, columns)
 
 
-def _cells(problems: Sequence[Problem], shares: list[_Shares], several: bool) -> list[str]:
-    first, *others = (_cell(*_figure(share)) for share in shares)
-    return [first, *(_spread(problems) if several else []), *others]
+def _responses(parts: _Parts) -> str:
+    """Lengths in tokens, and the shares of responses that were cut, have no answer or could not be graded."""
+    columns = {name: _lengths(parts, kind) for name, kind in LENGTHS.items()}
+    for name, is_one in FAILURES.items():
+
+        def failed(problems: Sequence[Problem], is_one: Callable[[Problem], Sequence[bool]] = is_one) -> _Estimate:
+            return _passed(problems, 1, is_one)
+
+        columns[name] = _shares(parts, failed, len(parts) > 1)
+    return _lines(parts, columns)
 
 
-def _spread(problems: Sequence[Problem]) -> list[str]:
-    """The spread of the sampling runs: the population standard deviation of their accuracies."""
-    return [f"{torch.tensor([problem.correct for problem in problems]).double().mean(0).std(correction=0):.3f}"]
+def _shares(parts: _Parts, figure: Callable[[Sequence[Problem]], _Estimate], averages: bool) -> list[str]:
+    """The cells of a share: of each part, weighted by size, and of all parts alike."""
+    means, limits = zip(*(figure(problems) for problems in parts.values()), strict=True)
+    cells = [_cell(*estimate) for estimate in zip(means, limits, strict=True)]
+    if averages:
+        sizes = [len(problems) for problems in parts.values()]
+        for weights in ([size / sum(sizes) for size in sizes], [1 / len(sizes)] * len(sizes)):
+            mean = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
+            cells.append(_cell(mean, average_interval(means, limits, weights)))
+    return cells
 
 
-def _average(
-    shares: Mapping[str, list[_Shares]], spread: list[str], weights: Sequence[float] | None = None
-) -> list[str]:
-    """Averages over datasets, equally weighted unless `weights` are given."""
-    parts = weights or [1 / len(shares)] * len(shares)
-    columns = zip(*shares.values(), strict=True)
-    first, *others = (_cell(*_weighted([_figure(share) for share in column], parts)) for column in columns)
-    return [first, *spread, *others]
+def _lengths(parts: _Parts, kind: bool | None) -> list[str]:
+    """The cells of the mean length of all responses, or of the right or the wrong ones; "-" without any."""
+    tokens, numbers = [], []
+    for problems in parts.values():
+        chosen = [[n for n, right in zip(p.lengths, p.correct, strict=True) if kind in (None, right)] for p in problems]
+        tokens.append([sum(lengths) for lengths in chosen])
+        numbers.append([len(lengths) for lengths in chosen])
+    estimates = [_mean_length([y], [x]) for y, x in zip(tokens, numbers, strict=True)]
+    means, limits = zip(*estimates, strict=True)
+    known = not any(math.isnan(low) for low, _ in limits)
+    average = average_interval(means, limits, most=math.inf) if known else (math.nan, math.nan)
+    averages = [_mean_length(tokens, numbers), (sum(means) / len(means), average)] if len(parts) > 1 else []
+    return ["-" if math.isnan(mean) else _cell(mean, limits, 1) for mean, limits in [*estimates, *averages]]
+
+
+def _mean_length(tokens: Sequence[Sequence[int]], numbers: Sequence[Sequence[int]]) -> _Estimate:
+    total = sum(map(sum, numbers))
+    return (sum(map(sum, tokens)) / total if total else math.nan), ratio_interval(tokens, numbers)
+
+
+def _passed(
+    problems: Sequence[Problem], k: int, is_one: Callable[[Problem], Sequence[bool]] = lambda problem: problem.correct
+) -> _Estimate:
+    """pass@k, of right samples or of others."""
+    ones = torch.tensor([is_one(problem) for problem in problems])
+    number, count = ones.shape[1], ones.sum(1)
+    shares = pass_at_k(number, count, k)
+    return float(shares.mean()), mean_interval(shares, pass_at_k_variance(number, count, k))
+
+
+def _voted(problems: Sequence[Problem], k: int) -> _Estimate:
+    """maj@k."""
+    shares = torch.tensor([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=torch.float64)
+    return float(shares.mean()), mean_interval(shares, vote_noise(shares, len(problems[0].correct), k))
+
+
+def _spread(problems: Sequence[Problem]) -> str:
+    """The population standard deviation of the accuracies of the sampling runs."""
+    return f"{torch.tensor([problem.correct for problem in problems]).double().mean(0).std(correction=0):.3f}"
 
 
 def _cell(mean: float, interval: tuple[float, float], digits: int = 3) -> str:
@@ -212,13 +162,15 @@ def _cell(mean: float, interval: tuple[float, float], digits: int = 3) -> str:
     return f"{mean:.{digits}f} [{low}, {high}]"
 
 
-def _lines(head: list[str], rows: list[tuple[str, list[str]]]) -> str:
-    name_width = max(len(name) for name, _ in rows)
-    widths = [max(len(cell) for cell in column) for column in zip(head, *(cells for _, cells in rows), strict=True)]
-    return "\n".join(
-        f"{name:{name_width}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        for name, cells in [("", head), *rows]
-    )
+def _lines(parts: _Parts, columns: Mapping[str, list[str]]) -> str:
+    """Aligned columns; those that have no figure for the simple average are empty there."""
+    number = max(map(len, columns.values()))
+    names = ["", *parts, "weighted by size", "simple average"][: number + 1]
+    cells = [[head, *column, *[""] * (number - len(column))] for head, column in columns.items()]
+    lines = [f"{name:{max(map(len, names))}}" for name in names]
+    for column in cells:
+        lines = [f"{line}  {cell:>{max(map(len, column))}}" for line, cell in zip(lines, column, strict=True)]
+    return "\n".join(lines)
 
 
 def _by(problems: Sequence[Problem], key: Callable[[Problem], str]) -> dict[str, list[Problem]]:

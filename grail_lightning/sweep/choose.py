@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.evaluate.compare import CHOICE
 from grail_lightning.evaluate.curves import read_scalars
+from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.writable import write_whole
 from grail_lightning.sweep.grid import Choice, Run, Study, described, file_name
 

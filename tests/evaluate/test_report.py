@@ -14,8 +14,9 @@ import pytest
 import scipy.stats
 
 from grail_lightning.evaluate.command import make_parser, report
-from grail_lightning.evaluate.compare import compare, find_runs, with_methods
+from grail_lightning.evaluate.compare import compare
 from grail_lightning.evaluate.curves import compare_curves, other_validation, read_curves
+from grail_lightning.evaluate.runs import find_runs, with_methods
 from grail_lightning.evaluate.seeds import difference
 from grail_lightning.evaluate.statistics import holm, mean_interval
 from tests.evaluate.made import HOSTILE, SAMPLING, answers, chances, config, keep_samples, make_run, study
