@@ -27,7 +27,7 @@ from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
-from grail_lightning.evaluation import Sample, read_samples
+from grail_lightning.evaluate import Sample, read_samples
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import Policy
 from grail_lightning.tasks.base import Prompt

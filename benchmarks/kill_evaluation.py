@@ -23,7 +23,7 @@ from pathlib import Path
 
 from forks import Run, all_gone, forked
 
-from grail_lightning.evaluation import read_samples
+from grail_lightning.evaluate import read_samples
 
 SAMPLES = Path("runs/quickstart/test/samples")
 OPTIONS = [

@@ -32,7 +32,7 @@ import torch
 from grail_lightning.cli.app import mistakes_in_one_line
 from grail_lightning.cli.config_files import read_options, shipped
 from grail_lightning.cli.fit_options import FitOptions
-from grail_lightning.report.events import read_scalars
+from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.runtime.run_folder import mark_if_new
 
 KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")

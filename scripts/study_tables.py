@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from grail_lightning.evaluation.statistics import holm
-from grail_lightning.report.events import read_scalars
+from grail_lightning.evaluate.curves import read_scalars
+from grail_lightning.evaluate.statistics import holm
 
 BASELINE = "GRPO"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torchmetrics import Metric, SumMetric
 
-from grail_lightning.evaluation.problems import Problem
+from grail_lightning.evaluate.records import Problem
 from grail_lightning.metrics import (
     STATUSES,
     AnswerAccuracy,

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.evaluated import Batches, Place
 from grail_lightning.callbacks.records import prompt_text
-from grail_lightning.evaluation.records import (
+from grail_lightning.evaluate.records import (
     FACTS,
     Sample,
     SampleWriter,

@@ -12,8 +12,8 @@ from grail_lightning.callbacks.evaluated import dataset_facts, evaluated_batches
 from grail_lightning.callbacks.hooks import output_of
 from grail_lightning.callbacks.kept_samples import KeptSamples, samples_of
 from grail_lightning.callbacks.tally import Tally
-from grail_lightning.evaluation.records import Sample
-from grail_lightning.evaluation.table import TableOptions, evaluation_table
+from grail_lightning.evaluate.records import Sample
+from grail_lightning.evaluate.table import TableOptions, evaluation_table
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.step.outputs import StepOutput, test_seeds, validation_key

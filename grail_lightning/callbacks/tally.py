@@ -9,9 +9,8 @@ import torch
 
 from grail_lightning.callbacks.figures import Figures, accuracy_names
 from grail_lightning.data.names import metric_name, metric_names
-from grail_lightning.evaluation.problems import Problem, problems_of
-from grail_lightning.evaluation.records import Sample
-from grail_lightning.evaluation.table import by_column
+from grail_lightning.evaluate.records import Problem, Sample, problems_of
+from grail_lightning.evaluate.table import by_column
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.tasks.base import Prompt
 

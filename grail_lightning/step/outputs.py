@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.evaluation.records import problem_id, sample_seed
+from grail_lightning.evaluate.records import problem_id, sample_seed
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.tasks.base import Prompt
 

@@ -16,7 +16,7 @@ from grail_lightning.callbacks.choices import choices
 from grail_lightning.callbacks.prediction_columns import prediction_types
 from grail_lightning.callbacks.rollouts import _TRAINING_COLUMNS
 from grail_lightning.cli.config_files import expand_configs
-from grail_lightning.evaluation import Sample
+from grail_lightning.evaluate import Sample
 from grail_lightning.metrics import STATUSES
 from tests.shell import RUN, SHORT, main
 

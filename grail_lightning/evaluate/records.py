@@ -1,0 +1,250 @@
+"""The files of an evaluation: what was evaluated, and one line for each sample.
+
+A folder ``samples`` holds ``evaluation.json`` and, for each rank, ``rank_00000.jsonl`` with one JSON object a line, in
+the order in which the batches ended. Lines are only ever appended and are on the disk before the next batch begins, so
+a process that is killed leaves whole lines and at most one torn last one, which readers leave out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from grail_lightning.answers import answer_classes, text_classes
+from grail_lightning.runtime.seeds import derive_seed, run_seed
+from grail_lightning.runtime.writable import write_whole
+from grail_lightning.tasks.base import Comparison, Prompt
+
+FORMAT = 1
+FACTS = "evaluation.json"
+# What may change between an interruption and its continuation: the digests say which weights and problems these are.
+_INCIDENTAL = re.compile(r"finished|created|table(\..*)?|model\.(policy|checkpoint|step)|datasets\..*\.source")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One response to one problem, with its verdict: a line of a file.
+
+    Attributes:
+        dataset: The name of the dataset.
+        problem: The problem's identity (`problem_id`): the same wherever the same problem is asked in the same words.
+        index: The place of the problem in the dataset, from 0.
+        sample: The number of the response, from 0 to ``n - 1``.
+        prompt: The prompt as people read it.
+        reference: The reference answer.
+        response: The response, without special tokens.
+        prediction: The answer that was graded; None if the response has none.
+        correct: Whether the verdict is `right`.
+        status: The verdict.
+        layer: The layer of the verifier that decided.
+        num_tokens: Generated tokens, the end token included.
+        finished: Whether the response ended by itself within the limit.
+        seed: The seed of the response's random numbers.
+        columns: Short further columns of the row, such as `subject` and `level`.
+    """
+
+    dataset: str
+    problem: str
+    index: int
+    sample: int
+    prompt: str
+    reference: str
+    response: str
+    prediction: str | None
+    correct: bool
+    status: str
+    layer: str
+    num_tokens: int
+    finished: bool
+    seed: int
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """The verdicts on the ``n`` samples of one problem; every tuple has ``n`` entries, in the order of the samples.
+
+    Attributes:
+        dataset: The name of the dataset.
+        index: The place of the problem in the dataset.
+        columns: Short further columns of the row.
+        correct: Which samples are right.
+        statuses: The status of each verdict.
+        lengths: Generated tokens.
+        finished: Whether a response ended by itself.
+        votes: Equal numbers for equal answers, -1 without an answer.
+    """
+
+    dataset: str
+    index: int
+    columns: dict[str, Any]
+    correct: tuple[bool, ...]
+    statuses: tuple[str, ...]
+    lengths: tuple[int, ...]
+    finished: tuple[bool, ...]
+    votes: tuple[int, ...]
+
+
+def problems_of(samples: Iterable[Sample], compare: Comparison = "math") -> list[Problem]:
+    """The problems of samples; those of one problem are neighbours. Answers vote together if `compare` says so."""
+    groups = (list(group) for _, group in groupby(samples, key=lambda sample: (sample.dataset, sample.index)))
+    return [
+        Problem(
+            dataset=group[0].dataset,
+            index=group[0].index,
+            columns=group[0].columns,
+            correct=tuple(sample.correct for sample in group),
+            statuses=tuple(sample.status for sample in group),
+            lengths=tuple(sample.num_tokens for sample in group),
+            finished=tuple(sample.finished for sample in group),
+            votes=tuple(_votes([sample.prediction for sample in group], compare)),
+        )
+        for group in groups
+    ]
+
+
+def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
+    if compare == "math":
+        return answer_classes(predictions)
+    return text_classes(predictions, ignore_case=compare == "text")
+
+
+def problem_id(prompt: Prompt) -> str:
+    """The identity of a problem: 16 hexadecimal digits of a hash of dataset, messages and reference."""
+    text = repr((prompt.dataset, prompt.messages, prompt.reference))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def sample_seed(problem: str, sample: int) -> int:
+    """The seed of a test's response: it depends on the run's seed, the problem and the number of the sample alone."""
+    return derive_seed(run_seed(), "test", problem, sample)
+
+
+def set_digest(problems: Sequence[str]) -> str:
+    """The identity of a set of problems, in any order: a hash of their sorted identities."""
+    return hashlib.blake2b("\n".join(sorted(problems)).encode(), digest_size=16).hexdigest()
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """What the samples of a folder belong to: the content of its ``evaluation.json``.
+
+    Raises:
+        ValueError: If the folder has no such file, or the file is malformed or of another format.
+    """
+    file = folder / FACTS
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"{folder} must be a folder of samples, but has no {FACTS}. Give the folder `samples` that a test left, "
+            "such as runs/quickstart/test/samples."
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{file} must be JSON, but got: {error}. Move the folder away.") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not {"datasets", "num_samples"} <= found.keys():
+        got = ascii(str(found.get("format", sorted(found)) if isinstance(found, dict) else found)[:80])
+        raise ValueError(f"{file} must have the `format` {FORMAT} and its entries, but got {got}. Move the folder.")
+    return found
+
+
+def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write ``evaluation.json``, which is there as a whole or not at all."""
+    write_whole(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The dotted names in which two evaluations differ, so that their samples must not be mixed."""
+    one, two = (dict(_flat(json.loads(json.dumps(tree)))) for tree in (before, now))
+    names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+    return [name for name in names if not _INCIDENTAL.fullmatch(name)]
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """The file of the samples of one rank."""
+    return folder / f"rank_{rank:05d}.jsonl"
+
+
+def read_samples(folder: Path) -> Iterator[Sample]:
+    """The samples of a folder, file by file, in the order in which they were written.
+
+    A torn last line, which a process that was killed may leave, is left out.
+
+    Raises:
+        ValueError: If another line is no sample. The message names file and line.
+    """
+    for file in sorted(folder.glob("rank_*.jsonl")):
+        for _, sample in _lines(file):
+            yield sample
+
+
+def prune(folder: Path, keep: Callable[[Sample], bool]) -> int:
+    """Remove torn lines, samples that are there twice, and those that `keep` refuses; returns how many were removed.
+
+    Each file is replaced as a whole, and only if something is removed from it.
+    """
+    seen: set[tuple[str, int, int]] = set()
+    removed = 0
+    for file in sorted(folder.glob("rank_*.jsonl")):
+        kept, number = [], 0
+        for line, sample in _lines(file):
+            number += 1
+            place = sample.dataset, sample.index, sample.sample
+            if place not in seen and keep(sample):
+                kept.append(line)
+                seen.add(place)
+        removed += number - len(kept)
+        if sum(map(len, kept)) < file.stat().st_size:
+            write_whole(file, b"".join(kept).decode())
+    return removed
+
+
+class SampleWriter:
+    """Appends the samples of one rank to its file, in a folder that exists."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = rank_file(folder, rank).open("ab")
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Append samples; they are on the disk when this returns."""
+        if samples:
+            lines = [json.dumps(dataclasses.asdict(sample), allow_nan=False) + "\n" for sample in samples]
+            self._file.write("".join(lines).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
+    """The whole lines of a file and their samples."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                sample = Sample(**json.loads(line))
+            except (ValueError, TypeError, RecursionError):
+                raise ValueError(
+                    f"{file}, line {number}: expected a JSON object with the fields of a sample, but got "
+                    f"{line[:60]!a}. Remove the line, or move the folder away."
+                ) from None
+            yield line, sample
+
+
+def _flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values as dotted names and values; an empty mapping is a value."""
+    if not isinstance(tree, dict) or not tree:
+        yield name, tree
+        return
+    for key, value in tree.items():
+        yield from _flat(value, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,136 @@
+"""Runs as files: kept samples by the real writer, events by TensorBoard's, configs as a run leaves them."""
+
+import json
+
+import numpy as np
+import yaml
+from torch.utils.tensorboard import SummaryWriter
+
+from grail_lightning.evaluate.records import (
+    Sample,
+    SampleWriter,
+    read_evaluation,
+    set_digest,
+    write_evaluation,
+)
+
+SAMPLING = {"max_response_length": 64, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": []}
+HOSTILE = [
+    "</style><script>document.title='owned'</script>",
+    "<img src=x onerror=alert(1)>",
+    "=HYPERLINK(1)",
+    "\u202eright to left \x1b[31m | pipe `code` **bold** [a](http://example.org)",
+    "$\\frac{1}{0}$ {{ 7*7 }} {% x %}",
+    "two\nlines",
+]
+
+
+def chances(problems, rate, seed=0):
+    """The probability of each problem to be solved, with this mean."""
+    return np.random.default_rng(seed).beta(2 * rate, 2 * (1 - rate), problems)
+
+
+def answers(probabilities, num_samples=3, seed=0):
+    """Which samples are right, ``[N, n]``."""
+    return np.random.default_rng(seed).random((len(probabilities), num_samples)) < probabilities[:, None]
+
+
+def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **facts):
+    """Write the samples of an evaluation; `datasets` holds which ones are right ``[N, n]``, by name."""
+    folder.mkdir(parents=True)
+    ids = {name: [f"{name} {k}".encode().hex() for k in range(len(right))] for name, right in datasets.items()}
+    num_samples = next(iter(datasets.values())).shape[1]
+    about = {
+        name: {
+            "problems": len(right),
+            "digest": set_digest(ids[name]),
+            "source": "MathData",
+            "first": (first or {}).get(name),
+        }
+        for name, right in datasets.items()
+    }
+    write_evaluation(
+        folder,
+        {
+            "format": 1,
+            "model": {"policy": "arithmetic", "checkpoint": None, "digest": "0", "step": 0},
+            "sampling": SAMPLING,
+            "num_samples": num_samples,
+            "seed": 0,
+            "datasets": about,
+            "grading": {name: {"compare": "math"} for name in datasets},
+        }
+        | facts,
+    )
+    writer = SampleWriter(folder, 0)
+    for name, right in datasets.items():
+        for index in list(range(len(right)))[::order]:
+            writer.write(
+                [_sample(name, ids[name][index], index, k, bool(right[index, k]), text) for k in range(num_samples)]
+            )
+    writer.close()
+    assert read_evaluation(folder)["num_samples"] == num_samples
+    return folder
+
+
+def _sample(dataset, problem, index, number, correct, text):
+    return Sample(
+        dataset=dataset,
+        problem=problem,
+        index=index,
+        sample=number,
+        prompt=text,
+        reference=text,
+        response=text,
+        prediction="1" if correct else "2",
+        correct=correct,
+        status="right" if correct else "wrong" if number else "missing",
+        layer="text",
+        num_tokens=10 + index % 5 + number,
+        finished=bool(index % 4),
+        seed=index,
+    )
+
+
+def config(seed=0, name="run", credit="GRAIL", **options):
+    """The parts of a resolved config that a report reads."""
+    logger = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "runs", "name": name}}
+    return {
+        "seed_everything": seed,
+        "trainer": {"logger": logger, "max_steps": 100, "default_root_dir": None},
+        "model": {"policy": "arithmetic", "credit": {"class_path": credit}, "sampling": SAMPLING},
+        "data": {"class_path": "ArithmeticData", "init_args": {"num_val": 512, "prompts_per_batch": 16}},
+        "evaluation": {"num_samples": 1, "sampling": None},
+    } | options
+
+
+def make_run(folder, curve=None, sweep=None, **options):
+    """A run's folder with its config, and its learning curve and sweep's file if there are any."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config(**options)))
+    if sweep is not None:
+        (folder / "sweep.json").write_text(json.dumps(sweep))
+    if curve is not None:
+        with SummaryWriter(str(folder)) as writer:
+            for step, value in curve.items():
+                writer.add_scalar("val/accuracy", value, step)
+                writer.add_scalar("train/reward", 0.5, step)
+    return folder
+
+
+def study(folder, methods, seeds=4, problems=(30, 60), num_samples=3):
+    """A sweep with samples: one run for each method and seed; `methods` holds how much better each is, by name."""
+    names = [f"part {k}" for k in range(len(problems))]
+    for method, better in methods.items():
+        for seed in range(seeds):
+            draw = np.random.default_rng([seed, len(method)])
+            effect = better + 0.02 * draw.standard_normal()
+            curve = {step: float(np.clip(0.3 + (0.3 + effect) * step / 100, 0, 1)) for step in (0, 20, 40, 60, 80, 100)}
+            place = folder / f"{len(list(folder.glob('*'))):03d}"
+            make_run(place, curve, {"method": method, "task": "", "seed": seed}, seed=seed, name=str(place))
+            right = {
+                name: answers((chances(number, 0.5, k) + effect).clip(0, 1), num_samples, seed * 10 + k)
+                for k, (name, number) in enumerate(zip(names, problems, strict=True))
+            }
+            keep_samples(place / "test" / "samples", right)
+    return sorted(map(str, folder.glob("*")))

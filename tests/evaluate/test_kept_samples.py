@@ -1,0 +1,269 @@
+"""Samples are on the disk as batches end, and an interrupted test goes on with them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+
+import grail_lightning
+from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Evaluation
+from grail_lightning.data import ArithmeticData
+from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
+from grail_lightning.evaluate.records import prune
+from tests.evaluate.tested import rows_of, run_test
+from tests.processes import run_script
+from tests.runs import module, problems, trainer
+
+SAMPLES = Path("test/samples")
+
+
+class Sampled(Callback):
+    """Counts the batches that were sampled; interrupts the test after `stop` of them."""
+
+    def __init__(self, stop=None):
+        self.stop, self.batches = stop, 0
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.batches += outputs is not None
+        if self.batches == self.stop:
+            raise InterruptedTestError
+
+
+class InterruptedTestError(Exception):
+    """What a test raises in the place of a kill."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A test that nothing interrupts: its folder and its figures."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, run_test(folder)
+
+
+def _again(folder, finished=None):
+    """The evaluation of a folder as if it had not ended."""
+    file = folder / SAMPLES / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"finished": finished}))
+
+
+def test_each_sample_is_a_line_with_its_verdict_and_seed(undisturbed):
+    folder, figures = undisturbed
+    samples = list(read_samples(folder / SAMPLES))
+    assert [(s.index, s.sample) for s in samples] == [(i, k) for i in range(7) for k in range(3)]
+    asked = {problem_id(prompt): prompt for prompt in problems(7, "test")}
+    for sample in samples:
+        prompt = asked[sample.problem]
+        assert (sample.prompt, sample.reference) == (prompt.messages, prompt.reference)
+        assert sample.seed == sample_seed(sample.problem, sample.sample)
+        assert sample.prediction == prompt.task.answer(sample.response)
+        assert sample.correct == (sample.status == "right")
+        assert sample.correct == (sample.prediction == sample.reference)
+    assert figures["test/accuracy"] == pytest.approx(sum(s.correct for s in samples) / 21)
+    lengths = [s.num_tokens for s in samples if s.correct]
+    assert figures["test/completions/mean_length_right"] == pytest.approx(sum(lengths) / len(lengths))
+
+
+def test_the_folder_says_what_was_evaluated(undisturbed):
+    facts = read_evaluation(undisturbed[0] / SAMPLES)
+    assert facts["model"]["policy"] == "arithmetic"
+    assert re.fullmatch("[0-9a-f]{64}", facts["model"]["digest"])
+    assert (facts["num_samples"], facts["seed"]) == (3, 0)
+    assert facts["sampling"]["max_response_length"] == 40
+    (found,) = facts["datasets"].values()
+    assert (found["problems"], found["source"], found["first"]) == (7, "ArithmeticData", None)
+    assert facts["finished"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 137, -1, -40, "batch", "line"])
+def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undisturbed, tmp_path, capsys, caplog):
+    """The file ends where a kill left it: nowhere, inside a line, behind a line of a batch, behind a batch."""
+    whole = (undisturbed[0] / SAMPLES / "rank_00000.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    there = {"batch": sum(map(len, lines[:9])), "line": sum(map(len, lines[:13]))}.get(cut, cut)
+    there = len(whole) + there if there < 0 else there
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    _again(tmp_path)
+    (tmp_path / SAMPLES / "rank_00000.jsonl").write_bytes(whole[:there])
+    capsys.readouterr()
+    sampled = Sampled()
+    with caplog.at_level("INFO"):
+        assert run_test(tmp_path, sampled) == undisturbed[1]
+    batches = sum(whole[:there].count(b"\n") // n == 1 for n in (9, 18, 21))
+    done = whole[:there].count(b"\n") // 9 if there < len(whole) else 3
+    assert sampled.batches == 3 - done, batches
+    assert f"{min(3 * done, 7)} of 7 problems are done" in caplog.text
+    assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
+    assert read_evaluation(tmp_path / SAMPLES)["finished"]
+    assert not (tmp_path / "test" / "samples.1").exists()
+
+
+def test_a_test_that_raised_goes_on_behind_its_last_batch(undisturbed, tmp_path, capsys):
+    with pytest.raises(InterruptedTestError):
+        run_test(tmp_path, Sampled(stop=2))
+    assert len(rows_of(tmp_path / SAMPLES)) == 18
+    capsys.readouterr()
+    sampled = Sampled()
+    assert run_test(tmp_path, sampled) == undisturbed[1]
+    assert sampled.batches == 1
+    table = capsys.readouterr().out
+    run_test(tmp_path / "whole")
+    assert capsys.readouterr().out == table
+
+
+def test_a_complete_test_is_done_anew_and_the_earlier_one_is_kept(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    sampled = Sampled()
+    assert run_test(tmp_path, sampled) == undisturbed[1]
+    assert sampled.batches == 3
+    assert rows_of(tmp_path / "test" / "samples.1") == rows_of(tmp_path / SAMPLES)
+
+
+def _other_weights():
+    other = module()
+    configure = other.configure_model
+
+    def moved():
+        loaded = other.policy is not None
+        configure()
+        if not loaded:
+            with torch.no_grad():
+                next(other.policy.parameters()).add_(1e-3)
+
+    other.configure_model = moved
+    return {"ours": other}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        (_other_weights, "model.digest"),
+        (lambda: {"sampling": Sampling(max_response_length=40, temperature=0.9)}, "sampling.temperature"),
+        (lambda: {"num_samples": 4}, "num_samples"),
+        (lambda: {"num_problems": 6}, "datasets.arithmetic.digest, datasets.arithmetic.problems"),
+        (lambda: seed_everything(5, verbose=False) and {}, "seed"),
+    ],
+)
+def test_an_interrupted_test_of_something_else_is_never_continued(changed, name, undisturbed, tmp_path, caplog):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    _again(tmp_path)
+    before = (tmp_path / SAMPLES / "rank_00000.jsonl").read_bytes()
+    sampled = Sampled()
+    with caplog.at_level("INFO"):
+        run_test(tmp_path, sampled, **changed())
+    assert f"held an interrupted evaluation, which differs in {name}; it is now in" in caplog.text
+    assert sampled.batches == len({s.index // 3 for s in read_samples(tmp_path / SAMPLES)})
+    assert (tmp_path / "test" / "samples.1" / "rank_00000.jsonl").read_bytes() == before
+
+
+def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    _again(tmp_path)
+    ours = module()
+    ours.policy_name = str(Path(grail_lightning.__file__).parent / "assets" / "arithmetic")
+    sampled = Sampled()
+    assert run_test(tmp_path, sampled, ours=ours) == undisturbed[1]
+    assert sampled.batches == 0
+
+
+def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
+    class Second(Callback):
+        def on_test_batch_end(self, trainer, pl_module, *rest):
+            run_test(tmp_path)
+
+    with pytest.raises(ValueError, match=r"test/samples is in use by another evaluation .* Wait for it"):
+        run_test(tmp_path, Second())
+
+
+def test_samples_are_not_kept_where_that_is_not_asked_for(tmp_path):
+    run_test(tmp_path, keep_samples="none")
+    assert not (tmp_path / "test").exists()
+
+
+def test_a_torn_line_in_the_middle_of_a_file_is_named(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / SAMPLES / "rank_00000.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([lines[0], lines[1][:50] + b"\n", lines[2]]))
+    with pytest.raises(ValueError, match=r"rank_00000\.jsonl, line 2: expected a JSON object"):
+        list(read_samples(tmp_path / SAMPLES))
+
+
+def test_samples_that_stand_twice_are_removed(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    first = tmp_path / SAMPLES / "rank_00000.jsonl"
+    (tmp_path / SAMPLES / "rank_00001.jsonl").write_bytes(first.read_bytes()[:-30])
+    assert prune(tmp_path / SAMPLES, lambda sample: True) == 20
+    assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_two_ranks_sample_and_report_what_one_does(strategy, tmp_path):
+    """Seven problems in batches of three: the ranks have five and two, and one batch of the second rank is empty."""
+    program = Path(__file__).with_name("tested.py")
+    (alone,) = run_script(program, tmp_path / "one", 1)
+    first, second = run_script(program, tmp_path / "two", 2, strategy, ranks=2)
+    figures = [json.loads(run.stdout.splitlines()[-1]) for run in (alone, first, second)]
+    assert figures[0] == figures[1] == figures[2]
+    assert 0 < figures[0]["test/accuracy"] < 1
+    assert rows_of(tmp_path / "two" / SAMPLES) == rows_of(tmp_path / "one" / SAMPLES)
+    assert len(list((tmp_path / "two" / SAMPLES).glob("rank_*.jsonl"))) == 2
+    models = [read_evaluation(tmp_path / name / SAMPLES)["model"] for name in ("one", "two")]
+    assert models[0] == models[1], "the digest of sharded weights is that of whole ones"
+    tables = [run.stdout[: run.stdout.rindex("\n{")].strip() for run in (alone, first)]
+    assert tables[0] == tables[1]
+    assert "maj@3" in tables[0]
+
+
+def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, tmp_path):
+    folder = tmp_path / SAMPLES
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    _again(tmp_path)
+    lines = (folder / "rank_00000.jsonl").read_bytes().splitlines(keepends=True)
+    # The first rank has problems 0, 2, 3, 5, the second 1, 4: it was killed before its share of the third batch.
+    for rank, indices in ((0, (0, 2, 3, 5, 6)), (1, (1,))):
+        mine = [line for line in lines if json.loads(line)["index"] in indices]
+        (folder / f"rank_{rank:05d}.jsonl").write_bytes(b"".join(mine))
+    sampled = Sampled()
+    assert run_test(tmp_path, sampled) == undisturbed[1]
+    assert sampled.batches == 1  # The second batch lacks problem 4; it is sampled again as a whole.
+    assert rows_of(folder) == rows_of(undisturbed[0] / SAMPLES)
+
+
+def test_validations_keep_their_samples_if_that_is_asked_for(tmp_path):
+    evaluation = Evaluation(num_samples=2, keep_samples="all", by=("nothing",))
+    data = ArithmeticData(num_train=8, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=3)
+    ours = module()
+    run = trainer(1, evaluation, default_root_dir=str(tmp_path), num_sanity_val_steps=1)
+    run.fit(ours, data)
+    folders = [tmp_path / "validation" / f"step_{step:08d}" / "samples" for step in (0, 1)]
+    (before, after) = (read_evaluation(folder) for folder in folders)
+    assert before["model"]["digest"] != after["model"]["digest"]
+    assert [facts["model"]["step"] for facts in (before, after)] == [0, 1]
+    assert before["finished"]
+    assert before["streams"] == {"prompts_per_batch": [3], "ranks": 1}
+    for folder, accuracy in zip(folders, (evaluation.first["accuracy"], evaluation.last["accuracy"]), strict=True):
+        samples = list(read_samples(folder))
+        assert len(samples) == 10
+        assert sum(s.correct for s in samples) / 10 == pytest.approx(accuracy)
+        assert len({s.seed for s in samples}) == 2, "a seed for each batch"
+    (validated,) = run.validate(ours, data, verbose=False)
+    assert validated["val/accuracy"] == evaluation.last["accuracy"]
+    kept = [(s.response, s.seed) for s in read_samples(tmp_path / "validate" / "samples")]
+    assert kept == [(s.response, s.seed) for s in read_samples(folders[1])]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_and_doubles_nothing():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "benchmarks" / "kill_evaluation.py"), "--kills=3", "--problems=40"]
+    done = subprocess.run([*command, "--ranks=1"], capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 samples lost, 0 doubled; table and samples the same" in done.stdout
+    assert done.stdout.count("killed at") >= 2

@@ -1,0 +1,187 @@
+"""Kept samples are graded again without sampling, by the command and through its functions."""
+
+import dataclasses
+import json
+
+import pytest
+
+from grail_lightning.answers import Verifier
+from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Evaluation, Preflight
+from grail_lightning.data import DatasetSpec, MathData
+from grail_lightning.evaluate import Sample, read_evaluation, read_samples
+from grail_lightning.evaluate.command import evaluation as main
+from grail_lightning.evaluate.records import SampleWriter, write_evaluation
+from grail_lightning.evaluate.regrade import regraded
+from tests.data.recorder import write
+from tests.evaluate.tested import run_test
+from tests.runs import module, trainer
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A folder of samples, and the table that its test printed."""
+    folder = tmp_path_factory.mktemp("tested")
+    with pytest.MonkeyPatch.context() as patch:
+        said = []
+        patch.setattr("builtins.print", lambda *words, **how: said.append(" ".join(map(str, words))))
+        run_test(folder)
+    return folder / "test", said[-1]
+
+
+def _sample(reference, response, **changes):
+    made = {
+        **{"dataset": "d", "problem": "0" * 16, "index": 0, "sample": 0, "prompt": "p", "reference": reference},
+        **{"response": response, "prediction": None, "correct": False, "status": "wrong", "layer": "none"},
+        **{"num_tokens": 3, "finished": True, "seed": 0, "columns": {}},
+    }
+    return Sample(**made | changes)
+
+
+def _facts(**grading):
+    """What a test of a user's task leaves, with one sample a problem."""
+    return {
+        **{"format": 1, "finished": "now", "num_samples": 1, "table": {"pass_at": [1]}},
+        "datasets": {"d": {"problems": 3, "digest": "", "source": None, "first": 2}},
+        "grading": {"d": {"task": "x.Y", "compare": "math"} | grading},
+    }
+
+
+BOXED = {"class": "grail_lightning.answers.find.boxes.Boxed"}
+
+
+def test_the_table_of_regraded_samples_is_that_of_the_test(tested, capsys):
+    folder, table = tested
+    assert main(["regrade", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"21 samples of {folder / 'samples'}, 0 with another verdict\n")
+    assert said.endswith(f"\n\n{table}\n")
+
+
+def test_the_folder_of_a_run_is_regraded_as_its_test(tested, capsys):
+    folder, table = tested
+    assert main(["regrade", str(folder.parent)]) == 0
+    assert table in capsys.readouterr().out
+
+
+def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, capsys, tmp_path):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    samples = list(read_samples(tested[0] / "samples"))
+    right = next(k for k, sample in enumerate(samples) if sample.correct)
+    samples[right] = dataclasses.replace(samples[right], correct=False, status="timeout", layer="none")
+    write_evaluation(folder, read_evaluation(tested[0] / "samples"))
+    writer = SampleWriter(folder, 0)
+    writer.write(samples)
+    writer.close()
+    assert main(["regrade", str(folder), "--output", str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    assert "1 with another verdict" in said
+    assert f"problem {samples[right].index} sample {samples[right].sample}: timeout (none) -> right (" in said
+    assert tested[1] in said
+    assert [s.status for s in read_samples(folder)].count("timeout") == 1
+    assert [s.status for s in read_samples(tmp_path / "new")].count("timeout") == 0
+    assert main(["regrade", str(folder), "--output", str(tmp_path / "new")]) == 2
+    assert "must be a new folder" in capsys.readouterr().err
+
+
+def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise():
+    samples = [_sample("2", r"\boxed{2}", prediction="3"), _sample("2", "no box", prediction="2")]
+    with Verifier() as verifier:
+        ours = regraded(samples, _facts(answer=BOXED), verifier)
+        theirs = regraded(samples, _facts(answer={"class": "mine.Form"}), verifier)
+    assert [(s.prediction, s.status) for s in ours] == [("2", "right"), (None, "missing")]
+    assert [(s.prediction, s.status) for s in theirs] == [("3", "wrong"), ("2", "right")]
+
+
+@pytest.mark.parametrize(("compare", "status"), [("text", "right"), ("exact", "wrong"), ("math", "right")])
+def test_answers_are_compared_as_the_task_compares_them(compare, status):
+    with Verifier() as verifier:
+        (found,) = regraded([_sample("Paris", r"\boxed{paris}")], _facts(answer=BOXED, compare=compare), verifier)
+    assert found.status == status
+
+
+def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):
+    hostile = "\x1b]0;owned\x07\u202e" + "9" * 5000
+    write_evaluation(tmp_path, _facts(answer=BOXED))
+    writer = SampleWriter(tmp_path, 0)
+    writer.write([_sample("2", "\\boxed{" + hostile + "}\ud800")])
+    writer.close()
+    assert main(["regrade", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    assert "wrong (none) -> " in said
+    assert "d (first 2)" in said
+
+
+def test_an_interrupted_test_is_regraded_as_far_as_it_went(tested, tmp_path, capsys):
+    facts = read_evaluation(tested[0] / "samples") | {"finished": None}
+    write_evaluation(tmp_path, facts)
+    lines = (tested[0] / "samples" / "rank_00000.jsonl").read_bytes()
+    (tmp_path / "rank_00000.jsonl").write_bytes(lines[: len(lines) // 2])
+    assert main(["regrade", str(tmp_path)]) == 0
+    assert "The evaluation was interrupted: 3 of 7 problems." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]", '{"format": 2}', '{"format": 1}'])
+def test_a_folder_of_something_else_is_one_line(content, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "evaluation.json").write_text(content)
+    assert main(["regrade", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("grail_lightning.evaluation: error: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["regrade"], ["grade", "samples"], ["regrade", "samples", "--out"]])
+def test_a_wrong_option_is_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("grail_lightning.evaluation: error: ")
+    assert said.endswith("See --help.\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, {"__class__": 0}])
+def test_a_line_with_other_fields_is_named(change, tmp_path, capsys):
+    write_evaluation(tmp_path, _facts(answer=BOXED))
+    row = dataclasses.asdict(_sample("2", "2")) | change
+    (tmp_path / "rank_00000.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["regrade", str(tmp_path)]) == 2
+    assert "rank_00000.jsonl, line 1: expected a JSON object" in capsys.readouterr().err
+
+
+def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):
+    rows = [{"problem": f"{k}+1?", "answer": str(k + 1), "level": 1 + k % 2, "solution": "x" * 300} for k in range(6)]
+    data = MathData(test=DatasetSpec(write(tmp_path, rows), name="sums", limit=4))
+    evaluation = Evaluation(num_samples=2, by=("level", "subject"))
+    figures = trainer(-1, evaluation, Preflight(), default_root_dir=str(tmp_path)).test(
+        module(sampling=Sampling(max_response_length=8)), data, verbose=False
+    )[0]
+    said = capsys.readouterr().out
+    (told,) = [line for line in caplog.messages if "`evaluation.by`" in line]
+    assert "names 'subject', but no problem has" in told
+    assert caplog.messages.index(told) < caplog.messages.index(f"The samples are in {tmp_path}/test/samples.")
+    assert "sums (first 4)  " in said
+    assert "sums (first 4), level 1" in said
+    assert "\n\nNo problem has a column 'subject'.\n" in said
+    assert {name for name in figures if "level" in name} == {
+        f"test/sums/level_{level}/{name}" for level in (1, 2) for name in ("accuracy", "pass_at_1")
+    }
+    folder = tmp_path / "test" / "samples"
+    assert read_evaluation(folder)["datasets"]["sums"]["first"] == 4
+    assert [s.columns for s in read_samples(folder)][:2] == [{"level": 1}] * 2
+    assert main(["regrade", str(folder)]) == 0
+    assert said.strip() in capsys.readouterr().out
+
+
+def test_problems_that_a_dataset_has_twice_are_counted_and_told(tmp_path, capsys):
+    rows = [{"problem": f"{k % 4}+1?", "answer": str(k % 4 + 1)} for k in range(6)]
+    data = MathData(test=DatasetSpec(write(tmp_path, rows), name="twice"))
+    with pytest.warns(UserWarning, match="^2 of the 6 problems of twice repeat an earlier one.") as told:
+        run_test(tmp_path, data=data, sampling=Sampling(max_response_length=8))
+    assert sum("repeat an earlier one" in str(warning.message) for warning in told) == 1
+    samples = list(read_samples(tmp_path / "test" / "samples"))
+    assert len(samples) == 6 * 3
+    assert {(s.index, s.seed) for s in samples if s.index == 4} == {(4, s.seed) for s in samples if s.index == 0}

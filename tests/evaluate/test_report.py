@@ -1,0 +1,426 @@
+"""Which runs a report finds, what it compares, and its formats with hostile names."""
+
+import csv
+import html.parser
+import io
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from grail_lightning.evaluate.command import make_parser, report
+from grail_lightning.evaluate.compare import compare
+from grail_lightning.evaluate.curves import compare_curves, other_validation, read_curves
+from grail_lightning.evaluate.runs import find_runs, with_methods
+from grail_lightning.evaluate.seeds import difference
+from grail_lightning.evaluate.statistics import holm, mean_interval
+from tests.evaluate.made import HOSTILE, SAMPLING, answers, chances, config, keep_samples, make_run, study
+
+A9, A20, A30 = (answers(chances(number, 0.5)) for number in (9, 20, 30))
+CURVES = {"GRPO": [[0.1, 0.30, 0.40], [0.1, 0.25, 0.44], [0.1, 0.31, 0.42]]}
+CURVES["GRAIL"] = [[0.1, 0.36, 0.50], [0.1, 0.30, 0.49], [0.1, 0.33, 0.55]]
+
+
+def _runs(*given):
+    return with_methods(find_runs([str(argument) for argument in given]))
+
+
+def _seeds(*given):
+    """The seeds of each method, by task and name."""
+    seeds = {}
+    for run in _runs(*given):
+        seeds.setdefault((run.task, run.method), []).append(run.seed)
+    return seeds
+
+
+def _said(capsys, *arguments):
+    assert report([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def _row(frame, **wanted):
+    (row,) = frame[(frame[list(wanted)] == list(wanted.values())).all(axis=1)].to_dict("records")
+    return row
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return study(tmp_path_factory.mktemp("study"), {"GRPO": 0.0, "GRAIL": 0.1, "OAR-G": 0.03}, seeds=3)
+
+
+# Which runs are found, and which belong to one method.
+
+
+def test_a_run_its_stage_and_its_samples_are_the_same_run(tmp_path):
+    run = make_run(tmp_path / "a", {0: 0.1})
+    for stage in ("validation/step_00000010", "validation/step_00000200", "test"):
+        keep_samples(run / stage / "samples", {"A": A9})
+        assert find_runs([str(run)])[0].samples.parent == run / stage, "the last validation, and a test before it"
+    found = [find_runs([str(place)])[0] for place in (run, run / "test", run / "test" / "samples")]
+    assert {(one.samples, one.folder, one.seed) for one in found} == {(run / "test" / "samples", run, 0)}
+    for given in ([run, run], [run, run / "test"], [f"A={run}", f"B={run}"]):
+        with pytest.raises(ValueError, match=r"must be given once, but \S+ and \S+ are one\. Leave one out"):
+            find_runs([str(argument) for argument in given])
+
+
+def test_configs_that_differ_in_seed_and_folder_are_one_method(tmp_path):
+    for credit in ("GRAIL", "Uniform"):
+        for seed in (1, 0, 2):
+            make_run(tmp_path / f"{credit}_seed{seed}", {0: 0.1}, seed=seed, name=f"{credit}_{seed}", credit=credit)
+    assert _seeds(*sorted(tmp_path.iterdir())) == {("", "GRAIL"): [0, 1, 2], ("", "Uniform"): [0, 1, 2]}
+    make_run(tmp_path / "other", {0: 0.1}, evaluation={"num_samples": 2, "sampling": None})
+    assert ("", "other") in _seeds(tmp_path / "other", tmp_path / "GRAIL_seed0"), "any other option is another method"
+    given = [f"mine={tmp_path / 'GRAIL_seed0'}", f"mine={tmp_path / 'Uniform_seed1'}"]
+    assert _seeds(*given) == {("", "mine"): [0, 1]}, "the name that a user gives comes first"
+    with pytest.raises(ValueError, match=r"must have different seeds, but .*l0 and .*l1 .* both have 5. Leave one out"):
+        _runs(*(make_run(tmp_path / f"l{number}", {0: 0.1}, seed=5) for number in range(2)))
+
+
+def test_a_sweep_says_what_belongs_together(tmp_path):
+    points = [("GRAIL", "a", 3, 0.1), ("GRAIL", "a", 4, 0.1), ("GRAIL", "a", 3, 0.2), ("GRAIL", "b", 3, 0.1)]
+    for number, (method, task, seed, rate) in enumerate(points):
+        sweep = {"method": method, "task": task, "seed": seed, "point": {"model.optimizer.lr": rate}}
+        make_run(tmp_path / f"r{number}", {0: 0.1}, sweep, credit=str(number))  # The configs would say otherwise.
+    (tmp_path / "choice__GRAIL__a.json").write_text("{}")  # A sweep leaves it beside the runs that choose.
+    assert _seeds(*sorted(tmp_path.iterdir())) == {
+        ("a", "GRAIL, lr=0.1"): [3, 4],
+        ("a", "GRAIL, lr=0.2"): [3],
+        ("b", "GRAIL"): [3],
+    }
+    alone = make_run(tmp_path / "alone", {0: 0.1})
+    assert {task for task, _ in _seeds(tmp_path / "r0", alone)} == {""}
+    with pytest.raises(ValueError, match="some belong to none, and others to a, b"):
+        _runs(tmp_path / "r0", tmp_path / "r3", alone)
+    chose = make_run(tmp_path / "chose", {0: 0.1}, {"method": "GRAIL", "task": "a", "seed": 9, "choosing": True})
+    with pytest.raises(ValueError, match="must not be reported beside others, which would flatter the point"):
+        _runs(tmp_path / "r0", chose)
+
+
+@pytest.mark.parametrize("by", ["checkpoint", "policy"])
+def test_an_evaluation_elsewhere_belongs_to_the_run_that_trained_its_policy(by, tmp_path):
+    for seed in (0, 1):
+        trained = make_run(tmp_path / f"trained_{seed}", {0: 0.1}, seed=seed)
+        (trained / "checkpoints").mkdir()
+        (trained / "checkpoints" / "best.ckpt").touch()
+        (trained / "export").mkdir()
+        file = trained / ("export" if by == "policy" else "checkpoints/best.ckpt")
+        place = tmp_path / f"evaluated_{seed}"
+        place.mkdir()
+        (place / "config_test.yaml").write_text(f"seed_everything: 7\nmodel: {{policy: {file}}}\n")
+        model = {"policy": "arithmetic", "checkpoint": None, "digest": str(seed), "step": 3} | {by: str(file)}
+        keep_samples(place / "test" / "samples", {"A": A9}, model=model)
+    assert _seeds(tmp_path / "evaluated_0", tmp_path / "evaluated_1") == {("", "evaluated"): [0, 1]}
+    assert find_runs([str(tmp_path / "evaluated_1")])[0].events == tmp_path / "trained_1", "its learning curve, too"
+
+
+# Figures and differences of kept samples.
+
+
+def test_figures_are_those_of_the_samples(tmp_path):
+    right = {"A": answers(chances(40, 0.4), 3, 1), "B": answers(chances(70, 0.8), 3, 2)}
+    runs = _runs(keep_samples(tmp_path / "one", right, first={"A": 40}))
+    frame = compare(runs, "one", [2], [3])
+    for name, label in {"A": "A (first 40)", "B": "B"}.items():
+        share = right[name].mean(1)
+        row = _row(frame, dataset=label, figure="acc@3")
+        assert row["value"] == pytest.approx(share.mean())
+        assert (row["low"], row["high"]) == pytest.approx(mean_interval(share, share * (1 - share) / 3))
+    c = right["B"].sum(1)
+    # pass@2 of c right ones of 3: 1 - C(3 - c, 2) / 3. Right samples answer 1, wrong ones 2: two of three win a vote.
+    assert _row(frame, dataset="B", figure="pass@2")["value"] == pytest.approx((1 - (3 - c) * (2 - c) / 6).mean())
+    assert _row(frame, dataset="B", figure="maj@3")["value"] == pytest.approx((c >= 2).mean())
+    means = [values.mean() for values in right.values()]
+    assert _row(frame, dataset="simple average", figure="acc@3")["value"] == pytest.approx(np.mean(means))
+    weighted = _row(frame, dataset="weighted by size", figure="acc@3")["value"]
+    assert weighted == pytest.approx(np.concatenate(list(right.values())).mean())
+    tokens = [10 + index % 5 + number for index in range(40) for number in range(3)]
+    assert _row(frame, dataset="A (first 40)", figure="tokens")["value"] == pytest.approx(np.mean(tokens))
+
+
+def test_problems_and_seeds_are_paired_and_families_are_corrected(plain):
+    frame = compare([run for run in _runs(*plain) if run.samples], "GRPO", [], [])
+    tables = {}
+    for method, seeds in {"GRAIL": range(3), "GRPO": range(3)}.items():
+        better = {"GRAIL": 0.1, "GRPO": 0.0}[method]
+        effects = [better + 0.02 * np.random.default_rng([seed, len(method)]).standard_normal() for seed in seeds]
+        tables[method] = [
+            np.stack(
+                [answers((chances(number, 0.5, k) + effects[s]).clip(0, 1), 3, s * 10 + k).mean(1) for s in seeds], 1
+            )
+            for k, number in enumerate((30, 60))
+        ]
+    noises = [(a * (1 - a) / 3, b * (1 - b) / 3) for a, b in zip(tables["GRAIL"], tables["GRPO"], strict=True)]
+    known = difference(tables["GRAIL"], tables["GRPO"], noises, [0.5, 0.5], paired_seeds=True)
+    row = _row(frame, dataset="simple average", method="GRAIL", figure="acc@3")
+    assert (row["difference"], row["difference_low"], row["difference_high"], row["p"]) == pytest.approx(
+        (known.value, known.low, known.high, known.p_value)
+    )
+    tested = frame[frame["difference"].notna()]
+    families = [tested[tested["part"] == "dataset"], tested[tested["dataset"] == "simple average"]]
+    assert [len(family) for family in families] == [4, 2]
+    for family in families:
+        assert list(family["p_holm"]) == holm(list(family["p"]))
+    assert row["detectable"] == known.detectable(2)
+
+
+def test_seeds_that_only_one_method_has_are_left_out_of_the_difference(plain):
+    grpo, grail = plain[:3], plain[3:6]
+
+    def compared(*given):
+        return _row(compare(_runs(*given), "GRPO", [], []), dataset="simple average", method="GRAIL", figure="acc@3")
+
+    fewer, same = compared(*grpo[1:], *grail), compared(*grpo[1:], *grail[1:])
+    assert (fewer["seeds"], fewer["paired_seeds"], fewer["difference"]) == (3, 2, same["difference"])
+    assert fewer["value"] != same["value"], "its own figure is of all of its seeds"
+    assert compared(*grpo, grail[0])["paired_seeds"] == 1
+    assert np.isnan(compared(*grpo[:2], grail[2])["paired_seeds"])
+
+
+def test_pairs_are_the_same_problems_in_whatever_order(tmp_path):
+    runs = _runs(keep_samples(tmp_path / "one", {"A": A30}), keep_samples(tmp_path / "two", {"A": A30}, order=-1))
+    row = _row(compare(runs, "one", [], []), method="two", figure="acc@3")
+    assert (row["difference"], row["p"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("facts", "differ"),
+    [
+        ({"sampling": SAMPLING | {"temperature": 1.0}}, r"`sampling.temperature` \(0.6, 1.0\)"),
+        ({"grading": {"A": {"compare": "text"}}}, r"`grading of A` \(\{'compare': 'math'\}, \{'compare': 'text'\}\)"),
+        ({"datasets": {"A": answers(chances(20, 0.5), 2)}}, r"`num_samples` \(3, 2\)"),
+        ({"datasets": {"A": A30}}, r"`problems of A` \('20 problems.*, '30 problems.*--common"),
+    ],
+)
+def test_other_problems_or_settings_are_refused(facts, differ, tmp_path):
+    keep_samples(tmp_path / "one", {"A": A20})
+    keep_samples(tmp_path / "two", **({"datasets": {"A": A20}} | facts))
+    runs = _runs(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(ValueError, match=r"one and \S*two differ in " + differ):
+        compare(runs, "one", [], [])
+    if "--common" not in differ:
+        with pytest.raises(ValueError, match=differ):
+            compare(runs, "one", [], [], common=True)
+        return
+    row = _row(compare(runs, "one", [], [], common=True), method="two", figure="acc@3")
+    assert (row["problems"], row["value"]) == (20, pytest.approx(A30[:20].mean()))
+
+
+def test_an_evaluation_that_is_not_complete_is_refused_unless_common_problems_are_asked_for(tmp_path):
+    file = keep_samples(tmp_path / "one", {"A": A20}) / "rank_00000.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:31]) + lines[31][:20])
+    with pytest.raises(ValueError, match=r"must hold all 20 problems of A with 3 samples each, but it holds 10\."):
+        compare(_runs(tmp_path / "one"), "one", [], [])
+    row = _row(compare(_runs(tmp_path / "one"), "one", [], [], common=True), figure="acc@3")
+    assert (row["dataset"], row["value"]) == ("A (10 in common)", pytest.approx(A20[:10].mean()))
+
+
+# Learning curves.
+
+
+def _curves(folder, values=CURVES):
+    for method, seeds in values.items():
+        for seed, curve in enumerate(seeds):
+            points = dict(zip((0, 10, 20), curve, strict=False))
+            make_run(folder / f"{method}_{seed}", points, seed=seed, credit=method)
+    return _runs(*sorted(folder.iterdir(), reverse=True))
+
+
+def test_curves_have_students_band_over_seeds_and_their_ends_are_paired(tmp_path):
+    curves, left_out = read_curves(_curves(tmp_path))
+    frame = compare_curves(curves, "GRPO")
+    assert left_out == []
+    one, two = (np.array(CURVES[name])[:, -1] for name in ("GRAIL", "GRPO"))
+    known = scipy.stats.ttest_1samp(np.array(CURVES["GRAIL"])[:, 1], 0).confidence_interval()
+    row = _row(frame, part="curve", method="GRAIL", step=10)
+    assert (row["value"], row["low"], row["high"]) == pytest.approx((0.33, known.low, known.high), abs=1e-6)
+    end, known = _row(frame, part="end", method="GRAIL"), scipy.stats.ttest_rel(one, two)
+    assert (end["step"], end["paired_seeds"], end["difference"]) == (20, 3, pytest.approx((one - two).mean(), abs=1e-6))
+    assert (end["p"], end["p_holm"]) == pytest.approx((known.pvalue, known.pvalue), rel=1e-4)
+    assert (end["difference_low"], end["difference_high"]) == pytest.approx(
+        tuple(known.confidence_interval()), abs=1e-6
+    )
+
+
+def test_a_run_that_is_not_over_does_not_cut_the_others_short(tmp_path, capsys):
+    runs = _curves(tmp_path, CURVES | {"GRAIL": [*CURVES["GRAIL"][:2], CURVES["GRAIL"][2][:2]]})
+    text = _said(capsys, *(run.given for run in runs), "--baseline=GRPO")
+    assert re.search(r"at step 20, mean over seeds", text)
+    assert re.search(r"Left out of the curves, since they ended before other runs: \S*GRAIL_2\.", text)
+    assert "Differences over the 2 seeds that the method and the baseline both have: GRAIL." in text
+
+
+def test_ends_are_compared_at_the_last_step_that_all_have(tmp_path, capsys):
+    runs = _curves(tmp_path, {"GRPO": CURVES["GRPO"], "GRAIL": [curve[:2] for curve in CURVES["GRAIL"]]})
+    text = _said(capsys, *(run.given for run in runs))
+    assert "compared at step 10, the last one that all methods have; there are later ones of GRPO." in text
+
+
+def test_seeds_that_differ_alike_have_the_sign_flip_tests_p_value(tmp_path, capsys):
+    runs = _curves(tmp_path, {"GRPO": [[0.5]] * 4, "GRAIL": [[0.75]] * 4})
+    end = _row(compare_curves(read_curves(runs)[0], "GRPO"), part="end", method="GRAIL")
+    assert (end["difference"], end["p"]) == (0.25, 2 / 2**4)
+    assert np.isnan([end["difference_low"], end["detectable"], end["low"]]).all()
+    alone = _said(capsys, *(run.given for run in runs if run.seed == 0))
+    assert "One seed says nothing about other seeds, which may differ by more: GRPO_0; GRAIL_0." in alone
+
+
+@pytest.mark.parametrize(
+    ("options", "differ"),
+    [
+        ({"data": {"class_path": "ArithmeticData", "init_args": {"num_val": 64}}}, r"`data.num_val` \(512, 64\)"),
+        ({"model": {"sampling": {"temperature": 0.0}}}, "`evaluation.sampling` "),
+        ({"data": config()["data"] | {"init_args": {"num_val": 512, "prompts_per_batch": 99}}}, None),
+    ],
+)
+def test_other_validations_are_refused_and_other_training_data_are_not(options, differ, tmp_path, capsys):
+    one, two = make_run(tmp_path / "one", {0: 0.1}), make_run(tmp_path / "two", {0: 0.1}, seed=1, **options)
+    other = other_validation(_runs(one, two))
+    assert other is None if differ is None else re.search(differ, other)
+    assert report([f"A={one}", f"B={two}"]) == (2 if differ else 0)
+    assert ("Learning curves can be compared only on the same problems" in capsys.readouterr().err) == bool(differ)
+
+
+# The command and its formats.
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.attributes, self.text = [], [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Two methods, a task and two datasets with hostile names, and hostile responses."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for number, method in enumerate([HOSTILE[0], HOSTILE[4]] * 2):
+        run = make_run(
+            folder / f"r{number}",
+            {0: 0.1, 10: 0.2 + 0.1 * number},
+            {"method": method, "task": HOSTILE[2], "seed": number // 2},
+        )
+        right = {HOSTILE[3]: answers(chances(9, 0.5), seed=number), HOSTILE[1]: A9}
+        keep_samples(run / "test" / "samples", right, text=HOSTILE[number])
+    return sorted(map(str, folder.iterdir()))
+
+
+def test_hostile_names_add_no_element_to_a_page_and_nothing_is_fetched(hostile, plain, capsys):
+    page, known = (_Page(_said(capsys, *runs, "--format=html")) for runs in (hostile, plain))
+    assert set(page.elements) == set(known.elements)
+    assert not {"script", "a", "link"} & set(page.elements)
+    attributes = dict(page.attributes)
+    assert not {name for name in attributes if name.startswith("on") or name in ("href", "action")}
+    assert attributes["src"].startswith("data:image/svg+xml;base64,")
+    assert "default-src 'none'" in dict(known.attributes)["content"]
+    for text in (HOSTILE[0], HOSTILE[1], HOSTILE[2], HOSTILE[4]):
+        assert text in page.text, "names are shown as they are"
+    assert not {"\x1b", "\u202e"} & set(page.text)
+
+
+def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_or_csv(hostile, capsys):
+    text = _said(capsys, *hostile)
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert r"\u202eright to left \x1b[31m | pipe" in text
+    assert HOSTILE[0] in text
+    markdown = _said(capsys, *hostile, "--format=markdown")
+    rows = [row for row in markdown.splitlines() if row.startswith("|")]
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows][:4] == [10] * 4
+    assert not re.search(r"(?<!\\)[<`*]", markdown)
+    rows = csv.DictReader(io.StringIO(_said(capsys, *hostile, "--format=csv")))
+    assert {row["task"] for row in rows} == {"'=HYPERLINK(1)"}, "a spreadsheet must not compute a name"
+
+
+def test_the_columns_of_a_terminal_are_aligned(plain, capsys):
+    lines = _said(capsys, *plain, "--baseline=GRPO").splitlines()
+    start = lines.index("acc@3, and differences from GRPO")
+    head, first, second = lines[start + 1 : start + 4]
+    assert re.match(r"part 0 +GRPO +30 +3 +0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] +baseline$", first)
+    assert re.match(r" +GRAIL +30 +3 +0\.\d{3} \[.*\] +\+0\.\d{3} \[.*\] +\S+ +\S+ +(0\.\d{3}|>1)$", second)
+    assert head.endswith("detectable")
+    assert len(head) == len(second)
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"), [("html", "<!doctype html>"), ("md", "90 problems"), ("csv", "part,task")]
+)
+def test_a_file_has_the_format_of_its_ending(ending, begins, plain, tmp_path, capsys):
+    file = tmp_path / "deep" / f"report.{ending}"
+    assert _said(capsys, *plain, "--output", file) == f"Wrote {file}.\n"
+    assert file.read_text().startswith(begins)
+
+
+def test_tasks_are_sections_of_their_own_and_a_reader_is_told_of_equal_weights(tmp_path, capsys):
+    for task, number in (("sums", 20), ("words", 30)):
+        for rate, method in enumerate("AB"):
+            sweep = {"method": method, "task": task, "seed": 0, "point": {"model.optimizer.lr": rate}}
+            run = make_run(tmp_path / f"{task}{method}", sweep=sweep)
+            keep_samples(run / "test" / "samples", {task: answers(chances(number, 0.5))})
+    text = _said(capsys, *sorted(tmp_path.iterdir()), "--baseline=B")
+    assert text.count("acc@3, and differences from B") == 2
+    assert text.index("\nTrained on task words\n") > text.index("Trained on task sums\n")
+    assert "Values of the sweep's grid: A: lr=0; B: lr=1." in text
+    assert re.search(r"sumsA and \S*sumsB evaluated the same weights\.", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent"], r"A run must be a folder, but got absent\. Give one"),
+        (["empty"], r"empty must hold the samples of an evaluation .* Run `grail-lightning test`"),
+        (["good", "--baseline=GRIAL"], r"`--baseline` must be one of 'good', but got 'GRIAL'\."),
+        (["good", "--output=o.pdf"], r"`--output` must end in \.md, \.csv, \.html, but got o\.pdf\. Take one of these"),
+        (["good", "--pass_at=4"], r"`--pass_at` must lie between 1 and the 3 samples of each problem, but got 4\."),
+        (["good", "--maj_at=0"], r"`--maj_at` must lie between 1 and the 3 samples of each problem, but got 0\."),
+        (["good", "--tables"], r"Unrecognized arguments: --tables\. See --help\."),
+        (["good", "--output=/proc/no/page.html"], r"/proc/no: .* Choose another file"),
+        (["broken"], r"broken/samples/evaluation\.json must be JSON, but got"),
+        (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3: expected a JSON object"),
+        (["sweep"], r"sweep/sweep\.json must be what a run or a sweep left, but got"),
+        (["config"], r"config/config\.yaml must be what a run or a sweep left, but got"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("good", "damaged", "broken"):
+        keep_samples(tmp_path / name / "samples", {"A": A9})
+    (tmp_path / "broken" / "samples" / "evaluation.json").write_text("{")
+    file = tmp_path / "damaged" / "samples" / "rank_00000.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[:2], "{}\n", *lines[2:]]))
+    (tmp_path / "empty").mkdir()
+    for name, broken in (("sweep", "sweep.json"), ("config", "config.yaml")):
+        (make_run(tmp_path / name, {0: 0.1}) / broken).write_text("[:\n")
+    assert report(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"grail_lightning\.report: error: {message}", line)
+
+
+def test_the_program_runs_and_a_reader_that_has_seen_enough_is_no_error(plain):
+    command = [sys.executable, "-m", "grail_lightning.report", *plain, "--format=html"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.close()
+        assert program.stderr.read() == b""
+    assert program.returncode == 0
+
+
+def test_every_report_on_the_pages_is_one_that_the_parser_takes():
+    root = Path(__file__).parents[2]
+    text = "\n".join(page.read_text() for page in [*(root / "docs").glob("*.md"), root / "README.md"])
+    commands = re.findall(r"^ *(?:\$ )?python -m grail_lightning\.report (.*)$", text, re.MULTILINE)
+    assert len(commands) >= 3
+    for arguments in commands:
+        assert make_parser().parse_args(shlex.split(arguments, comments=True)).runs
