@@ -17,7 +17,6 @@ from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.progress import ProgressBar
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.throughput import Throughput
-from grail_lightning.callbacks.watchdog import Watchdog
 from grail_lightning.runtime.run_folder import RunFolder
 
 
@@ -83,5 +82,4 @@ def default_callbacks(
         Preflight(),
         ExportPolicy(),
         PredictionWriter(),
-        Watchdog(),
     ]
