@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.callbacks.termination import Termination
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.writable import in_units
 
 
 class LastCheckpoint(Checkpoint):
@@ -160,6 +162,8 @@ class LastCheckpoint(Checkpoint):
         if fast_dev_run(trainer) or module_of(pl_module).steps_cut or saved:
             return
         save_whole(trainer, self.file)
+        if not self._saved_at and trainer.is_global_zero:  # At step 0 the optimiser has no state yet.
+            _warn_of_full_disk(self.file)
         self._saved_at = trainer.global_step
 
     def _end_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,6 +171,18 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, pl_module)
             if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
                 self._termination.end()
+
+
+def _warn_of_full_disk(file: Path) -> None:
+    """Warn unless two more checkpoints fit: one replaces the last one, and the best one and the export follow."""
+    parts = [part for part in file.rglob("*") if part.is_file()] if file.is_dir() else [file]  # Shards are a folder.
+    size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(file.parent).free
+    if free < 2 * size:
+        rank_zero_warn(
+            f"A checkpoint takes {in_units(size)}, and {file.parent} has {in_units(free)} free, which is less than two "
+            "more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), or "
+            "choose a folder on another disk."
+        )
 
 
 def _validation_follows(trainer: Trainer) -> bool:
