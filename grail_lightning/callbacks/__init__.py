@@ -11,7 +11,6 @@ from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.progress import ProgressBar
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.throughput import Throughput
-from grail_lightning.callbacks.watchdog import Watchdog
 
 __all__ = [
     "CreditPictures",
@@ -25,6 +24,5 @@ __all__ = [
     "ProgressBar",
     "RolloutTable",
     "Throughput",
-    "Watchdog",
     "default_callbacks",
 ]

@@ -1,10 +1,17 @@
-"""The callback that saves the checkpoint from which a run is resumed."""
+"""The callback that saves the checkpoint from which a run is resumed, and that saves and ends after a SIGTERM."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import signal
+import threading
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
+import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -13,9 +20,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of
-from grail_lightning.callbacks.termination import Termination
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
+from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.writable import in_units
+
+_NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
 class LastCheckpoint(Checkpoint):
@@ -160,6 +170,8 @@ class LastCheckpoint(Checkpoint):
         if fast_dev_run(trainer) or module_of(pl_module).steps_cut or saved:
             return
         save_whole(trainer, self.file)
+        if not self._saved_at and trainer.is_global_zero:  # At step 0 the optimiser has no state yet.
+            _warn_of_full_disk(self.file)
         self._saved_at = trainer.global_step
 
     def _end_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,6 +179,58 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer, pl_module)
             if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
                 self._termination.end()
+
+
+class Termination:
+    """A handler of SIGTERM: in training it only records the signal, elsewhere it ends the process at once.
+
+    In training all ranks must end at the same point, so the signal is acted upon later. The handler replaces
+    Lightning's, which starts a collective at whatever point the signal arrives, and after which the exit code is 0.
+    Lightning's handler of the signal for a requeue (SLURM) stays.
+
+    The exit code is 143, that of a process that the signal has ended. All processes of a node except the first one
+    exit with 0, because Lightning kills the first process during its cleanup if a process that it has started fails
+    earlier.
+    """
+
+    def __init__(self) -> None:
+        self._noting = self._noted = False
+        self._first, self._code = True, 143
+
+    def watch(self, trainer: Trainer, *, noting: bool) -> None:
+        """Install the handler. It records the signal if `noting`, and otherwise ends the process at once."""
+        self._noting = noting
+        self._first, self._code = trainer.is_global_zero, 0 if trainer.local_rank else 143
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        if not self._noting:
+            self.end()
+        if self._first and not self._noted:
+            with contextlib.suppress(OSError):
+                os.write(2, _NOTED)  # A logger might be in the middle of a line.
+        self._noted = True
+
+    def noted(self, device: torch.device) -> bool:
+        """Whether any rank has received the signal. A collective."""
+        return bool(all_reduce(torch.tensor(int(self._noted), device=device), "max"))
+
+    def end(self) -> NoReturn:
+        """Raise the exception with which Lightning cleans up and leaves the trainer."""
+        raise SIGTERMException(self._code)
+
+
+def _warn_of_full_disk(file: Path) -> None:
+    """Warn unless two more checkpoints fit: one replaces the last one, and the best one and the export follow."""
+    parts = [part for part in file.rglob("*") if part.is_file()] if file.is_dir() else [file]  # Shards are a folder.
+    size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(file.parent).free
+    if free < 2 * size:
+        rank_zero_warn(
+            f"A checkpoint takes {in_units(size)}, and {file.parent} has {in_units(free)} free, which is less than two "
+            "more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), or "
+            "choose a folder on another disk."
+        )
 
 
 def _validation_follows(trainer: Trainer) -> bool:

@@ -17,7 +17,6 @@ from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.progress import ProgressBar
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.throughput import Throughput
-from grail_lightning.callbacks.watchdog import Watchdog
 from grail_lightning.runtime.run_folder import RunFolder
 
 _LIGHTNINGS = ModelCheckpoint().state_key
@@ -85,5 +84,4 @@ def default_callbacks(
         Preflight(),
         ExportPolicy(),
         PredictionWriter(),
-        Watchdog(),
     ]

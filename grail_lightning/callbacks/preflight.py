@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.disk_space import check_disk_space
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.credit.base import TokenWeights
@@ -36,9 +35,7 @@ class Preflight(Callback):
     It detects groups without a difference in reward, responses that never end, verdicts that time out, a training
     sampler that differs from the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights
     whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rows longer
-    than the token budget, rewards outside the range of BNPO, and dropout where a step compares two policies. After the
-    first batch with a gradient it compares the sizes of the run's checkpoints and export with the free space of their
-    disks.
+    than the token budget, rewards outside the range of BNPO, and dropout where a step compares two policies.
 
     Args:
         patience: The number of consecutive batches after which it warns.
@@ -73,7 +70,7 @@ class Preflight(Callback):
         self._dead, self._endless, self._any_end, self._resting = 0, 0, False, 0
         self._statuses: Counter[str] = Counter()
         self._said: set[str] = set()
-        self._looked, self._measured = False, False
+        self._looked = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the settings and the data before the model is loaded, rather than let a run fail later.
@@ -130,11 +127,7 @@ class Preflight(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Check the metrics of the batch and its verdicts over all ranks, and the disks once the optimiser has a state.
-
-        Raises:
-            ValueError: If there is no room for a checkpoint.
-        """
+        """Check the metrics of the batch and its verdicts over all ranks."""
         module, output = module_of(pl_module), output_of(outputs)
         figures = output.metrics
         verdicts = sum_by_name({kind: float(n) for kind, n in Counter(v.status for v in output.batch.verdicts).items()})
@@ -150,10 +143,6 @@ class Preflight(Callback):
             self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, module.tokenizer.eos_token))
         self._check_verdicts(verdicts)
         self._check_rate(figures, trainer)
-        if not self._measured and figures.get("grad_norm", 0.0) > 0:  # The optimiser has a state, on every rank.
-            self._measured = True
-            if warning := check_disk_space(trainer, pl_module):
-                self._warn("disk", warning)
         if module.objective.scale_rewards == "bnpo":
             self._check_range(output.batch.rewards)
         gap = figures.get(SAMPLER_GAP, 0.0)

@@ -31,12 +31,10 @@ from grail_lightning.callbacks import (
     ProgressBar,
     RolloutTable,
     Throughput,
-    Watchdog,
 )
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
-from grail_lightning.callbacks.watchdog import lost_rank
-from grail_lightning.cli.commands import DEBUG_HINT, SUBCOMMANDS, check_subcommand, refuse
+from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.errors import explain, one_line, option_error
 from grail_lightning.cli.help_pages import first_screen, show
@@ -66,7 +64,6 @@ ALWAYS_ON = {
     "predictions": PredictionWriter,
     "checkpoint": ModelCheckpoint,
     "last_checkpoint": LastCheckpoint,
-    "watchdog": Watchdog,
 }
 INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
 LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -182,7 +179,6 @@ class GrailCLI(LightningCLI):
             check_steps_left(self.trainer, kwargs["ckpt_path"], state["global_step"])
         if subcommand == "test":
             kwargs["verbose"] = False  # `Evaluation` prints its own table, with intervals.
-        self.config_init[subcommand].watchdog.before_meeting(self.trainer)
         return kwargs
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -241,8 +237,6 @@ def mistakes_in_one_line() -> Iterator[None]:
         try:
             yield
         except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
-            if (lost := lost_rank(error)) is not None and not os.environ.get("GRAIL_DEBUG"):
-                refuse(f"{lost} {DEBUG_HINT}", code=1)
             if not explain(error):
                 raise
             if os.environ.get("GRAIL_DEBUG"):

@@ -56,7 +56,6 @@ GROUPS = {
     "predictions": "The page and the Parquet file of `predict`, and methods to compare.",
     "checkpoint": "The best checkpoint (Lightning's ModelCheckpoint): metric, number, folder.",
     "last_checkpoint": "The newest checkpoint: when it is saved.",
-    "watchdog": "The end of a run of several ranks when one of them has ended.",
 }
 _EVALUATED = ("trainer", "model", "model.sampling", "model.loading", "data", "evaluation")
 RELEVANT: dict[str, tuple[str, ...]] = {

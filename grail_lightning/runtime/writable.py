@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -56,11 +55,6 @@ def existing(folder: Path) -> Path:
     while not place.exists():
         place = place.parent
     return place
-
-
-def free_bytes(folder: Path) -> int:
-    """The bytes that can still be written to the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(existing(folder)).free
 
 
 def in_units(size: int) -> str:
