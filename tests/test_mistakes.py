@@ -178,6 +178,10 @@ REWARD = "--data.task.rewards=[{function: mine.%s}]"
         (REWARD % "level", r"The reward `mine.level` must take columns of the data, .*, but asks for \['difficulty'\]"),
         (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),
         (REWARD % "keywords", r"The reward `mine.keywords` must take responses and references"),
+        (
+            REWARD % "of_trl",
+            r"takes prompts, completions, as TRL's rewards do. Write `def of_trl\(responses, references",
+        ),
         (REWARD % "levle", "got 'mine.levle' .*Did you mean level\\?"),
         ("--data.task.rewards=[{function: grail_lightning.tasks.rewards.overlng}]", "Did you mean overlong\\?"),
         ("--data.task.rewards=[{function: corectness}]", "but got 'corectness'. Did you mean correctness\\?"),
@@ -204,6 +208,7 @@ def test_a_mistake_in_what_the_user_wrote_is_one_line_before_a_model_is_loaded(
         "def level(responses, references, *, difficulty, correct, weight=1): return [1.0] * len(responses)\n"
         "def one(responses): return [1.0] * len(responses)\n"
         "def keywords(responses, *, references): return [1.0] * len(responses)\n"
+        "def of_trl(prompts, completions, **columns): return [1.0] * len(prompts)\n"
     )
     (tmp_path / "child.yaml").write_text("config: nowhere.yaml\n")
     (tmp_path / "other.yaml").write_text("config: child.yaml\n")

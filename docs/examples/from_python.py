@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -45,7 +46,9 @@ module = GrailModule(
     optimizer=partial(AdamW, lr=1e-4, weight_decay=0.0),
 )
 task = ArithmeticTask(rewards=[correctness, RewardSpec(function=brevity, weight=0.1)])
-data = MathData(train=train, val=val, task=task, prompts_per_batch=4)
-trainer = Trainer(max_steps=20, max_epochs=-1, callbacks=default_callbacks())
+data = MathData(train=train, val=val, predict=val, task=task, prompts_per_batch=4)
+logger = TensorBoardLogger("runs", name="from_python", version="")  # The run's folder: runs/from_python.
+trainer = Trainer(max_steps=20, max_epochs=-1, log_every_n_steps=1, logger=logger, callbacks=default_callbacks())
 trainer.fit(module, data)
 trained = module.policy.model
+trainer.predict(module, data, return_predictions=False)

@@ -267,6 +267,11 @@ def _columns(function: Callable[..., Any], path: str) -> tuple[set[str] | None, 
             f"The reward `{path}` must take responses and references, and columns by their names, but takes "
             f"{signature}. Write `def {path.rpartition('.')[2]}(responses, references, **columns)`."
         ) from None
+    if {"prompts", "completions"} & leading.keys():  # It would be given other texts than it expects.
+        raise ValueError(
+            f"The reward `{path}` must take responses and references first, but takes {', '.join(leading)}, as TRL's "
+            f"rewards do. Write `def {path.rpartition('.')[2]}(responses, references, **columns)`."
+        )
     named = [parameter for parameter in signature.parameters.values() if parameter.name not in leading]
     required = {p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return None if any(p.kind is p.VAR_KEYWORD for p in named) else {p.name for p in named}, required

@@ -229,14 +229,10 @@ def test_the_program_of_the_page_trains_a_given_model_on_given_rows():
     assert f"{program}```" in (EXAMPLES.parent / "from_python.md").read_text()
     assert "max_steps=20" in program
     names = {}
-    exec(
-        compile(
-            program.replace("max_steps=20", 'max_steps=1, log_every_n_steps=1, accelerator="cpu"'),
-            "from_python.py",
-            "exec",
-        ),
-        names,
+    fitted, predict, arguments = program.replace("max_steps=20", 'max_steps=1, accelerator="cpu"').partition(
+        "trainer.predict"
     )
+    exec(compile(fitted, "from_python.py", "exec"), names)
     assert isinstance(names["module"], GrailModule)
     assert names["trainer"].global_step == 1
     figures = names["trainer"].callback_metrics
@@ -244,3 +240,5 @@ def test_the_program_of_the_page_trains_a_given_model_on_given_rows():
     assert "val/accuracy" in figures
     given, trained = (dict(names[name].named_parameters()) for name in ("model", "trained"))
     assert any(not torch.equal(given[name], weight) for name, weight in trained.items())
+    exec(predict + arguments, names)
+    assert Path("runs/from_python/predictions.parquet").is_file()
