@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from grail_lightning import answers
 from grail_lightning.answers import AnswerForm, Verdict, Verifier
 from grail_lightning.evaluation.problems import Problem, problems_of
 from grail_lightning.evaluation.records import Sample
 from grail_lightning.evaluation.table import TableOptions
 
-_OUR_FORMS = "grail_lightning.answers.find."
+_OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
 
 
 def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Verifier) -> list[Sample]:
@@ -79,5 +79,5 @@ def _form(grading: Mapping[str, Any]) -> AnswerForm | None:
     module, _, name = str(options.pop("class", "")).rpartition(".")
     if not module.startswith(_OUR_FORMS):
         return None
-    form: AnswerForm = getattr(importlib.import_module(module), name)(**options)
+    form: AnswerForm = getattr(answers, name)(**options)
     return form

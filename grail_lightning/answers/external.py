@@ -2,7 +2,7 @@
 
 A library that seeks closed forms may seek for ever. Most wrong answers are told by a few hundred evaluations: a
 different number is a different answer. Expressions are SymPy trees, walked here and never printed, so no text of a
-model becomes code. Importing this module takes a while: `symbolic.load` does it.
+model becomes code. Importing this module takes a while: `worker.load` does it.
 """
 
 import re
@@ -15,11 +15,11 @@ import sympy
 from math_verify import verify
 from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
 
-from grail_lightning.answers.compare.exact import TooLarge, Undefined
-from grail_lightning.answers.compare.numeric import MAX_LOG2, power_too_large
-from grail_lightning.answers.grammar.functions import COMMON, HYPERBOLIC, TRIGONOMETRIC
+from grail_lightning.answers.spellings import COMMON, HYPERBOLIC, TRIGONOMETRIC
+from grail_lightning.answers.values import MAX_LOG2, TooLarge, Undefined, power_too_large
 
 __all__ = ["equal"]
+
 
 _EXTERNAL_CHARACTERS = 400
 _OTHER_COMMANDS = (
