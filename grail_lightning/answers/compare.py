@@ -240,11 +240,7 @@ _ALL: Cuts = (_LEAST, _GREATEST)
 
 
 def as_cuts(answer: Answer) -> Cuts | None:
-    r"""The set of real numbers that an answer describes, as the ends of its intervals; None if it describes none.
-
-    Args:
-        answer: such as `[0,1)`, `(-\infty,2)\cup(3,\infty)`, `x<2`, `-1<x\le 3` or `\mathbb{R}\setminus\{3\}`.
-    """
+    r"""The set of real numbers that an answer describes, as the ends of its intervals; None if it describes none."""
     match answer:
         case Words(text=text) | Leaf(quantity=Quantity(text=text)):
             return _ALL if text in _REALS else None

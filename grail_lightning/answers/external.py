@@ -46,13 +46,7 @@ _context.dps = _DIGITS
 
 
 def equal(gold: str, prediction: str, tolerance: float) -> bool | None:
-    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one.
-
-    Args:
-        gold: the reference, as text.
-        prediction: likewise.
-        tolerance: relative; for formulas without letters only.
-    """
+    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
     one, two = _sympy_of(gold), _sympy_of(prediction)
     if one is None or two is None:
         return None
@@ -96,13 +90,6 @@ def _equal_at_a_glance(one: Any, two: Any) -> bool | None:
     They are if they differ in the names of bound variables alone (a sum over n and one over k), and are not if there is
     a sum, a product or an integral and their numbers differ. Letters stand for small numbers, the same on both sides:
     power series converge there.
-
-    Args:
-        one: an expression.
-        two: another one.
-
-    Raises:
-        TooLarge: If a sum or product has too many terms to be looked at by anyone.
     """
     if not isinstance(one, sympy.Expr) or not isinstance(two, sympy.Expr):
         return None

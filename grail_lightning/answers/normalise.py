@@ -119,14 +119,7 @@ _TRAILING = re.compile(r"(?:[.,;]|\\\\|\\text\{\s*[.,]?\s*\})\s*$")
 
 
 def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) -> bool:
-    """Whether a text is too large in one way or another for anything that parses.
-
-    Args:
-        text: an answer.
-        max_characters: longest text.
-        max_nesting: deepest brackets, all kinds together.
-        max_digits: longest run of digits.
-    """
+    """Whether a text is too large in one way or another for anything that parses."""
     if len(text) > max_characters or "\0" in text or _EXPONENT.search(text):
         return True
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
@@ -134,11 +127,7 @@ def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) ->
 
 
 def normalise(text: str) -> str:
-    """The answer in one spelling.
-
-    Args:
-        text: a bare answer within the caps.
-    """
+    """The answer in one spelling."""
     return _of_short(text) if len(text) <= CACHED_CHARACTERS else _normalised(text)
 
 

@@ -112,14 +112,7 @@ class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
 
 
 def parse(text: str) -> Node:
-    r"""The tree of a formula.
-
-    Args:
-        text: a normalised formula such as `\frac{1}{2}x^2-1`.
-
-    Raises:
-        Unreadable: If it is not one, or has something outside of the grammar.
-    """
+    r"""The tree of a formula."""
     if E_NOTATION.fullmatch(literal := text.replace(" ", "")):
         return number(Fraction(literal))
     parser = _Parser(text)

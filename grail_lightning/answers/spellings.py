@@ -143,9 +143,6 @@ def grouped(text: str) -> str:
     Between braces of a command, and outside of all brackets, a comma without a space before three digits groups them.
     Between brackets it separates, as in `(1,200)` and `\{100,200\}`, unless a group begins with a zero or each member
     is written in groups: `(1,000)`, `(1,250, 3,400)`.
-
-    Args:
-        text: an answer in which commands that only change its looks are gone.
     """
     joins = _joins(text) if "," in text else []
     text = _COMMAS.sub(
@@ -175,11 +172,7 @@ def _all_in_groups(inside: str) -> bool:
 
 
 def repeating(text: str) -> str:
-    r"""The text with each decimal that repeats as `0.1\overline{6}`.
-
-    Args:
-        text: an answer in which commands that only change its looks are gone.
-    """
+    r"""The text with each decimal that repeats as `0.1\overline{6}`."""
     if not re.search(r"[.,]", text):
         return text
     text = _OVERSET.sub(lambda found: rf"\{'dot' if found[1] else 'bar'}{{{found[2] or found[3]}}}", text)

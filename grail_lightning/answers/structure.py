@@ -86,11 +86,7 @@ class Quantity(NamedTuple):
 
 
 def split_quantity(text: str) -> Quantity:
-    r"""Take units, currency, percent and degrees off a normalised formula.
-
-    Args:
-        text: such as `75\text{square inches}` or `\$42.75`.
-    """
+    r"""Take units, currency, percent and degrees off a normalised formula."""
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
     if r"\text" in bare:
@@ -254,11 +250,7 @@ _ANY_REAL = re.compile(rf"{_NAMED_NUMBERS}(?:\s*\\in\s*(?:\\mathbb\{{?R\}}?(?:\^
 
 
 def read(text: str) -> Answer:
-    """The structure of a normalised answer.
-
-    Args:
-        text: what `normalise` returned.
-    """
+    """The structure of a normalised answer."""
     return _of_short(text) if len(text) <= CACHED_CHARACTERS else _of_any(text)
 
 

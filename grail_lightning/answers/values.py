@@ -56,15 +56,7 @@ class Evaluator(ABC):
     """
 
     def value(self, node: Node) -> Any:
-        """The value of a formula, or None.
-
-        Args:
-            node: a formula.
-
-        Raises:
-            TooLarge: If a step passes the caps.
-            Undefined: If a step has no value.
-        """
+        """The value of a formula, or None."""
         known = self.known(node)
         if known is not None or not node.args or node.kind == "sign":
             return known
@@ -106,15 +98,7 @@ class Evaluator(ABC):
 
 
 def rational(node: Node) -> Fraction | None:
-    """The value of a formula as a fraction, or None if it has none that this module finds (letters, roots, functions).
-
-    Args:
-        node: a formula.
-
-    Raises:
-        TooLarge: If a step passes the caps.
-        Undefined: If a step has no value.
-    """
+    """The value of a formula as a fraction; None if no rational one is found (letters, roots, functions)."""
     value: Fraction | None = _RATIONALS.value(node)
     return value
 
@@ -227,16 +211,7 @@ def contexts() -> tuple[Any, ...]:
 
 
 def value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
-    """The value of a formula, None if there is no finite one.
-
-    Args:
-        node: a formula.
-        point: a number for each letter.
-        context: one of `contexts()`.
-
-    Raises:
-        TooLarge: If a step passes the caps.
-    """
+    """The value of a formula, None if there is no finite one."""
     try:
         value = _AtPoint(point, context).value(node)
     except (ZeroDivisionError, Undefined, OverflowError):
@@ -318,13 +293,7 @@ _NUM_POINTS = 5  # of each kind
 
 
 def agree_everywhere(left: Node, right: Node, tolerance: float) -> bool:
-    """Whether two formulas agree wherever both are defined.
-
-    Args:
-        left: the reference.
-        right: the prediction.
-        tolerance: relative; for formulas without letters only.
-    """
+    """Whether two formulas agree wherever both are defined."""
     names = sorted(letters(left) | letters(right))
     keep_complex = mentions(left, "i") or mentions(right, "i")
     compared = 0

@@ -54,9 +54,6 @@ def lowest_terms(text: str) -> str:
     r"""The text with each `\frac` of two whole numbers in lowest terms, and `n^{1/2}` as `\sqrt{n}`.
 
     One spelling of a number replaces another in its place, so a text keeps its meaning whatever it is.
-
-    Args:
-        text: what `normalise` returned.
     """
     return _HALF_POWER.sub(r"\1\\sqrt{\2\3}", _FRACTION.sub(_reduced, text))
 
@@ -67,24 +64,14 @@ def _reduced(found: re.Match[str]) -> str:
 
 
 def e_spelled_out(text: str, gold: str) -> str:
-    r"""`2e-5+0` as `2*10^{-5}+0` where the reference is a number in e-notation: there `2e-5` is not 2·e − 5.
-
-    Args:
-        text: an answer, what `normalise` returned.
-        gold: the reference, likewise.
-    """
+    r"""`2e-5+0` as `2*10^{-5}+0` where the reference is a number in e-notation: there `2e-5` is not 2·e − 5."""
     rest = _E_LITERAL.sub("", text.lstrip("+-"))
     formula = re.search(r"[-+*/^(]|\\frac|\\sqrt", rest)  # or one number, perhaps with its unit
     return _E_LITERAL.sub(r"(\1*10^{\2})", text) if formula and E_NOTATION.fullmatch(gold) else text
 
 
 def sentence(text: str, *, ignore_case: bool) -> _Sentence | None:
-    """The words of an answer and the formulas before, between and behind them; None if it is not a sentence.
-
-    Args:
-        text: what `normalise` returned.
-        ignore_case: whether words are told in lower case.
-    """
+    """The words of an answer and the formulas before, between and behind them; None if it is not a sentence."""
     text = TEXT.sub(lambda found: f" {found[1].lower() if ignore_case else found[1]} ", text)
     words, formulas, start = [], [], 0
     for found in _WORD.finditer(text):
@@ -101,13 +88,7 @@ def sentence(text: str, *, ignore_case: bool) -> _Sentence | None:
 
 
 def same_wording(one: str, two: str, *, ignore_case: bool) -> bool:
-    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`.
-
-    Args:
-        one: what `normalise` returned.
-        two: likewise.
-        ignore_case: whether words may differ in case; letters behind a digit are taken as they are.
-    """
+    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`."""
     if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
         return False
     plain = [_plain(text) for text in (one, two)]
@@ -254,10 +235,6 @@ def named_sides(relation: Relation, said: Answer | None = None) -> list[bool]:
 
     A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio. So are sums and
     products where an equation is to say a number other than 0.
-
-    Args:
-        relation: a chain of sides.
-        said: what the relation is to say, if that is known.
     """
     number_said = isinstance(said, Leaf) and without_letters(said) and said.node != number(0)
     combined = number_said and set(relation.signs) == {"="}

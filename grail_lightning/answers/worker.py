@@ -65,11 +65,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault_of(error: BaseException) -> str:
-    """An exception and where it was raised, short enough for a log.
-
-    Args:
-        error: what was caught.
-    """
+    """An exception and where it was raised, short enough for a log."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
