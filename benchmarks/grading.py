@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from grail_lightning.answers import Verifier
-from grail_lightning.answers.grammar.normalise import normalise, string_key
+from grail_lightning.answers.normalise import normalise, string_key
 
 NAMES = ("math500", "minerva_math", "aime24", "amc23", "olympiadbench", "college_math")
 Pair = tuple[str, str]
@@ -344,8 +344,8 @@ def speed_table(golds: list[str], timeout: float) -> None:
 
 def forget() -> None:
     """Empty the caches that all verifiers of a process share."""
-    importlib.import_module("grail_lightning.answers.grammar.normalise")._of_short.cache_clear()
-    importlib.import_module("grail_lightning.answers.grammar.structure")._of_short.cache_clear()
+    importlib.import_module("grail_lightning.answers.normalise")._of_short.cache_clear()
+    importlib.import_module("grail_lightning.answers.structure")._of_short.cache_clear()
 
 
 def rate(work: Callable[[], Any], number: int) -> float:

@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.answers.compare.conventions import Conventions
-from grail_lightning.answers.find.boxes import box_content
-from grail_lightning.answers.grammar.normalise import capped, normalise
-from grail_lightning.answers.service.verifier import Verifier
+from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.find import box_content
+from grail_lightning.answers.normalise import capped, normalise
+from grail_lightning.answers.verifier import Verifier
 
 __all__ = ["main"]
 

@@ -26,7 +26,7 @@ _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
     "data": (LightningDataModule, ("grail_lightning.data",)),
     "data.task": (Task, ("grail_lightning.tasks",)),
-    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find.boxes", "grail_lightning.answers.find.forms")),
+    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from grail_lightning.answers import align
-from grail_lightning.answers.find.spans import Decoder
+from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.boards import log_histogram, log_picture, takes_pictures
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.records import prompt_text, rollout_facts

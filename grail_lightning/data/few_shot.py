@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grail_lightning.answers import Conventions, Verdict
-from grail_lightning.answers.compare.judge import judge
+from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_path
 from grail_lightning.tasks.base import Messages, Prompt, Task

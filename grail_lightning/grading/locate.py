@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers import Alignment, AnswerSpan, align
-from grail_lightning.answers.find.spans import special_ids
+from grail_lightning.answers.spans import special_ids
 from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 

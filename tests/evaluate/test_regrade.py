@@ -47,7 +47,7 @@ def _facts(**grading):
     }
 
 
-BOXED = {"class": "grail_lightning.answers.find.boxes.Boxed"}
+BOXED = {"class": "grail_lightning.answers.find.Boxed"}
 
 
 def test_the_table_of_regraded_samples_is_that_of_the_test(tested, capsys):
@@ -85,10 +85,11 @@ def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, caps
     assert "must be a new folder" in capsys.readouterr().err
 
 
-def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise():
+@pytest.mark.parametrize("form", [BOXED, {"class": "grail_lightning.answers.find.boxes.Boxed"}])  # an older version's
+def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise(form):
     samples = [_sample("2", r"\boxed{2}", prediction="3"), _sample("2", "no box", prediction="2")]
     with Verifier() as verifier:
-        ours = regraded(samples, _facts(answer=BOXED), verifier)
+        ours = regraded(samples, _facts(answer=form), verifier)
         theirs = regraded(samples, _facts(answer={"class": "mine.Form"}), verifier)
     assert [(s.prediction, s.status) for s in ours] == [("2", "right"), (None, "missing")]
     assert [(s.prediction, s.status) for s in theirs] == [("3", "wrong"), ("2", "right")]

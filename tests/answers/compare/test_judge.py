@@ -5,12 +5,11 @@ from fractions import Fraction
 
 import pytest
 
-from grail_lightning.answers.compare.conventions import Conventions
-from grail_lightning.answers.compare.exact import TooLarge, Undefined, rational
-from grail_lightning.answers.compare.judge import judge
-from grail_lightning.answers.grammar.brackets import balanced
-from grail_lightning.answers.grammar.normalise import normalise
-from grail_lightning.answers.grammar.parser import Unreadable, parse
+from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.judge import judge
+from grail_lightning.answers.normalise import balanced, normalise
+from grail_lightning.answers.parse import Unreadable, parse
+from grail_lightning.answers.values import TooLarge, Undefined, rational
 
 DEFAULT = Conventions()
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from grail_lightning.answers.find.boxes import Box, box_content, find_boxes, last_box
+from grail_lightning.answers.find import Box, box_content, find_boxes, last_box
 
 
 def pieces(text):

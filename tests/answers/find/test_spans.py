@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from grail_lightning.answers.find.boxes import find_boxes
-from grail_lightning.answers.find.spans import Alignment, align, token_span
+from grail_lightning.answers.find import find_boxes
+from grail_lightning.answers.spans import Alignment, align, token_span
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TEXT = [

@@ -40,7 +40,7 @@ def workers_of(pid):
                 parent = int(file.read().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-        if b"grail_lightning.answers.service.worker" in command and parent == pid:
+        if b"grail_lightning.answers.worker" in command and parent == pid:
             found.append(int(entry))
     return found
 
@@ -151,8 +151,8 @@ def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
         assert statuses(verdicts) == ["crashed", "crashed", "crashed", "wrong", "right"]
         assert verifier._pool.workers[0].process.pid == pid  # the worker lives on
         assert sorted(verifier.faults.values()) == [1, 2]
-        assert any("ValueError: Invalid literal for Fraction: 'none' (formulas.py:" in key for key in verifier.faults)
-        assert any("TypeError" in key and "(symbolic.py:" in key for key in verifier.faults)
+        assert any("ValueError: Invalid literal for Fraction: 'none' (compare.py:" in key for key in verifier.faults)
+        assert any("TypeError" in key and "(values.py:" in key for key in verifier.faults)
     assert len(caplog.records) == 2  # each kind once
     assert "The verifier has a bug: ValueError" in caplog.messages[0]
     assert "0.444444" in caplog.messages[0]
@@ -308,10 +308,9 @@ def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):
 
 def test_workers_and_their_layers_import_no_torch():
     code = (
-        "import sys\nfrom grail_lightning.answers.find import spans\n"
-        "from grail_lightning.answers.service import pool, verifier, worker\n"
+        "import sys\nfrom grail_lightning.answers import pool, spans, verifier, worker\n"
         "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
-        "from grail_lightning.answers.compare import symbolic\nsymbolic.load()\n"
+        "worker.load()\n"
         "assert 'torch' not in sys.modules and 'sympy' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,4 +1,4 @@
-r"""Forms in which a response states its answer: a box, its last number, a marker, or a pattern of the user's.
+r"""Where a response states its answer: a box, its last number, a marker, or a pattern of the user's.
 
 Each form finds the ranges of characters of all answers in a text. The last one is graded, and its tokens are the
 answer's tokens for credit. Every search takes time linear in the text, or a bounded time (`Pattern`).
@@ -13,7 +13,19 @@ from typing import Any
 
 import regex
 
-__all__ = ["AnswerForm", "AnswerSpan", "LastNumber", "Marker", "Pattern"]
+__all__ = [
+    "AnswerForm",
+    "AnswerSpan",
+    "Box",
+    "Boxed",
+    "LastNumber",
+    "Marker",
+    "Pattern",
+    "box_content",
+    "find_boxes",
+    "last_box",
+]
+
 
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
@@ -188,3 +200,60 @@ def _slow(pattern: str) -> None:
         pattern,
         _PATTERN_SECONDS,
     )
+
+
+_TOKEN = re.compile(r"\\(?:(?P<box>boxed\s*\{)|[a-zA-Z]+|.)|[{}]", re.DOTALL)
+
+
+Box = AnswerSpan
+
+
+class Boxed(AnswerForm):
+    r"""The content of the last complete `\boxed{...}`. A reference with a box is replaced by the box's content."""
+
+    @property
+    def instruction(self) -> str:
+        """See `AnswerForm`. This is the prompt of the published runs."""
+        return r" Please reason step by step, and put your final answer within \boxed{}."
+
+    def find(self, text: str) -> list[AnswerSpan]:
+        """See `AnswerForm`."""
+        return find_boxes(text)
+
+    def bare(self, reference: str) -> str:
+        """See `AnswerForm`."""
+        return self.last(reference) or reference
+
+
+def find_boxes(text: str) -> list[Box]:
+    r"""The complete outermost boxes of a text, in order of appearance.
+
+    A box inside a complete box is part of that box's content; a box inside an *incomplete* one
+    (`\boxed{so \boxed{3}`) stands for itself.
+
+    Args:
+        text: any text.
+    """
+    open_braces: list[tuple[int, int] | None] = []  # (start, content_start) of a box, None of another group
+    found: list[Box] = []
+    for token in _TOKEN.finditer(text):
+        if token["box"]:
+            open_braces.append((token.start(), token.end()))
+        elif token[0] == "{":
+            open_braces.append(None)
+        elif token[0] == "}" and open_braces and (opening := open_braces.pop()) is not None:
+            while found and found[-1].start > opening[0]:  # boxes close inside out: those after our start lie within
+                found.pop()
+            box = Box(start=opening[0], stop=token.end(), content_start=opening[1], content_stop=token.start())
+            found.append(box)
+    return found
+
+
+def last_box(text: str) -> Box | None:
+    """The last complete outermost box, or None: the one that is graded."""
+    return next(reversed(find_boxes(text)), None)
+
+
+def box_content(text: str) -> str | None:
+    """What stands in the last complete box, without outer white space, or None where there is no box."""
+    return Boxed().last(text)

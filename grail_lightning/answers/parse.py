@@ -10,14 +10,77 @@ except in `f(x)` and `I(0)`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import NamedTuple
 
-from grail_lightning.answers.grammar.brackets import group_end
-from grail_lightning.answers.grammar.functions import BARE_WORDS, FUNCTIONS, GREEK, INVERSE
-from grail_lightning.answers.grammar.nodes import Node, negated, number
+from grail_lightning.answers.normalise import group_end
+from grail_lightning.answers.spellings import BARE_WORDS, FUNCTIONS, GREEK, INVERSE
 
-__all__ = ["E_NOTATION", "Unreadable", "parse"]
+__all__ = [
+    "E_NOTATION",
+    "Node",
+    "Unreadable",
+    "letters",
+    "mentions",
+    "negated",
+    "number",
+    "parse",
+    "signed",
+    "subtrees",
+]
+
+
+class Node(NamedTuple):
+    """A formula: `kind` is number | symbol | constant | add | multiply | divide | power | negate | function | sign.
+
+    Args:
+        kind: what it is; `sign` is a plus-minus that applies to its one operand.
+        value: of a number (a Fraction), or the name.
+        args: operands.
+    """
+
+    kind: str
+    value: Fraction | str
+    args: tuple["Node", ...] = ()
+
+
+def number(value: Fraction | int) -> Node:
+    """A literal."""
+    return Node("number", Fraction(value))
+
+
+def negated(node: Node) -> Node:
+    """Minus a formula."""
+    return Node("negate", "", (node,))
+
+
+def subtrees(node: Node) -> Iterator[Node]:
+    """A formula and all formulas in it."""
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting.extend(part.args)
+
+
+def letters(node: Node) -> set[str]:
+    """The symbols of a formula."""
+    return {str(part.value) for part in subtrees(node) if part.kind == "symbol"}
+
+
+def mentions(node: Node, constant: str) -> bool:
+    """Whether a constant such as i or infinity occurs in a formula."""
+    return any(part.kind == "constant" and part.value == constant for part in subtrees(node))
+
+
+def signed(node: Node, sign: str) -> Node:
+    """The formula with each plus-minus read as `+` or as `-`."""
+    args = tuple(signed(argument, sign) for argument in node.args)
+    if node.kind != "sign":
+        return Node(node.kind, node.value, args)
+    return args[0] if node.value == sign else negated(args[0])
+
 
 E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
 # `1e-5` inside a formula; not `2e-5`, which is 2·e − 5.
@@ -49,14 +112,7 @@ class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
 
 
 def parse(text: str) -> Node:
-    r"""The tree of a formula.
-
-    Args:
-        text: a normalised formula such as `\frac{1}{2}x^2-1`.
-
-    Raises:
-        Unreadable: If it is not one, or has something outside of the grammar.
-    """
+    r"""The tree of a formula."""
     if E_NOTATION.fullmatch(literal := text.replace(" ", "")):
         return number(Fraction(literal))
     parser = _Parser(text)

@@ -1,6 +1,6 @@
 """Worker processes that can be killed: what may hang, swell or crash happens in them, never in the training process.
 
-A worker is `python -m grail_lightning.answers.service.worker`, spoken to in JSON lines over its pipes. It is a fresh
+A worker is `python -m grail_lightning.answers.worker`, spoken to in JSON lines over its pipes. It is a fresh
 interpreter, not a fork: it starts from any thread and inside daemonic processes (data loader workers), inherits no lock
 and no GPU, and never imports the user's main script. It leaves when its standard input closes, that is, with its
 parent; a job that runs at that moment is ended by the worker's own alarm, which the kernel delivers even inside C code.
@@ -24,8 +24,9 @@ import grail_lightning
 
 __all__ = ["Worker", "WorkerPool"]
 
+
 _PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
-_WORKER = "grail_lightning.answers.service.worker"
+_WORKER = "grail_lightning.answers.worker"
 # Imports under load (a cold disk, all cores busy) may take a while; nothing of a model runs before a worker is ready.
 _STARTUP_SECONDS = 120.0
 _STARTUP_ATTEMPTS = 3

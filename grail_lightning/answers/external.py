@@ -2,7 +2,7 @@
 
 A library that seeks closed forms may seek for ever. Most wrong answers are told by a few hundred evaluations: a
 different number is a different answer. Expressions are SymPy trees, walked here and never printed, so no text of a
-model becomes code. Importing this module takes a while: `symbolic.load` does it.
+model becomes code. Importing this module takes a while: `worker.load` does it.
 """
 
 import re
@@ -15,11 +15,11 @@ import sympy
 from math_verify import verify
 from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
 
-from grail_lightning.answers.compare.exact import TooLarge, Undefined
-from grail_lightning.answers.compare.numeric import MAX_LOG2, power_too_large
-from grail_lightning.answers.grammar.functions import COMMON, HYPERBOLIC, TRIGONOMETRIC
+from grail_lightning.answers.spellings import COMMON, HYPERBOLIC, TRIGONOMETRIC
+from grail_lightning.answers.values import MAX_LOG2, TooLarge, Undefined, power_too_large
 
 __all__ = ["equal"]
+
 
 _EXTERNAL_CHARACTERS = 400
 _OTHER_COMMANDS = (
@@ -46,13 +46,7 @@ _context.dps = _DIGITS
 
 
 def equal(gold: str, prediction: str, tolerance: float) -> bool | None:
-    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one.
-
-    Args:
-        gold: the reference, as text.
-        prediction: likewise.
-        tolerance: relative; for formulas without letters only.
-    """
+    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
     one, two = _sympy_of(gold), _sympy_of(prediction)
     if one is None or two is None:
         return None
@@ -96,13 +90,6 @@ def _equal_at_a_glance(one: Any, two: Any) -> bool | None:
     They are if they differ in the names of bound variables alone (a sum over n and one over k), and are not if there is
     a sum, a product or an integral and their numbers differ. Letters stand for small numbers, the same on both sides:
     power series converge there.
-
-    Args:
-        one: an expression.
-        two: another one.
-
-    Raises:
-        TooLarge: If a sum or product has too many terms to be looked at by anyone.
     """
     if not isinstance(one, sympy.Expr) or not isinstance(two, sympy.Expr):
         return None

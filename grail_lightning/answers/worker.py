@@ -1,10 +1,11 @@
 """The program of a worker process: reads one pair per line from its standard input, writes one outcome per line.
 
-`python -m grail_lightning.answers.service.worker MEMORY_BYTES`; started by `pool.py`, not by hand.
+`python -m grail_lightning.answers.worker MEMORY_BYTES`; started by `pool.py`, not by hand.
 """
 
 import contextlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -13,11 +14,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.answers.compare import symbolic
-from grail_lightning.answers.compare.conventions import Conventions
-from grail_lightning.answers.compare.judge import judge
+from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.judge import judge
+from grail_lightning.answers.values import contexts
 
-__all__ = ["fault_of", "main"]
+__all__ = ["fault_of", "load", "main"]
+
 
 # The parent kills at the time limit. This alarm is for a parent that died itself: its default action ends the process
 # in the kernel, even while C code holds the interpreter lock.
@@ -33,7 +35,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for ending in (signal.SIGINT, signal.SIGTERM):  # They reach whole process groups; the parent decides, and kills.
         signal.signal(ending, signal.SIG_IGN)
-    symbolic.load()
+    load()
     with contextlib.suppress(BrokenPipeError):
         answers.write(json.dumps({"ready": os.getpid()}).encode() + b"\n")
         for line in sys.stdin.buffer:
@@ -42,6 +44,14 @@ def main() -> None:
             outcome = _answer(request)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(json.dumps(outcome).encode() + b"\n")
+
+
+def load() -> None:
+    """Import what answering needs, so that no pair pays for it."""
+    from grail_lightning.answers import external  # noqa: F401
+
+    contexts()
+    logging.disable(logging.CRITICAL)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -55,11 +65,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault_of(error: BaseException) -> str:
-    """An exception and where it was raised, short enough for a log.
-
-    Args:
-        error: what was caught.
-    """
+    """An exception and where it was raised, short enough for a log."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""

@@ -10,19 +10,40 @@ they would be needed.
 import re
 from collections.abc import Sequence
 
-from grail_lightning.answers.compare import names, symbolic
-from grail_lightning.answers.compare.conventions import LAYERS, Conventions, Outcome
-from grail_lightning.answers.compare.exact import TooLarge, Undefined
-from grail_lightning.answers.compare.formulas import Formulas, Undecided, Unparseable, same_form
-from grail_lightning.answers.compare.sets import Cuts, as_cuts
-from grail_lightning.answers.grammar.kinds import Answer, Broken, Group, Leaf, Many, Relation, Union, Words
-from grail_lightning.answers.grammar.nodes import Node, letters, negated, number
-from grail_lightning.answers.grammar.normalise import capped, normalise, string_key
-from grail_lightning.answers.grammar.prose import e_spelled_out, lowest_terms, same_wording, sentence, spelled_alike
-from grail_lightning.answers.grammar.structure import read
-from grail_lightning.answers.grammar.units import Quantity
+from grail_lightning.answers.compare import (
+    LAYERS,
+    Conventions,
+    Cuts,
+    Formulas,
+    Outcome,
+    Undecided,
+    Unparseable,
+    as_cuts,
+    same_form,
+)
+from grail_lightning.answers.normalise import capped, normalise, string_key, text_key
+from grail_lightning.answers.parse import Node, letters, negated, number
+from grail_lightning.answers.structure import Answer, Broken, Group, Leaf, Many, Quantity, Relation, Union, Words, read
+from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
+from grail_lightning.answers.wording import (
+    distinct_names,
+    e_spelled_out,
+    has_other_letters,
+    head,
+    inverted,
+    is_name,
+    letters_of,
+    lowest_terms,
+    named_sides,
+    named_value,
+    same_wording,
+    sentence,
+    spelled_alike,
+    without_letters,
+)
 
-__all__ = ["judge"]
+__all__ = ["answer_classes", "judge", "text_classes"]
+
 
 _MOST_ITEMS = 64
 # Of each sign the one that it is written with, and whether the sides are turned for that.
@@ -144,7 +165,7 @@ class _Comparison(Formulas):
         if max(len(gold.items), len(other.items)) > _MOST_ITEMS:
             raise TooLarge("a collection of very many members")
         braced = gold.braced or other.braced
-        named = names.distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items)
+        named = distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items)
         if named or (self.ordered and not braced):
             return self.in_order(gold.items, other.items)
         if not braced:
@@ -183,14 +204,14 @@ class _Comparison(Formulas):
     def relations(self, gold: Answer, other: Answer) -> bool:
         if isinstance(gold, Relation) and isinstance(other, Relation):
             return self.two_relations(gold, other)
-        if isinstance(other, Relation) and set(other.signs) == {r"\approx"} and not names.is_name(other.sources[0]):
+        if isinstance(other, Relation) and set(other.signs) == {r"\approx"} and not is_name(other.sources[0]):
             return self.answers(gold, other.sides[0])  # `3\sqrt{7} \approx 7.94`: the exact value is the answer
         if isinstance(other, Relation):
             return self.claimed(gold, other) or self.same_set(gold, other)
         assert isinstance(gold, Relation)
         if set(gold.signs) == {r"\approx"}:
             return any(self.answers(side, other) for side in gold.sides)
-        value = names.named_value(gold)
+        value = named_value(gold)
         return (value is not None and self.answers(value, other)) or self.same_set(gold, other)
 
     def claimed(self, gold: Answer, relation: Relation, *, derived: bool = True) -> bool:
@@ -201,24 +222,24 @@ class _Comparison(Formulas):
         """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
-        named = names.named_sides(relation, gold)
+        named = named_sides(relation, gold)
         if r"\in" in relation.signs:
             return len(relation.sides) == 2 and named[0] and self.answers(gold, relation.sides[1])
         values = [side for side, name in zip(relation.sides, named, strict=True) if not name]
-        if derived and named[0] and names.without_letters(gold) and names.without_letters(values[-1]):
-            values = [side for side in values if not names.has_other_letters(side, relation.sides[0])]
+        if derived and named[0] and without_letters(gold) and without_letters(values[-1]):
+            values = [side for side in values if not has_other_letters(side, relation.sides[0])]
         return all(self.answers(gold, side) for side in values)
 
     def two_relations(self, gold: Relation, other: Relation) -> bool:
         if gold.signs == other.signs and (gold.signs == ("=",) or set(gold.signs) == {r"\in"}):
             return self.equations(gold, other)
         if set(gold.signs + other.signs) == {"="}:  # chains: the names at their heads, and the last sides
-            derived = all(map(names.without_letters, gold.sides[1:]))  # a reference that derives its value tells how
-            heads = names.head(gold.sources[0]) == names.head(other.sources[0]) and names.named_sides(gold)[0]
+            derived = all(map(without_letters, gold.sides[1:]))  # a reference that derives its value tells how
+            heads = head(gold.sources[0]) == head(other.sources[0]) and named_sides(gold)[0]
             return heads and self.claimed(gold.sides[-1], other, derived=derived)
         left, right = as_cuts(gold), as_cuts(other)
         if left is not None and right is not None:
-            return names.letters_of(gold) == names.letters_of(other) and self.cuts(left, right)
+            return letters_of(gold) == letters_of(other) and self.cuts(left, right)
         if gold.signs == other.signs and self.in_order(gold.sides, other.sides):
             return True
         (sign, turn), (twin, other_turn) = (_TURNS.get(" ".join(relation.signs), ("", 0)) for relation in (gold, other))
@@ -231,7 +252,7 @@ class _Comparison(Formulas):
         nodes = [side.node for side in gold.sides + other.sides if isinstance(side, Leaf) and side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
-        ours, theirs = ([names.head(source) for source in relation.sources] for relation in (gold, other))
+        ours, theirs = ([head(source) for source in relation.sources] for relation in (gold, other))
         for left, right in ((0, 1), (1, 0)):
             if ours[0] == theirs[left] and self.answers(gold.sides[1], other.sides[right]):
                 return True
@@ -239,13 +260,13 @@ class _Comparison(Formulas):
                 return True
         if gold.signs[0] != "=":
             return False
-        upside_down, value = names.inverted(gold.sources[0]), gold.sides[-1]
-        if upside_down is not None and names.head(upside_down) == theirs[0] and isinstance(value, Leaf) and value.node:
+        upside_down, value = inverted(gold.sources[0]), gold.sides[-1]
+        if upside_down is not None and head(upside_down) == theirs[0] and isinstance(value, Leaf) and value.node:
             turned = Node("divide", "", (number(1), value.node))  # AB/CD = 3/2 says CD/AB = 2/3
             twin = other.sides[-1]
             return isinstance(twin, Leaf) and twin.node is not None and self.nodes(turned, twin.node)
-        named = names.is_name(gold.sources[0]) and names.is_name(other.sources[0]) and ours[0] != theirs[0]
-        if named and (names.without_letters(gold.sides[-1]) or names.without_letters(other.sides[-1])):
+        named = is_name(gold.sources[0]) and is_name(other.sources[0]) and ours[0] != theirs[0]
+        if named and (without_letters(gold.sides[-1]) or without_letters(other.sides[-1])):
             return False  # x=5 is not y=5
         return self.ratio(gold, other) != 0
 
@@ -260,7 +281,7 @@ class _Comparison(Formulas):
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")
-        return symbolic.ratio_sign(*differences)
+        return ratio_sign(*differences)
 
 
 def _same_literals(one: str, two: str) -> bool:
@@ -290,3 +311,63 @@ def _vector(group: Group) -> tuple[Answer, ...] | None:
         rows = [row.items for row in group.items if isinstance(row, Group)]
         return rows[0] if len(rows) == 1 else tuple(row[0] for row in rows) if len(rows[0]) == 1 else None
     return group.items if group.brackets == "()" else None
+
+
+_MOST_COMPARED = 64
+
+
+def answer_classes(answers: Sequence[str | None], conventions: Conventions | None = None) -> list[int]:
+    r"""A number for each answer, equal for answers that say the same; -1 for none.
+
+    Answers are equal if they are after normalisation, or if the verifier's cheap layers (strings, numbers, structure)
+    say so of the first answer of a class: `0.5`, `\frac12` and `1/2` are one class. The reference has no part in it,
+    so right and wrong answers are grouped alike. The slow layers are not asked: `(x+1)^2` and `x^2+2x+1` are two
+    classes. The text is never evaluated, and answers beyond the caps are compared as text.
+
+    Args:
+        answers: The bare answers of the samples of one problem; None or blank text is no answer.
+        conventions: What counts as equal where people differ, and the caps; None for the defaults.
+
+    >>> answer_classes(["1/2", None, "0.5", "2"])
+    [0, -1, 0, 1]
+    """
+    rules = conventions or Conventions()
+    limits = (rules.max_characters, rules.max_nesting, rules.max_digits)
+    number_of: dict[str, int] = {}
+    first: list[str] = []
+    found = []
+    for answer in answers:
+        if answer is None or not answer.strip():
+            found.append(-1)
+            continue
+        key = answer.strip() if capped(answer, *limits) else string_key(normalise(answer))
+        if key not in number_of:
+            compared = enumerate(first[:_MOST_COMPARED])
+            number_of[key] = next((n for n, other in compared if _equal(other, answer, rules)), len(first))
+            if number_of[key] == len(first):
+                first.append(answer)
+        found.append(number_of[key])
+    return found
+
+
+def text_classes(answers: Sequence[str | None], *, ignore_case: bool) -> list[int]:
+    """The class of each answer, where answers are plain text and compared as `Verdict.of_text` compares them.
+
+    Args:
+        answers: The answers of the samples of one problem; None or blank text is no answer.
+        ignore_case: Whether upper and lower case are the same.
+
+    >>> text_classes(["Paris", None, "paris", "Rome"], ignore_case=True)
+    [0, -1, 0, 1]
+    """
+    keys = [text_key(answer or "", ignore_case=ignore_case) for answer in answers]
+    number_of: dict[str, int] = {}
+    return [number_of.setdefault(key, len(number_of)) if key else -1 for key in keys]
+
+
+def _equal(one: str, other: str, conventions: Conventions) -> bool:
+    try:
+        outcome = judge(one, other, conventions)
+    except Exception:  # A bug of a layer, which `Verifier` reports; a vote does not end an evaluation.
+        return False
+    return outcome is not None and outcome.status == "right"

@@ -6,15 +6,76 @@ Pure string work, linear or nearly so on text that `capped` lets through. The ou
 
 import re
 import unicodedata
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from itertools import accumulate
 
-from grail_lightning.answers.find.boxes import last_box
-from grail_lightning.answers.grammar import spellings
-from grail_lightning.answers.grammar.brackets import TEXT, balanced, group_end
-from grail_lightning.answers.grammar.numerals import grouped, repeating
+from grail_lightning.answers import spellings
+from grail_lightning.answers.find import last_box
+from grail_lightning.answers.spellings import grouped, repeating
 
-__all__ = ["capped", "normalise", "string_key", "text_key"]
+__all__ = [
+    "CLOSING",
+    "TEXT",
+    "balanced",
+    "capped",
+    "group_end",
+    "normalise",
+    "pieces",
+    "split",
+    "string_key",
+    "text_key",
+]
+
+
+# Words in upright type, and what else `\text` holds.
+TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
+CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
+_PIECE = re.compile(r"\\text\{[^{}]*\}|\\begin\{[a-z*]+\}|\\end\{[a-z*]+\}|\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
+_COMMAND_OR_BRACKET = re.compile(r"\\(?:[a-zA-Z]+|.)|[{}()\[\]]", re.DOTALL)
+
+
+def balanced(text: str) -> bool:
+    r"""Whether braces nest, and the other brackets are as many open as closed (kinds may mix: `[0,1)`)."""
+    depths = {True: 0, False: 0}  # of braces, and of the others
+    for piece in _COMMAND_OR_BRACKET.findall(text):
+        depths[piece in ("{", "}")] += (piece in _OPENING) - (piece in CLOSING)
+        if min(depths.values()) < 0:
+            return False
+    return not any(depths.values())
+
+
+def group_end(text: str, start: int) -> int:
+    """Index after the brace that closes the one at `start`; -1 if none does."""
+    depth = 0
+    for found in _COMMAND_OR_BRACKET.finditer(text, start):
+        depth += (found[0] == "{") - (found[0] == "}")
+        if depth == 0:
+            return found.end()
+    return -1
+
+
+def pieces(text: str) -> Iterator[tuple[int, str, int]]:
+    r"""Tokens of a text with their place and the depth of brackets around them; `\text{...}` is one token."""
+    depth = 0
+    for found in _PIECE.finditer(text):
+        piece = found[0]
+        depth -= piece in CLOSING or piece.startswith(r"\end{")
+        yield found.start(), piece, depth
+        depth += piece in _OPENING or piece.startswith(r"\begin{")
+
+
+def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]:
+    """Parts of a text between separators outside of all brackets, and the separators."""
+    parts, found, start = [], [], 0
+    for place, piece, depth in pieces(text):
+        if depth == 0 and piece in separators:
+            parts.append(text[start:place])
+            found.append(piece)
+            start = place + len(piece)
+    return [*parts, text[start:]], found
+
 
 # Answers come again when they are short; what is kept of long ones would be a model's to grow.
 CACHED_CHARACTERS = 128
@@ -46,7 +107,7 @@ _CONTINUED = re.compile(
     r"^(?:[-+*/=<>&]|\\(?:cdot|times|[lg]eq?|neq?|in|approx)(?![a-zA-Z]))|(?:[-+*/=<>:&]|\\\\|\\(?:cdot|times|[lg]eq?|neq?|in|approx|quad)|(?<![\\A-Za-z])[A-Za-z]{2,})$"
 )
 _TOKEN = re.compile(r"\s*([A-Za-z0-9]|\\[A-Za-z]+)")
-_OPENING = re.compile(r"\s*\{")
+_OPENING_OF_TEXT = re.compile(r"\s*\{")
 _DIGITS = re.compile(r"\d+")
 _EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 _PLAIN_LIST = re.compile(r"[0-9,.\s+-]+,\s+[0-9,.\s+-]+", re.ASCII)
@@ -58,14 +119,7 @@ _TRAILING = re.compile(r"(?:[.,;]|\\\\|\\text\{\s*[.,]?\s*\})\s*$")
 
 
 def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) -> bool:
-    """Whether a text is too large in one way or another for anything that parses.
-
-    Args:
-        text: an answer.
-        max_characters: longest text.
-        max_nesting: deepest brackets, all kinds together.
-        max_digits: longest run of digits.
-    """
+    """Whether a text is too large in one way or another for anything that parses."""
     if len(text) > max_characters or "\0" in text or _EXPONENT.search(text):
         return True
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
@@ -73,11 +127,7 @@ def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) ->
 
 
 def normalise(text: str) -> str:
-    """The answer in one spelling.
-
-    Args:
-        text: a bare answer within the caps.
-    """
+    """The answer in one spelling."""
     return _of_short(text) if len(text) <= CACHED_CHARACTERS else _normalised(text)
 
 
@@ -172,7 +222,7 @@ def _commands(text: str) -> str:
 
 def _argument(text: str, place: int) -> tuple[str, int] | None:
     """The brace group at or after `place` (spaces skipped), without its braces, and the index after it."""
-    opening = _OPENING.match(text, place)
+    opening = _OPENING_OF_TEXT.match(text, place)
     if opening is None or (end := group_end(text, opening.end() - 1)) < 0:
         return None
     return text[opening.end() : end - 1], end

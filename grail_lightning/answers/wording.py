@@ -1,14 +1,128 @@
-"""Which side of an equation only names what the other side is."""
+r"""Words in answers: sentences around formulas, and the sides of equations that only name what the others are."""
 
 import re
+from fractions import Fraction
 
-from grail_lightning.answers.grammar.functions import ELEMENTARY, GREEK, TRIGONOMETRIC
-from grail_lightning.answers.grammar.kinds import Answer, Leaf, Many, Relation
-from grail_lightning.answers.grammar.nodes import letters, number
-from grail_lightning.answers.grammar.normalise import string_key
+from grail_lightning.answers.normalise import TEXT, string_key
+from grail_lightning.answers.parse import E_NOTATION, letters, number
+from grail_lightning.answers.spellings import BARE_WORDS, ELEMENTARY, FUNCTIONS, GREEK, TRIGONOMETRIC
+from grail_lightning.answers.structure import Answer, Leaf, Many, Relation, Words
 
-__all__ = ["distinct_names", "has_other_letters", "head", "inverted", "is_name", "letters_of"]
-__all__ += ["named_sides", "named_value", "without_letters"]
+__all__ = [
+    "anagrams",
+    "distinct_names",
+    "e_spelled_out",
+    "has_other_letters",
+    "head",
+    "inverted",
+    "is_name",
+    "letters_of",
+    "lowest_terms",
+    "named_sides",
+    "named_value",
+    "same_wording",
+    "sentence",
+    "spelled_alike",
+    "without_letters",
+    "wordy",
+]
+
+
+_Sentence = tuple[tuple[str, ...], tuple[str, ...]]
+
+_FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
+# A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
+# it could be one, unless that ends a complete factor.
+_HALF_POWER = re.compile(
+    r"(?:(\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\})|(?<![A-Za-z}\]^_.,\\])|(?<=\^\{1/2\}))"
+    r"(?:\{([0-9]+)\}|(?<![0-9])([0-9]+))\^(?:\{1/2\}|\{\\frac\{1\}\{2\}\}|\\frac\{1\}\{2\})",
+    re.ASCII,
+)
+_E_LITERAL = re.compile(r"(?<![0-9.A-Za-z\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,3})(?![0-9.])", re.ASCII)
+_WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{2,}(?![A-Za-z])", re.ASCII)
+_FORMULA_WORDS = FUNCTIONS | BARE_WORDS.keys() | {"sqrt"}
+_WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
+_WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
+_LETTERS = re.compile(r"[A-Za-z]+(?: [A-Za-z]+)*")
+_WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
+# One word is a unit or a joint (`and`), which other rules know better.
+_FEWEST_WORDS = 2
+_MOST_FORMULAS = 32
+
+
+def lowest_terms(text: str) -> str:
+    r"""The text with each `\frac` of two whole numbers in lowest terms, and `n^{1/2}` as `\sqrt{n}`.
+
+    One spelling of a number replaces another in its place, so a text keeps its meaning whatever it is.
+    """
+    return _HALF_POWER.sub(r"\1\\sqrt{\2\3}", _FRACTION.sub(_reduced, text))
+
+
+def _reduced(found: re.Match[str]) -> str:
+    value = Fraction(int(found[1]), int(found[2]))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def e_spelled_out(text: str, gold: str) -> str:
+    r"""`2e-5+0` as `2*10^{-5}+0` where the reference is a number in e-notation: there `2e-5` is not 2·e − 5."""
+    rest = _E_LITERAL.sub("", text.lstrip("+-"))
+    formula = re.search(r"[-+*/^(]|\\frac|\\sqrt", rest)  # or one number, perhaps with its unit
+    return _E_LITERAL.sub(r"(\1*10^{\2})", text) if formula and E_NOTATION.fullmatch(gold) else text
+
+
+def sentence(text: str, *, ignore_case: bool) -> _Sentence | None:
+    """The words of an answer and the formulas before, between and behind them; None if it is not a sentence."""
+    text = TEXT.sub(lambda found: f" {found[1].lower() if ignore_case else found[1]} ", text)
+    words, formulas, start = [], [], 0
+    for found in _WORD.finditer(text):
+        word = found[0]
+        if word.lower() in _FORMULA_WORDS:
+            continue
+        words.append(word.lower() if ignore_case else word)
+        formulas.append(text[start : found.start()].strip(" .,;:"))
+        start = found.end()
+    formulas.append(text[start:].strip(" .,;:"))
+    if len(words) < _FEWEST_WORDS or sum(map(bool, formulas)) > _MOST_FORMULAS:
+        return None
+    return tuple(words), tuple(formulas)
+
+
+def same_wording(one: str, two: str, *, ignore_case: bool) -> bool:
+    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`."""
+    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
+        return False
+    plain = [_plain(text) for text in (one, two)]
+    if not all(map(_WORDING.fullmatch, plain)):
+        return False
+    if ignore_case and not re.search(r"[0-9] ?[A-Za-z]", plain[0] + "|" + plain[1]):
+        plain = [text.lower() for text in plain]
+    return plain[0] == plain[1]
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text))
+    return re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!")
+
+
+def spelled_alike(one: Answer, two: Answer, *, ignore_case: bool) -> bool:
+    """Whether one answer is words and the other the same letters without upright type: `odd` is no product then."""
+    words, bare = (one, two) if isinstance(one, Words) else (two, one)
+    if not isinstance(words, Words) or not isinstance(bare, Leaf) or not _LETTERS.fullmatch(bare.quantity.text):
+        return False
+    text = bare.quantity.text
+    return words.exact.lower() == text.lower() if ignore_case else words.exact == text
+
+
+def anagrams(one: str, two: str) -> bool:
+    """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
+    words = [text.lower() for text in (one, two) if text.isascii() and text.isalpha() and len(text) > 2]
+    return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
+
+
+def wordy(text: str) -> bool:
+    """Whether a formula that cannot be read has words in it, which no mathematical library should see."""
+    return bool(_WORDY.search(text))
+
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
 _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
@@ -45,14 +159,14 @@ _OTHER_NAME = re.compile(
     rf"\\frac\{{d\s?[a-z]?\}}\{{d\s?[a-z]\}}|\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)|\\(?:{_ANGULAR})\s?"
     rf"(?:\^\{{?[2-9]\}}?\s?)?(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
 )
-_FORMULA_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
+_FUNCTION_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
 _SYMBOL = (
     rf"(?:[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
 )
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 # In small letters: `NO` is a segment.
-_DENIAL = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
+_DENIED = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
 
 
 def is_name(source: str) -> bool:
@@ -67,7 +181,7 @@ def is_name(source: str) -> bool:
 
 def _is_one_name(part: str) -> bool:
     name = _NAME.fullmatch(part)
-    if name is None or _FORMULA_WORD.search(part) or _DENIAL.search(part):
+    if name is None or _FUNCTION_WORD.search(part) or _DENIED.search(part):
         return False
     return not name["argument"] or not _is_product(name["head"], name["argument"])
 
@@ -85,10 +199,10 @@ def head(source: str) -> str:
     r"""One spelling of a name: the length `|AB|` or `\overline{AB}` is `AB`, the measure `m\angle A` is `\angle A`."""
     key = string_key(source)
     key = re.sub(r"\|([A-Z]{2})\||\\overline\{([A-Z]{2})\}", lambda found: found[1] or found[2], key)
-    return re.sub(r"^m(?=\\angle)|^(?:\\Pr|\\mathbb\{?P\}?)(?=\()|\\text\{([^{}]*)\}", _plain, key)
+    return re.sub(r"^m(?=\\angle)|^(?:\\Pr|\\mathbb\{?P\}?)(?=\()|\\text\{([^{}]*)\}", _plain_head, key)
 
 
-def _plain(found: re.Match[str]) -> str:
+def _plain_head(found: re.Match[str]) -> str:
     return "" if found[0] == "m" else found[1] or "P"
 
 
@@ -110,7 +224,7 @@ def _is_sum_or_product(source: str) -> bool:
     With a number or a power in it, as `2x+3y` and `x^2+y^2`, it is the side of a curve's equation.
     """
     source = source.strip()
-    if not _SUM_OR_PRODUCT.fullmatch(source) or _FORMULA_WORD.search(source) or _DENIAL.search(source):
+    if not _SUM_OR_PRODUCT.fullmatch(source) or _FUNCTION_WORD.search(source) or _DENIED.search(source):
         return False
     symbols = re.findall(_SYMBOL, source)
     return len(set(symbols)) == len(symbols)
@@ -121,10 +235,6 @@ def named_sides(relation: Relation, said: Answer | None = None) -> list[bool]:
 
     A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio. So are sums and
     products where an equation is to say a number other than 0.
-
-    Args:
-        relation: a chain of sides.
-        said: what the relation is to say, if that is known.
     """
     number_said = isinstance(said, Leaf) and without_letters(said) and said.node != number(0)
     combined = number_said and set(relation.signs) == {"="}

@@ -1,1 +1,0 @@
-"""Whether two answers are equal: `judge` asks layer after layer, the cheapest first."""

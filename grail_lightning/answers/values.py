@@ -1,0 +1,360 @@
+r"""The value of a formula: exact rational numbers, numbers of many digits at random points, floats; all with caps.
+
+Two formulas are equal if they agree at points drawn once and for all. At each point both are computed with 60 and
+with 120 digits: a difference that shrinks with the precision is rounding, one that stays is real. So
+:math:`\sqrt{6+2\sqrt5} = 1+\sqrt5` is accepted and :math:`\sqrt2 = \sqrt2 + 10^{-40}` is not. There is no
+simplification that could run away; the cost is that of a few evaluations.
+"""
+
+import cmath
+import math
+import random
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from grail_lightning.answers.parse import Node, letters, mentions
+from grail_lightning.answers.spellings import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
+
+__all__ = [
+    "MAX_LOG2",
+    "Evaluator",
+    "TooLarge",
+    "Undefined",
+    "agree_everywhere",
+    "approximate",
+    "contexts",
+    "is_imaginary",
+    "is_terminating",
+    "power_too_large",
+    "ratio_sign",
+    "rational",
+    "value_at",
+]
+
+
+# 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
+_MAX_BITS = 1 << 17
+_MAX_FACTORIAL = 2000
+_ROOT_BITS = 4096
+
+
+class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
+    """A number beyond the caps."""
+
+
+class Undefined(ValueError):  # noqa: N818 (it is caught, not reported)
+    """A value that does not exist, such as one over zero."""
+
+
+class Evaluator(ABC):
+    """Computes formulas in one kind of number.
+
+    A formula has no value (None) if one of its parts has none in this kind of number, such as a letter.
+    """
+
+    def value(self, node: Node) -> Any:
+        """The value of a formula, or None."""
+        known = self.known(node)
+        if known is not None or not node.args or node.kind == "sign":
+            return known
+        values: list[Any] = []
+        for argument in node.args:
+            values.append(self.value(argument))
+            if values[-1] is None:
+                return None
+        return self.applied(node, values)
+
+    def applied(self, node: Node, values: list[Any]) -> Any:
+        """The value of an operation on numbers."""
+        match node.kind:
+            case "add":
+                return sum(values[1:], values[0])
+            case "multiply":
+                return values[0] * values[1]
+            case "negate":
+                return -values[0]
+            case "divide":
+                if not values[1]:
+                    raise Undefined("a division by zero")
+                return values[0] / values[1]
+            case "power":
+                return self.power(values[0], values[1])
+        return self.function(str(node.value), values)
+
+    @abstractmethod
+    def known(self, node: Node) -> Any:
+        """The value of a number, a symbol or a constant, or of any formula of which it is known without a walk."""
+
+    @abstractmethod
+    def power(self, base: Any, exponent: Any) -> Any:
+        """A power."""
+
+    @abstractmethod
+    def function(self, name: str, values: list[Any]) -> Any:
+        """The value of a function, of which roots are one."""
+
+
+def rational(node: Node) -> Fraction | None:
+    """The value of a formula as a fraction; None if no rational one is found (letters, roots, functions)."""
+    value: Fraction | None = _RATIONALS.value(node)
+    return value
+
+
+class _Rationals(Evaluator):
+    """Exact numbers: what has letters, or is not rational, has no value."""
+
+    def known(self, node: Node) -> Fraction | None:
+        return node.value if isinstance(node.value, Fraction) else None
+
+    def applied(self, node: Node, values: list[Any]) -> Fraction | None:
+        value: Fraction | None = super().applied(node, values)
+        if value is not None and value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
+            raise TooLarge("a number of more than 39,000 digits")
+        return value
+
+    def power(self, base: Fraction, exponent: Fraction) -> Fraction | None:
+        if exponent.denominator != 1:
+            root = _root(base, Fraction(exponent.denominator))
+            return None if root is None else self.power(root, Fraction(exponent.numerator))
+        if not base and exponent <= 0:
+            raise Undefined("zero to a power of zero or less")
+        if abs(base) == 1:
+            return base if exponent % 2 else Fraction(1)
+        if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
+            raise TooLarge("a power of more than 39,000 digits")
+        return base**exponent.numerator
+
+    def function(self, name: str, values: list[Fraction]) -> Fraction | None:
+        match name:
+            case "root":
+                return _root(*values)
+            case "abs":
+                return abs(values[0])
+            case "floor" | "ceil":
+                return Fraction(getattr(math, name)(values[0]))
+            case "factorial":
+                return Fraction(math.factorial(_count(values[0])))
+            case "binomial":
+                return Fraction(math.comb(_count(values[0]), _count(values[1])))
+        return None
+
+
+_RATIONALS = _Rationals()
+
+
+def _count(value: Fraction) -> int:
+    if value.denominator != 1 or value < 0:
+        raise Undefined("a factorial of something other than a whole number")
+    if value > _MAX_FACTORIAL:
+        raise TooLarge(f"a factorial above {_MAX_FACTORIAL}")
+    return value.numerator
+
+
+def _root(value: Fraction, degree: Fraction) -> Fraction | None:
+    """The real root if it is rational; the principal root of a negative number is, for an odd degree, the real one."""
+    if degree.denominator != 1 or not 1 < degree <= 64 or (value < 0 and degree % 2 == 0):
+        return None
+    upper, lower = (_whole_root(whole, degree.numerator) for whole in (abs(value.numerator), value.denominator))
+    return None if upper is None or lower is None else Fraction(upper, lower) * (-1 if value < 0 else 1)
+
+
+def _whole_root(value: int, degree: int) -> int | None:
+    if value.bit_length() > _ROOT_BITS:
+        return None
+    low, high = 0, 1 << (value.bit_length() // degree + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle**degree <= value else (low, middle - 1)
+    return low if low**degree == value else None
+
+
+def is_terminating(value: Fraction) -> bool:
+    """Whether a fraction has a finite decimal expansion: twos and fives divide its denominator, and nothing else."""
+    bits = value.denominator.bit_length()
+    return bits <= 4096 and 10**bits % value.denominator == 0
+
+
+_DIGITS = (60, 120)
+# Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
+MAX_LOG2 = 10**6
+_MAX_FACTORIAL_AT_POINT = 10**6
+# Our names of functions, and mpmath's.
+_FUNCTIONS = {
+    **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "coth", "exp", "factorial", "binomial", "floor", "ceil")},
+    **{inverse: f"a{name}" for name, inverse in INVERSE.items()},
+    **dict.fromkeys(LOGARITHMS, "log"),
+    "abs": "fabs",
+    "degrees": "radians",
+}
+# What floats have of a context of mpmath's, whose functions change its precision while they run: not for threads.
+_FLOATS = SimpleNamespace(
+    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "exp", "log", *HYPERBOLIC)},
+    **{"pi": math.pi, "e": math.e, "inf": math.inf, "mpf": complex, "mpc": complex, "fabs": abs},
+    re=lambda value: value.real,
+    sec=lambda angle: 1 / cmath.cos(angle),
+    radians=lambda angle: angle * math.pi / 180,
+)
+
+
+@cache
+def contexts() -> tuple[Any, ...]:
+    """Two of mpmath's contexts, with 60 and with 120 digits."""
+    import mpmath
+
+    made = tuple(mpmath.MPContext() for _ in _DIGITS)
+    for context, digits in zip(made, _DIGITS, strict=True):
+        context.dps = digits
+    return made
+
+
+def value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
+    """The value of a formula, None if there is no finite one."""
+    try:
+        value = _AtPoint(point, context).value(node)
+    except (ZeroDivisionError, Undefined, OverflowError):
+        return None
+    return value if value is not None and context.isfinite(value) else None
+
+
+def approximate(node: Node) -> float | None:
+    """A float near a real formula without letters, for ordering the ends of intervals; None if there is none."""
+    try:
+        exact = rational(node)
+        value = complex(float(exact)) if exact is not None else _AtPoint({}, _FLOATS).value(node)
+    except (ArithmeticError, AttributeError, ValueError):  # AttributeError: a function that floats do not have
+        return None
+    return float(value.real) if value is not None and abs(value.imag) <= 1e-9 * (1 + abs(value)) else None
+
+
+def is_imaginary(value: Any) -> bool:
+    """Whether a number is more than a real one and rounding."""
+    return bool(abs(value.imag) > abs(value) * 1e-30)
+
+
+def power_too_large(base: Any, exponent: Any, context: Any) -> bool:
+    """Whether a power of a number other than zero is beyond the caps."""
+    return bool(abs(exponent) * (abs(context.log(abs(base), 2)) + 5) > MAX_LOG2)
+
+
+class _AtPoint(Evaluator):
+    """Numbers of many digits (mpmath), with a rational number for each letter."""
+
+    def __init__(self, point: dict[str, Fraction], context: Any) -> None:
+        self.point = point
+        self.context = context
+
+    def known(self, node: Node) -> Any:
+        context = self.context
+        if node.kind == "constant":
+            return {"pi": context.pi, "e": context.e, "i": context.mpc(0, 1), "inf": context.inf}[str(node.value)] * 1
+        exact = self.point.get(str(node.value)) if node.kind == "symbol" else None if letters(node) else _exact(node)
+        return None if exact is None else context.mpf(exact.numerator) / exact.denominator
+
+    def power(self, base: Any, exponent: Any) -> Any:
+        if base == 0:
+            if self.context.re(exponent) <= 0:
+                raise Undefined("zero to a power of zero or less")
+            return base
+        if power_too_large(base, exponent, self.context):
+            raise TooLarge("a power beyond the caps")
+        return base**exponent
+
+    def function(self, name: str, values: list[Any]) -> Any:
+        first = values[0]
+        if name == "root":
+            return self.root(*values)
+        if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL_AT_POINT:
+            raise TooLarge("a factorial beyond the caps")
+        if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > MAX_LOG2:
+            raise TooLarge("an exponential beyond the caps")
+        if name not in _FUNCTIONS or (name in LOGARITHMS and first == 0):
+            raise Undefined(f"{name} there")
+        return getattr(self.context, _FUNCTIONS[name])(*values)
+
+    def root(self, value: Any, degree: Any) -> Any:
+        if degree == 0:
+            raise Undefined("a root of degree zero")
+        if not is_imaginary(value) and value.real < 0 and degree == int(degree.real) % 2 * degree:
+            return -((-value) ** (1 / degree))  # an odd root of a negative number is meant as the real one
+        return self.power(value, 1 / degree) if value else value
+
+
+def _exact(node: Node) -> Fraction | None:
+    try:
+        return rational(node)
+    except TooLarge:
+        return None
+
+
+_NUM_POINTS = 5  # of each kind
+
+
+def agree_everywhere(left: Node, right: Node, tolerance: float) -> bool:
+    """Whether two formulas agree wherever both are defined."""
+    names = sorted(letters(left) | letters(right))
+    keep_complex = mentions(left, "i") or mentions(right, "i")
+    compared = 0
+    for positive, point in _points(names):
+        agree = _agree(left, right, point, 0.0 if names else tolerance, keep_complex or positive)
+        if agree is False:
+            return False
+        compared += bool(agree)
+    return compared >= (2 if names else 1)
+
+
+def ratio_sign(left: Node, right: Node) -> int:
+    """The sign of left/right if it is the same real number at all points and both have the same letters, else 0."""
+    names = letters(left)
+    if not names or names != letters(right):
+        return 0
+    context = contexts()[0]
+    ratios = []
+    for _, point in _points(sorted(names)):
+        one, two = value_at(left, point, context), value_at(right, point, context)
+        if one is not None and two is not None:
+            if min(abs(one), abs(two)) < 1e-30:
+                return 0
+            ratios.append(context.mpc(one / two))
+    if len(ratios) < 3:
+        return 0
+    first, slack = ratios[0], abs(ratios[0]) * 1e-40
+    constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in ratios)
+    return (1 if first.real > 0 else -1) if constant else 0
+
+
+def _points(names: list[str]) -> list[tuple[bool, dict[str, Fraction]]]:
+    """Points with positive coordinates, then with coordinates of any sign; one empty point if there are no names."""
+    if not names:
+        return [(True, {})]
+    draw = random.Random(20_260_101)  # noqa: S311 (no secret: the same points for all, so that a verdict is repeatable)
+    points = []
+    for positive in [True] * _NUM_POINTS + [False] * _NUM_POINTS:
+        point = {}
+        for name in names:
+            value = Fraction(draw.randrange(10_000, 40_000), draw.randrange(10_007, 20_011))
+            point[name] = value if positive or draw.random() < 0.5 else -value
+        points.append((positive, point))
+    return points
+
+
+def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float, keep_complex: bool) -> bool | None:
+    """Whether two formulas are equal at a point; None where one of them is undefined (or not real, if that counts)."""
+    differences: list[Any] = []
+    size: Any = None
+    for context in contexts():
+        one, two = value_at(left, point, context), value_at(right, point, context)
+        if one is None or two is None:
+            return None
+        if not keep_complex and (is_imaginary(one) or is_imaginary(two)):
+            return None
+        size = max(abs(one), abs(two))
+        differences.append(abs(one - two))
+        if differences[-1] <= tolerance * abs(one):
+            return True
+        if differences[-1] > size * 1e-15 and size > 1e-30:
+            return False
+    coarse, fine = differences
+    return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45)
