@@ -1,4 +1,4 @@
-r"""From a normalised answer to its kind and its parts .
+r"""From a normalised answer to its kind and its parts.
 
 `read` cuts a normalised answer along its brackets and separators and leaves the formulas in the leaves to
 `parse.parse`. It never guesses: what it cannot cut is `Broken`, and equal to nothing but the same string.
