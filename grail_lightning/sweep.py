@@ -89,14 +89,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep file.
-
-    Attributes:
-        file: The file.
-        folder: The folder of the runs.
-        runs: All runs, those that choose first, then seed by seed.
-        choose: `seeds`, `by` and `statistic` of the choice; empty without one.
-    """
+    """A sweep file: its runs, those that choose first, then seed by seed, and the options of the choice."""
 
     file: Path
     folder: Path
@@ -323,7 +316,7 @@ def places(jobs: int | None, devices: int) -> list[dict[str, str]]:
 
 def slurm_script(sweep: Sweep, output: Path | None) -> str:
     """A job array with a task for each run, to be adapted to the cluster."""
-    numbers = {flag: [k for k, run in enumerate(sweep.runs) if run.choosing == flag] for flag in (True, False)}
+    first = [k for k, run in enumerate(sweep.runs) if run.choosing]
     command = [
         sys.executable,
         "-m",
@@ -331,7 +324,6 @@ def slurm_script(sweep: Sweep, output: Path | None) -> str:
         str(sweep.file),
         *(["--output", str(output)] * bool(output)),
     ]
-    first = numbers[True]
     lines = [
         "#!/bin/bash",
         f"#SBATCH --array=0-{len(sweep.runs) - 1}",

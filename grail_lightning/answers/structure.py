@@ -14,22 +14,6 @@ from grail_lightning.answers.normalise import CACHED_CHARACTERS, CLOSING, TEXT, 
 from grail_lightning.answers.parse import Node, Unreadable, parse, signed, subtrees
 from grail_lightning.answers.spellings import COMMON, ELEMENTARY, TRIGONOMETRIC
 
-__all__ = [
-    "Answer",
-    "Broken",
-    "Group",
-    "Leaf",
-    "Many",
-    "Quantity",
-    "Relation",
-    "Union",
-    "Words",
-    "members",
-    "read",
-    "split_quantity",
-]
-
-
 # The names of each unit, the first of which stands for all.
 _NAMES = (
     "m meter meters metre metres|cm centimeter centimeters centimetre centimetres cms|km kilometer kilometers "
