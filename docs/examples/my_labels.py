@@ -7,7 +7,7 @@ import re
 from grail_lightning.tasks import MathTask
 from grail_lightning.tasks.base import Prompt, Step
 
-EQUATION = re.compile(r"(\d+)([+-])(\d+)=(-?\d+)")
+EQUATION = re.compile(r"(-?\d+)([+-])(\d+)=(-?\d+)")
 
 
 class CheckedSums(MathTask):

@@ -125,10 +125,11 @@ def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
 
 def _from_python(data: object) -> dict[str, str]:
     """What the options of a data module cannot say: the datasets and the rewards that a Python program gave it."""
-    specs = [spec for split in getattr(data, "specs", {}).values() for spec in split]
+    specs = [(split, spec) for split, given in getattr(data, "specs", {}).items() for spec in given]
     rewards = getattr(getattr(data, "task", None), "rewards", [])
-    found = {f"data.{spec.label}": spec.path for spec in specs} | {f"rewards.{r.name}": r.path for r in rewards}
-    return {name: said for name, said in found.items() if said.endswith(GIVEN)}
+    sources = {f"data.{split}.{spec.label}": spec.path for split, spec in specs}
+    sources |= {f"rewards.{reward.name}": reward.path for reward in rewards}
+    return {name: source for name, source in sources.items() if source.endswith(GIVEN)}
 
 
 def plain(value: object, depth: int = 0) -> Any:

@@ -122,13 +122,14 @@ def test_a_task_labels_the_steps_of_its_rollouts():
     rollouts, _ = fit("my_labels")
     from my_labels import CheckedSums
 
-    task, text = CheckedSums(), "So 7+5=13,\n13-3=10."
+    task, text = CheckedSums(), "So 7+5=13,\n13-3=10.\n-3-8=-11"
     prompt = task.prompt({"problem": "7+5-3", "answer": "9"})
     assert all(labelled_steps(response, prompt) for response in rollouts["response"])
     steps = labelled_steps(text, prompt)
     assert [(text[s.start : s.stop], s.kind, text[slice(*s.result)]) for s in steps] == [
         ("7+5=13", "slip", "13"),
         ("13-3=10", "sound", "10"),
+        ("-3-8=-11", "sound", "-11"),
     ]
 
 
