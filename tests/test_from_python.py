@@ -204,11 +204,11 @@ def test_the_records_of_a_run_say_what_they_cannot_repeat(tmp_path, monkeypatch,
     said = {name: value for name, value in saved.items() if "given in Python" in str(value)}
     assert said == {
         "policy": "Qwen3ForCausalLM given in Python",
-        "data.train.rows": "2 rows given in Python",
+        "data.train_rows": "2 rows given in Python",
         "rewards.Length": "Length given in Python",
     }
     config = "--config=configs/quickstart.yaml"
-    for option in (f"--model.policy={said['policy']}", f"--data=MathData --data.train={said['data.train.rows']}"):
+    for option in (f"--model.policy={said['policy']}", f"--data=MathData --data.train={said['data.train_rows']}"):
         given = option.split(" --") if "MathData" in option else [option]
         given = [part if part.startswith("--") else f"--{part}" for part in given]
         assert "cannot repeat. Run that program again" in " ".join(fails(capsys, "fit", config, *given).split())

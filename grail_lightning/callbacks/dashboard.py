@@ -127,7 +127,7 @@ def _from_python(data: object) -> dict[str, str]:
     """What the options of a data module cannot say: the datasets and the rewards that a Python program gave it."""
     specs = [(split, spec) for split, given in getattr(data, "specs", {}).items() for spec in given]
     rewards = getattr(getattr(data, "task", None), "rewards", [])
-    sources = {f"data.{split}.{spec.label}": spec.path for split, spec in specs}
+    sources = {f"data.{split}_{spec.label}": spec.path for split, spec in specs}
     sources |= {f"rewards.{reward.name}": reward.path for reward in rewards}
     return {name: source for name, source in sources.items() if source.endswith(GIVEN)}
 
