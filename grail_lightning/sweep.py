@@ -33,7 +33,9 @@ from grail_lightning.cli.app import mistakes_in_one_line
 from grail_lightning.cli.config_files import read_options, shipped
 from grail_lightning.cli.fit_options import FitOptions
 from grail_lightning.evaluate.curves import read_scalars
+from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.run_folder import mark_if_new
+from grail_lightning.runtime.writable import write_whole
 
 KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
 OURS = ("seed_everything", "ckpt_path", "trainer.logger", "trainer.default_root_dir")
@@ -118,7 +120,7 @@ class Sweep:
             figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
         chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
         entry = {"method": group[0], "task": group[1], "chosen": chosen, "figures": figures}
-        (choosing[0].folder.parent / f"choice__{safe(*group)}.json").write_text(json.dumps(entry, indent=1) + "\n")
+        write_whole(choosing[0].folder.parent / f"{CHOICE}{safe(*group)}.json", json.dumps(entry, indent=1) + "\n")
         return points[chosen]
 
 
@@ -297,9 +299,7 @@ class Runner:
 
 
 def _write(run: Run, record: Mapping[str, Any]) -> None:
-    part = run.folder / f"{RECORD}.part"
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    part.replace(run.folder / RECORD)
+    write_whole(run.folder / RECORD, json.dumps(record, indent=1) + "\n")
 
 
 def places(jobs: int | None, devices: int) -> list[dict[str, str]]:

@@ -77,16 +77,14 @@ def assign_credit(
         # The method has drawn its continuations while it computed the token weights.
         if credit.trains_continuations and context.continuations is not None:
             continued = continued_advantages(context.continuations.drawn(), batch, objective.scale_rewards)
-    entropy_gradient = objective.entropy_coefficient > 0
-    refreshed = credit.refresh == "update"
     return Forward(
         policy,
         batch,
         context,
         weights,
         share=share,
-        entropy_gradient=entropy_gradient,
-        refreshed=refreshed,
+        entropy_gradient=objective.entropy_coefficient > 0,
+        refreshed=credit.refresh == "update",
         teacher=teacher,
         continued=continued,
     )
