@@ -1,9 +1,13 @@
-"""Draw the differences from GRPO that the tables of a page report: a row is a method, a column a table.
+"""Draw the differences from GRPO that the tables of a page report, or the curves of a sweep's runs.
 
     python scripts/plot_study.py docs/study_credit.md docs/pictures/study_credit.png
+    python scripts/plot_study.py runs/study docs/pictures/study_curves.png --methods GRPO GRAIL OAR-G AnswerOnly
 
-The figures are read from the page, so that they stand in one place. The last column "minus GRPO, points" of a table is
-drawn, which is that of the mean over training. `scripts/study_tables.py` makes the tables from runs.
+From a page: a row is a method, a column a table. The figures are read from the page, so that they stand in one place.
+The last column "minus GRPO, points" of a table is drawn, which is that of the mean over training.
+`scripts/study_tables.py` makes the tables from runs.
+
+From the folder of a sweep: held-out accuracy of at most four methods, a column a task.
 """
 
 import argparse
@@ -15,6 +19,8 @@ import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
+import numpy as np
+from study_tables import interval, read
 
 COLUMN = "minus GRPO, points"
 # Pages write a true minus sign.
@@ -63,9 +69,38 @@ def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path) -> None:
     figure.savefig(out, dpi=120)
 
 
+def draw_curves(folder: Path, methods: list[str], out: Path) -> None:
+    """A line is a mean over seeds, a bar its 95 % interval; the bars of a step stand side by side."""
+    tasks = read(folder)
+    figure, axes = plt.subplots(
+        1, len(tasks), figsize=(5.5 * len(tasks), 3.8), layout="constrained", sharey=True, squeeze=False
+    )
+    for axis, (task, runs) in zip(axes[0], tasks.items(), strict=True):
+        for place, name in enumerate(methods):
+            curves = runs[name].curves.values()
+            steps = np.array(sorted(next(iter(curves))))
+            means, halves = np.array([interval(np.array([curve[step] for curve in curves])) for step in steps]).T
+            shifted = steps + 0.01 * np.ptp(steps) * (place - (len(methods) - 1) / 2)
+            axis.errorbar(shifted, means, yerr=halves, label=name, linewidth=2, capsize=2)
+        axis.set_title(task if len(tasks) > 1 else "", fontsize=12)
+        axis.set_xlabel("optimiser steps", fontsize=11)
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("held-out accuracy", fontsize=11)
+    axes[0, 0].legend(fontsize=11, frameon=False, loc="lower right")
+    figure.savefig(out, dpi=120)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path, help="with the tables")
+    parser.add_argument("source", type=Path, help="the page with the tables, or the folder of the runs")
     parser.add_argument("out", type=Path, help="the picture")
+    parser.add_argument("--methods", nargs="+", default=[], help="of the runs, at most four")
     options = parser.parse_args()
-    draw(differences(options.page.read_text(encoding="utf-8")), options.out)
+    if not options.source.is_dir():
+        draw(differences(options.source.read_text(encoding="utf-8")), options.out)
+    elif 1 <= len(options.methods) <= 4:
+        draw_curves(options.source, options.methods, options.out)
+    else:
+        parser.error(
+            f"`--methods` takes one to four names, since more curves hide each other, got {len(options.methods)}"
+        )

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from jsonargparse import ArgumentError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from grail_lightning.callbacks.choices import choices
 from grail_lightning.callbacks.prediction_columns import prediction_types
@@ -202,14 +204,29 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
         assert f"`{name}`" in PAGES["methods.md"] or name == "Uniform", name
 
 
-def test_the_picture_of_a_study_has_every_difference_of_the_tables():
-    spec = importlib.util.spec_from_file_location("plot_study", ROOT / "scripts" / "plot_study.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_picture_of_a_study_has_every_difference_of_the_tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     page = PAGES["study_credit.md"]
-    tables = script.differences(page)
+    tables = script("plot_study").differences(page)
     assert {heading: len(table) for heading, table in tables.items()} == {
         heading: sum(line.count(" ±") == 4 for line in section.splitlines() if line.startswith("|"))
         for heading, section in re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
     }
     assert tables["Sums of five terms"]["GRAIL"] == (-1.8, 0.7)
+
+
+def test_the_curves_of_a_study_are_means_over_its_finished_seeds(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    curves = {("GRPO", 0): (0.25, 0.5), ("GRPO", 1): (0.5, 1.0), ("GRAIL", 0): (0.25, 0.25), ("GRAIL", 1): (0.0, 0.5)}
+    for (method, seed), values in curves.items():
+        folder = tmp_path / f"{method}_{seed}"
+        with SummaryWriter(str(folder)) as writer:
+            for step, value in enumerate(values):
+                writer.add_scalar("val/accuracy", value, 10 * step)
+        record = {"state": "finished", "task": "sums", "method": method, "seed": seed}
+        (folder / "sweep.json").write_text(json.dumps(record))
+    plot_study = script("plot_study")
+    plot_study.draw_curves(tmp_path, ["GRPO", "GRAIL"], tmp_path / "curves.png")
+    drawn = [container.lines[0].get_ydata().tolist() for container in plot_study.plt.gca().containers]
+    assert drawn == [[0.375, 0.75], [0.125, 0.375]]
+    assert (tmp_path / "curves.png").stat().st_size
