@@ -23,8 +23,8 @@ from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.runtime.writable import in_units
 
+_MIB = 2**20
 _NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
@@ -227,7 +227,7 @@ def _warn_of_full_disk(file: Path) -> None:
     size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(file.parent).free
     if free < 2 * size:
         rank_zero_warn(
-            f"A checkpoint takes {in_units(size)}, and {file.parent} has {in_units(free)} free, which is less than two "
+            f"A checkpoint takes {size / _MIB:,.1f} MiB, and {file.parent} has {free / _MIB:,.1f} MiB free, less than two "
             "more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), or "
             "choose a folder on another disk."
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.runtime.writable import check_writable
+from grail_lightning.runtime.files import check_writable
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule

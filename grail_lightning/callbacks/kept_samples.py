@@ -28,7 +28,7 @@ from grail_lightning.evaluate.records import (
     write_evaluation,
 )
 from grail_lightning.runtime.collectives import all_gather_objects
-from grail_lightning.runtime.folder_lock import LOCK, held
+from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import unused
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt

@@ -19,7 +19,6 @@ from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name
-from grail_lightning.runtime.quiet import HELD
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
 from grail_lightning.step.options import Execution, Objective
@@ -79,7 +78,6 @@ class Preflight(Callback):
             ValueError: If the run would fail; see `check_run`.
         """
         check_run(trainer, pl_module, stage)
-        HELD.release()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the sampler and dropout."""

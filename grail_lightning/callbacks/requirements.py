@@ -24,7 +24,7 @@ from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.policy.options import check_length
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.runtime.writable import check_writable
+from grail_lightning.runtime.files import check_writable
 from grail_lightning.tasks.base import Prompt
 
 # Callbacks of Lightning that do nothing but write to loggers.
