@@ -51,7 +51,6 @@ def console(tmp_path, monkeypatch):
 
 
 MISTAKES = {
-    "`checkpoint.monitor` must be a metric": ["fit", "--checkpoint.monitor=val/accuarcy"],
     "`trainer.callbacks` must leave out StochasticWeightAveraging": [  # about which jsonargparse has a warning
         *("fit", "--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=1e-3"),
     ],

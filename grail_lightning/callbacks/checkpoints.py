@@ -227,9 +227,9 @@ def _warn_of_full_disk(file: Path) -> None:
     size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(file.parent).free
     if free < 2 * size:
         rank_zero_warn(
-            f"A checkpoint takes {size / _MIB:,.1f} MiB, and {file.parent} has {free / _MIB:,.1f} MiB free, less than two "
-            "more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), or "
-            "choose a folder on another disk."
+            f"A checkpoint takes {size / _MIB:,.1f} MiB, and {file.parent} has {free / _MIB:,.1f} MiB free, less than "
+            "two more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), "
+            "or choose a folder on another disk."
         )
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.runtime.files import check_writable
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -35,7 +35,7 @@ class ExportPolicy(Callback):
         folder: The folder to write to; default ``export`` in the folder of the run.
 
     Raises:
-        ValueError: If `which` is neither last nor best, or `folder` is a file.
+        ValueError: If `which` is neither last nor best.
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
@@ -46,15 +46,17 @@ class ExportPolicy(Callback):
         self._gathered: dict[str, Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the folder before the run rather than after it.
-
-        Raises:
-            ValueError: If it is a file, which Transformers would only log, or if it cannot be written.
-        """
-        if self.folder and Path(self.folder).is_file():
-            raise ValueError(f"`folder` must be a folder, but {self.folder} is a file. Name another one.")
-        if self.folder and stage == "fit" and trainer.is_global_zero:
-            check_writable(Path(self.folder), "`export.folder`")
+        """Check before the run that there will be a best checkpoint if it is to be exported."""
+        saver = trainer.checkpoint_callback
+        if stage != "fit" or self.which == "last" or fast_dev_run(trainer):
+            return
+        if not isinstance(saver, ModelCheckpoint) or saver.monitor is None or saver.save_top_k == 0:
+            missing = "no best checkpoint is kept. Set `checkpoint.monitor`, and `checkpoint.save_top_k` to 1"
+        elif saver.monitor.startswith("val/") and not trainer.enable_validation:
+            missing = f"there is no validation, which {saver.monitor} needs. Give `data.val`"
+        else:
+            return
+        raise ValueError(f"`export.which` must be last here, but got best, and {missing}; or leave `export.which` out.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""

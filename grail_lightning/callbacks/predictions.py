@@ -54,12 +54,14 @@ class PredictionWriter(Callback):
         page: Whether to write the page, beside the file and under its name: ``predictions.html``.
 
     Raises:
-        ValueError: If `file` has the name of the page.
+        ValueError: If `file` has the name of the page, or is a folder.
     """
 
     def __init__(self, file: str | None = None, compare: list[TokenCredit] | None = None, page: bool = True) -> None:
         if page and file and Path(file).suffix == ".html":
             raise ValueError(f"`predictions.file` must not have the name of the page, but got {file}. Use .parquet.")
+        if file and Path(file).is_dir():
+            raise ValueError(f"`predictions.file` must be a file, but {file} is a folder. Name a file in it.")
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []

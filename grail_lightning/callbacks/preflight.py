@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import module_of, output_of, policy_of
+from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.data.lengths import long_prompts
@@ -26,6 +29,8 @@ from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
+
+_OURS = ("grail_lightning.", "lightning.")
 
 
 class Preflight(Callback):
@@ -69,14 +74,10 @@ class Preflight(Callback):
         self._dead, self._endless, self._any_end, self._resting = 0, 0, False, 0
         self._statuses: Counter[str] = Counter()
         self._said: set[str] = set()
-        self._looked = False
+        self._batches = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the settings and the data before the model is loaded, rather than let a run fail later.
-
-        Raises:
-            ValueError: If the run would fail; see `check_run`.
-        """
+        """Check the settings and the data before the model is loaded, rather than let a run fail later."""
         check_run(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,15 +95,20 @@ class Preflight(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
     ) -> None:
-        """Check the longest rows; and, after a resumed optimiser has been restored, mini-batches and precision once."""
+        """Check the longest rows; before the first batch the steps, and before the second one the monitored metrics."""
         module = module_of(pl_module)
         if module.gradients is None:
             return
         self._check_budget(batch, module)
-        if self._looked:
-            return
-        self._looked = True
-        parts, groups = module.execution.mini_batches, len(batch)
+        self._batches += 1
+        if self._batches == 1:  # A resumed optimiser has been restored by now.
+            self._check_steps(trainer.optimizers[0], module.gradients.weights, module.execution, len(batch))
+        elif self._batches == 2:
+            check_monitors(trainer, pl_module)
+
+    def _check_steps(self, optimizer: Optimizer, weights: list[Tensor], execution: Execution, groups: int) -> None:
+        """Check the number of mini-batches, and whether steps of the learning rate change the weights."""
+        parts = execution.mini_batches
         if parts > groups:
             self._warn(
                 "mini_batches",
@@ -110,7 +116,6 @@ class Preflight(Callback):
                 f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
                 f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
             )
-        optimizer, weights = trainer.optimizers[0], module.gradients.weights
         if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
             weights = [w for w in weights if w.dtype != torch.bfloat16]
         # A warm-up starts at 0, so the rate at its end is compared.
@@ -238,6 +243,32 @@ class Preflight(Callback):
                 "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
                 "`status`. This is shown once; `train/verdict/timeout` and `train/verdict/crashed` are logged for "
                 "each batch.",
+            )
+
+
+def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
+    """Check that monitored metrics are logged: Lightning would find a misspelt one only at the next validation.
+
+    A class of the user's own may log a metric at the end of an epoch. Beside one, only names that begin with ``val/``
+    are checked, and these only after a validation.
+
+    Raises:
+        ValueError: If a metric is not there.
+    """
+    names = [*trainer.callback_metrics, "epoch"]
+    validated = any(name.startswith("val/") for name in names)
+    own = any(not type(each).__module__.startswith(_OURS) for each in (pl_module, *callbacks_of(trainer)))
+    for callback in callbacks_of(trainer):
+        wanted = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
+        if wanted is None or wanted in names:
+            continue
+        if not validated and (trainer.enable_validation or isinstance(callback, ModelCheckpoint)):
+            continue
+        if wanted.startswith("val/") or not own:
+            near = difflib.get_close_matches(wanted, names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Callbacks see {', '.join(names)}."
+            raise ValueError(
+                f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got {wanted!r}. {hint}"
             )
 
 

@@ -68,7 +68,7 @@ class RunFolder:
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """An empty folder for a new run. An earlier run is moved aside, and moved back if the new one does not begin."""
+        """An empty folder for a new run. An earlier run is moved aside, and back if the new one does not begin."""
         folder = self.path
         _check_ours(folder)
         if not self.trainer.is_global_zero:

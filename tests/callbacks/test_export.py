@@ -57,14 +57,6 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     assert_near(now.detach(), _moved(start, 8), 16, torch.float32)
 
 
-def test_without_a_best_checkpoint_the_last_weights_are_exported_with_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match="found no checkpoint file"):
-        run(2, ExportPolicy(which="best"), default_root_dir=tmp_path).fit(
-            Scripted(_best_at_four), loader(prompts(2)), loader(prompts(2))
-        )
-    assert (tmp_path / "export" / "config.json").exists()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
@@ -94,24 +86,6 @@ def test_a_full_disk_is_one_sentence_after_the_last_checkpoint_and_resuming_expo
     assert all(torch.equal(exported[name], w) for name, w in module.policy.model.state_dict().items())
     untrained = load_policy("arithmetic").model.state_dict()
     assert any(not torch.equal(exported[name], w) for name, w in untrained.items())
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path):
-    (tmp_path / "file").touch()
-    module = Scripted(_best_at_four)
-    with pytest.raises(
-        ValueError, match=r"`export.folder` must be a folder that can be written, but .*Not a directory"
-    ):
-        run(2, ExportPolicy(folder=str(tmp_path / "file" / "below"))).fit(module, loader(prompts(2)))
-    assert module.seen == []
-
-
-def test_a_folder_that_is_a_file_is_refused_before_training(tmp_path):
-    (tmp_path / "file").touch()
-    module = Scripted(_best_at_four)
-    with pytest.raises(ValueError, match=r"`folder` must be a folder, but .*file is a file"):
-        run(2, ExportPolicy(folder=str(tmp_path / "file"))).fit(module, loader(prompts(2)), loader(prompts(2)))
-    assert module.seen == []
 
 
 def test_fast_dev_run_exports_nothing(tmp_path):
