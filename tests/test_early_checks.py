@@ -77,7 +77,7 @@ FIT = {
     "a folder for a file": (["--data=MathData", "--data.train=folder.jsonl"], "`path` folder.jsonl must be a file"),
     "no Parquet": (
         ["--data=MathData", "--data.train=t.parquet"],
-        "must be a whole Parquet file, but got: Parquet file",
+        "must be a whole Parquet file, but got: Parquet",
     ),
 }
 PREDICT = {
@@ -111,7 +111,7 @@ LATER = "--trainer.val_check_interval=2"  # As in a long run: Lightning has not 
     [
         (
             ["--checkpoint.monitor=val/accuarcy"],
-            r"ModelCheckpoint must be .*'val/accuarcy'. Did you mean val/accuracy\?",
+            r"ModelCheckpoint must .*'val/accuarcy'. Did you mean val/accuracy\?",
         ),
         (["--checkpoint.monitor=reward"], r"Did you mean train/reward\?"),
         (["--checkpoint.monitor=nothing_of_ours"], "Callbacks see .*val/accuracy, .*train/reward"),

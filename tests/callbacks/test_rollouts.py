@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from grail_lightning.callbacks import KeepRollouts, RolloutTable
-from grail_lightning.callbacks.records import code_block, encodable, prompt_text, rollout_columns
-from grail_lightning.callbacks.rollouts import TABLE_COLUMNS
+from grail_lightning.callbacks.rollouts import TABLE_COLUMNS, code_block, encodable, prompt_text, rollout_columns
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
