@@ -73,11 +73,7 @@ class ExportPolicy(Callback):
             self._gathered = _gathered(pl_module) if _is_sharded(pl_module) else None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too.
-
-        Raises:
-            ValueError: If the policy cannot be written.
-        """
+        """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too."""
         module = module_of(pl_module)
         ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(module))
         if module.policy is None or not ended or fast_dev_run(trainer) or not trainer.is_global_zero:
@@ -117,16 +113,7 @@ class ExportPolicy(Callback):
 
 
 def check_steps_left(trainer: Trainer, checkpoint: str | Path, step: int) -> None:
-    """Check that a resumed run has something left to do: a step, or the export of one that was interrupted there.
-
-    Args:
-        trainer: The trainer of the resumed run.
-        checkpoint: The checkpoint that it begins with.
-        step: The optimiser step of the checkpoint.
-
-    Raises:
-        ValueError: If it has not.
-    """
+    """Check that a run has something to do after `step`: a step, or the export of one that was interrupted there."""
     if not 0 <= trainer.max_steps <= step or fast_dev_run(trainer):
         return
     export = next((c for c in callbacks_of(trainer) if isinstance(c, ExportPolicy)), None)

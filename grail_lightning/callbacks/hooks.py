@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def module_of(pl_module: LightningModule) -> GrailModule:
-    """The module of a run.
-
-    Raises:
-        ValueError: If it is another LightningModule, without the options of a training step.
-    """
+    """The module of a run; a `ValueError` for any other LightningModule."""
     if not _is_ours(pl_module):
         raise ValueError(
             f"The callbacks of grail_lightning need a `GrailModule`, but got {type(pl_module).__name__}. Remove them "

@@ -80,34 +80,6 @@ def test_the_last_checkpoint_knows_the_validation_at_its_step(tmp_path):
     assert state["callbacks"][evaluation.state_key]["last"]["step"] == 4
 
 
-def test_validations_need_not_write(tmp_path):
-    times = []
-
-    class Watch(LastCheckpoint):
-        def on_validation_end(self, trainer, pl_module):
-            super().on_validation_end(trainer, pl_module)
-            times.append((tmp_path / "last.ckpt").exists())
-
-    _every_two_batches(8, Evaluation(), Watch(on_validation=False, folder=str(tmp_path))).fit(
-        Scripted(_never_better), datamodule=_data()
-    )
-    assert times == [False] * 3
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
-
-
-def test_fast_dev_run_saves_no_checkpoint(tmp_path):
-    callbacks = (Evaluation(), LastCheckpoint(folder=str(tmp_path)))
-    run(4, *callbacks, enable_checkpointing=True, fast_dev_run=True).fit(
-        Scripted(_never_better), loader(prompts(2)), loader(prompts(2))
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_negative_interval_is_refused():
-    with pytest.raises(ValueError, match="`every_n_batches` must be 0"):
-        LastCheckpoint(every_n_batches=-1)
-
-
 @pytest.mark.parametrize(
     ("step", "said"), [(2, "at step 2, before its first checkpoint"), (6, "last.ckpt is of step 4")]
 )

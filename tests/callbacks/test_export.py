@@ -88,13 +88,6 @@ def test_a_full_disk_is_one_sentence_after_the_last_checkpoint_and_resuming_expo
     assert any(not torch.equal(exported[name], w) for name, w in untrained.items())
 
 
-def test_fast_dev_run_exports_nothing(tmp_path):
-    run(2, ExportPolicy(), default_root_dir=tmp_path, fast_dev_run=True).fit(
-        Scripted(_best_at_four), loader(prompts(2)), loader(prompts(2))
-    )
-    assert not (tmp_path / "export").exists()
-
-
 def test_gathered_weights_make_the_same_policy_again():
     # How sharded weights are exported, here with weights in one piece.
     module = Scripted(_best_at_four)
@@ -131,8 +124,3 @@ def test_adapters_survive_the_second_policy(tmp_path):
     plain = load_policy("arithmetic").model.state_dict()
     assert all(torch.equal(again[name], live[name]) for name in live)
     assert any(not torch.equal(live[name], plain[name]) for name in live)
-
-
-def test_another_choice_of_weights_is_refused():
-    with pytest.raises(ValueError, match="`which` must be last or best, but got 'first'"):
-        ExportPolicy(which="first")
