@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -80,19 +79,7 @@ class ExportPolicy(Callback):
             return
         path, (weights, source) = self.path, self._weights(trainer)
         policy = module.policy if weights is None else _unsharded(module, weights)
-        try:
-            policy.save(path)
-        # Python, safetensors and tokenizers raise different errors for a full disk; the last two quote the system's.
-        except Exception as error:
-            if not isinstance(error, OSError) and "os error" not in str(error):
-                raise
-            with suppress(OSError):
-                (path / _LAST_FILE).unlink(missing_ok=True)  # What is not whole must not look so to `check_steps_left`.
-            raise ValueError(
-                f"The policy ({source}) must be written to `export.folder` {path}, but that failed: "
-                f"{' '.join(str(error).split())}. The checkpoints of the run are safe. Make room, or choose another "
-                "`--export.folder`, and run the same command with `--ckpt_path=last`, which exports without training."
-            ) from error
+        policy.save(path)
         rank_zero_info(f"Wrote the policy ({source}) to {path}. Use it as `--model.policy={path}`.")
 
     def _weights(self, trainer: Trainer) -> tuple[dict[str, Tensor] | None, str]:

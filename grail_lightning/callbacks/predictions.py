@@ -97,11 +97,7 @@ class PredictionWriter(Callback):
         self._loaded: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the checkpoint of an earlier stage, and check that the further methods find what they need.
-
-        Raises:
-            ValueError: If one needs the frozen reference, which is there for the first method alone, or trains a model.
-        """
+        """Forget the checkpoint of an earlier stage, and check that the further methods find what they need."""
         self._loaded = None
         training = [type(m).__name__ for m in (module_of(pl_module).credit, *self.compare) if m.training is not None]
         if stage == "predict" and training:
@@ -197,22 +193,16 @@ def _join(parts: list[Path], file: Path) -> int:
     """Join several files into one, remove them, and return the number of rows."""
     import pyarrow.parquet as pq
 
-    if len(parts) == 1:
-        os.replace(parts[0], file)
-        return int(pq.read_metadata(file).num_rows)
     unfinished = file.with_name(f".{file.name}.unfinished")
-    num_rows = 0
     with pq.ParquetWriter(unfinished, pq.read_schema(parts[0])) as writer:
         for part in parts:
             with pq.ParquetFile(part) as source:
                 for index in range(source.num_row_groups):
-                    table = source.read_row_group(index)
-                    writer.write_table(table)
-                    num_rows += table.num_rows
+                    writer.write_table(source.read_row_group(index))
     os.replace(unfinished, file)
     for part in parts:
         part.unlink()
-    return num_rows
+    return int(pq.read_metadata(file).num_rows)
 
 
 def prediction_types(compared: Sequence[str]) -> dict[str, str]:
@@ -223,14 +213,7 @@ def prediction_types(compared: Sequence[str]) -> dict[str, str]:
 def prediction_columns(
     output: StepOutput, module: GrailModule, method: str, compared: Mapping[str, TokenWeights]
 ) -> dict[str, list[Any]]:
-    """The columns of a batch, ``B`` values each.
-
-    Args:
-        output: The rollouts, with the weights of the configured credit method.
-        module: The module, whose tokenizer decodes.
-        method: The name of the configured credit method.
-        compared: The weights of further methods by name.
-    """
+    """The columns of a batch, ``B`` values each; `method` is the configured credit, `compared` are further weights."""
     batch = rollouts_of(output)
     lengths, ids = batch.response_lengths.tolist(), response_ids(output)
     columns = rollout_columns(output)

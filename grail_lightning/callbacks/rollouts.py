@@ -201,14 +201,10 @@ def cut(text: str, max_characters: int) -> str:
 
 
 def code_block(text: str, max_characters: int) -> str:
-    """Any text as an indented Markdown code block that shows it unchanged.
+    """Any text as an indented Markdown code block that shows it unchanged; see `cut` for long ones.
 
     Every line is indented by four spaces, so no line can end the block, whereas a text could close a fence.
     Control characters, which TensorBoard's Markdown renderer uses as internal marks, are replaced by U+FFFD.
-
-    Args:
-        text: The text.
-        max_characters: The length above which the middle is replaced by a note of how much was left out.
     """
     lines = [
         "".join(c if c == "\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in line)

@@ -29,10 +29,7 @@ class Parser(argparse.ArgumentParser):
 def refused(program: str, error: ValueError | OSError, *, choose: str) -> int:
     """Print a user's mistake in one line on stderr, and return its exit code, 2.
 
-    Args:
-        program: The name of the program.
-        error: The mistake.
-        choose: What to choose another of, if the operating system refuses something: a file, or a folder.
+    `choose` is what to choose another of if the operating system refuses something: a file, or a folder.
     """
     said = f"{error.filename}: {error.strerror}. Choose another {choose}." if isinstance(error, OSError) else str(error)
     print(f"{program}: error: {' '.join(said.split())}", file=sys.stderr)

@@ -27,14 +27,9 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def check_writable(folder: Path, subject: str) -> None:
-    """Write a temporary file to the folder, or to its nearest existing parent, and remove it.
+    """Raise a `ValueError` if no file can be created in a folder, or in its nearest existing parent.
 
-    Args:
-        folder: The folder, which need not exist.
-        subject: The option that names it, as the message begins with it.
-
-    Raises:
-        ValueError: If no file can be created there.
+    The message begins with `subject`, the option that names the folder.
     """
     place = folder.absolute()
     try:

@@ -49,11 +49,7 @@ class RunFolder:
         return Path(self.trainer.strategy.broadcast(str(_folder(self.trainer))))
 
     def checkpoint(self, wanted: str | None) -> str | None:
-        """The checkpoint file for `last`, `best` or a path; None for None.
-
-        Raises:
-            ValueError: If there is none. Lightning would continue with an untrained policy.
-        """
+        """The checkpoint file for `last`, `best` or a path. Without one Lightning would take an untrained policy."""
         if wanted is None:
             return None
         file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in _KEYWORDS else Path(wanted)
@@ -109,11 +105,7 @@ class RunFolder:
 
 
 def check_last_found(trainer: Trainer) -> None:
-    """Check that there was a checkpoint if `ckpt_path="last"` was asked for: Lightning warns, and trains anew.
-
-    Raises:
-        ValueError: If there was none.
-    """
+    """Refuse a `ckpt_path="last"` that found no checkpoint: Lightning warns, and trains anew."""
     # Lightning keeps only what it has found. What was asked for is an argument of the method that is running.
     asked, frame = [], inspect.currentframe()
     while frame is not None:
