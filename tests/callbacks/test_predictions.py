@@ -45,7 +45,7 @@ def test_a_row_has_a_rollouts_text_verdict_tokens_weights_answer_and_steps(tmp_p
         assert row["token_starts"][last] < row["box_stop"] <= row["token_stops"][last]
     nowhere = ("box_start", "box_stop", "box_first_token", "box_last_token")
     assert [rows[2][name] for name in nowhere] == [None] * 4
-    assert [rows[0][name][0] for name in ("step_starts", "step_stops", "step_kinds")] == [0, 5, "sound"]
+    assert [rows[0][name][0] for name in ("step_starts", "step_stops", "step_kinds")] == [0, 5, "slip"]
 
 
 def test_credit_without_scores_leaves_them_empty(tmp_path):
