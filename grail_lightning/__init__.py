@@ -1,10 +1,10 @@
 """Reinforcement learning with verifiable rewards on PyTorch Lightning, with credit for each token."""
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning._version import __version__
-from grail_lightning.runtime.quiet import leave_out_leaf_spec
 
 if TYPE_CHECKING:
     from grail_lightning.callbacks import default_callbacks
@@ -22,7 +22,10 @@ _EXPORTS = {
     "default_callbacks": "grail_lightning.callbacks",
 }
 
-leave_out_leaf_spec()
+# torch 2.13 deprecates `LeafSpec`, which Lightning 2.6 creates for every batch.
+warnings.filterwarnings(
+    "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning, r"lightning\.pytorch\."
+)
 
 
 def __getattr__(name: str) -> Any:

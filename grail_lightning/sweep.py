@@ -34,8 +34,8 @@ from grail_lightning.cli.config_files import read_options, shipped
 from grail_lightning.cli.fit_options import FitOptions
 from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.evaluate.runs import CHOICE
+from grail_lightning.runtime.files import write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
-from grail_lightning.runtime.writable import write_whole
 
 KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
 OURS = ("seed_everything", "ckpt_path", "trainer.logger", "trainer.default_root_dir")

@@ -60,10 +60,9 @@ def closed():
         yield free.getsockname()[1]
 
 
-@pytest.mark.parametrize("name", ["gpt7", "nobody/nothing"])
-@pytest.mark.parametrize("what", ["policy", "dataset"])
+@pytest.mark.parametrize(("what", "name"), [("policy", "gpt7"), ("dataset", "nobody/nothing")])
 def test_a_name_is_answered_in_seconds_where_there_is_no_network(
-    name, what, closed, online, capsys, tmp_path, monkeypatch
+    what, name, closed, online, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     online(closed)
@@ -75,15 +74,6 @@ def test_a_name_is_answered_in_seconds_where_there_is_no_network(
     assert "the hub cannot be reached ([Errno 111] Connection refused)" in said
     assert not constants.HF_HUB_OFFLINE, "as it was"
     assert not datasets.config.HF_HUB_OFFLINE
-
-
-def test_a_hub_that_accepts_and_never_answers_is_given_up(online, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        online(silent.getsockname()[1])
-        began = time.monotonic()
-        assert unreachable()
-        assert 0.5 < time.monotonic() - began < SECONDS
 
 
 def test_a_hub_that_answers_is_asked(online):
@@ -115,10 +105,3 @@ def test_without_the_hub_its_cache_is_used(closed, online, tmp_path, monkeypatch
     wanted = json.loads(config.read_text())["hidden_size"]
     assert read_config("owner/name").hidden_size == wanted
     assert time.monotonic() - began < SECONDS
-
-
-def test_offline_by_the_users_wish_the_hub_is_not_asked(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with hub_or_cache() as reason:
-        assert reason == "HF_HUB_OFFLINE is set"
-    assert constants.HF_HUB_OFFLINE

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
 from grail_lightning.cli.stage_loggers import beside_training
-from grail_lightning.runtime.folder_lock import held
+from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer
 from tests.shell import RUN, SHORT, fails, main
@@ -46,7 +46,8 @@ def _folder(**options):
 
 
 def _contents(folder):
-    return {str(f.relative_to(folder)): f.read_text() for f in sorted(Path(folder).rglob("*")) if f.is_file()}
+    files = [file for file in sorted(Path(folder).rglob("*")) if file.is_file() and file.name != LOCK]
+    return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
 def _project(folder):
@@ -65,18 +66,14 @@ BOARD = {"save_dir": "runs", "name": "quick"}
     ("options", "expected"),
     [
         ({"logger": False}, "runs/unnamed"),
-        ({"logger": False, "default_root_dir": "."}, "runs/unnamed"),
         ({"logger": False, "default_root_dir": "out"}, "out"),
         ({"logger": DummyLogger()}, "runs/unnamed"),
-        ({"logger": TensorBoardLogger(**BOARD, version="")}, "runs/quick"),
         ({"logger": TensorBoardLogger(**BOARD, version=3)}, "runs/quick/version_3"),
         ({"logger": TensorBoardLogger(**BOARD, version="", sub_dir="events")}, "runs/quick"),
         ({"logger": TensorBoardLogger("$HERE/runs", name="quick", version="")}, "/here/runs/quick"),
-        ({"logger": CSVLogger("runs", name="quick", version="")}, "runs/quick"),
         ({"logger": Remote("runs", "project")}, "runs/project"),
         ({"logger": Remote(None, None), "default_root_dir": "out"}, "out/Remote"),
         ({"logger": [Remote("runs", "project"), CSVLogger("runs", name="quick", version="")]}, "runs/quick"),
-        ({"logger": [TensorBoardLogger(**BOARD, version=""), CSVLogger("other")]}, "runs/quick"),
     ],
 )
 def test_a_run_has_one_folder_whatever_its_loggers(options, expected, monkeypatch):
@@ -94,7 +91,7 @@ def test_a_project_around_the_runs_stays_where_it_is(options, tmp_path):
     assert (_folder(**options).path.parent / f"{_folder(**options).path.name}.1" / "config.yaml").is_file()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "export", "rollouts", "metrics.csv"])
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "metrics.csv"])
 def test_a_folder_that_may_be_the_users_is_refused_and_left_alone(name):
     Path("out", name).mkdir(parents=True)
     folder = _folder(logger=False, default_root_dir="out")
@@ -145,8 +142,8 @@ def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
 
 def test_a_fit_beside_a_fit_is_refused_and_nothing_is_moved(capsys):
     main(["fit", *SHORT, "--trainer.max_steps=1"])
-    before = {file: file.stat().st_mtime_ns for file in sorted(RUN.rglob("*"))}
     with held(RUN):
+        before = {file: file.stat().st_mtime_ns for file in sorted(RUN.rglob("*"))}
         for more in ([], ["--ckpt_path=last"]):
             said = fails(capsys, "fit", *SHORT, *more)
             assert f"runs/quickstart is in use by another fit (process {os.getpid()} on " in said
@@ -157,7 +154,7 @@ def test_a_fit_beside_a_fit_is_refused_and_nothing_is_moved(capsys):
 
 CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
 BESIDE = "{class_path: CSVLogger, init_args: {save_dir: tables, name: quick, version: ''}}"
-NEVER_DUE = ["--trainer.check_val_every_n_epoch=1", "--trainer.val_check_interval=1000"]
+UNWRITABLE = "--checkpoint.dirpath=/dev/null/x"
 
 
 def _disk():
@@ -167,14 +164,14 @@ def _disk():
 @pytest.mark.parametrize("main_logger", [[], CSV], ids=["tensorboard", "csv"])
 def test_a_run_that_is_refused_leaves_the_disk_as_it_was(main_logger, capsys):
     options = [*SHORT, *main_logger, f"--trainer.logger+={BESIDE}"]
-    due = "`trainer.val_check_interval` must be at most"
-    assert due in fails(capsys, "fit", *options, *NEVER_DUE)
+    folder = "`checkpoint.dirpath` must be a folder that can be written"
+    assert folder in fails(capsys, "fit", *options, UNWRITABLE)
     assert not _disk()
     main(["fit", *options, "--trainer.max_steps=1"])
     before = _disk()
     assert "tables/quick/metrics.csv" in before
     for more in ([], ["--ckpt_path=last"]):
-        assert due in fails(capsys, "fit", *options, *NEVER_DUE, *more)
+        assert folder in fails(capsys, "fit", *options, UNWRITABLE, *more)
         assert _disk() == before
     evaluated = [option for option in options if not option.startswith("--trainer.max_steps")]
     for name, wrong, said in (

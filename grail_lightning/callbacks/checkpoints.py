@@ -23,8 +23,8 @@ from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.runtime.writable import in_units
 
+_MIB = 2**20
 _NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
@@ -65,10 +65,8 @@ class LastCheckpoint(Checkpoint):
     # --- when -------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Determine where to save. This is a broadcast over all ranks, which would not be safe during an interruption.
-
-        The partial files of runs that were killed while they saved are removed.
-        """
+        """Determine where to save, and remove the partial files of runs that were killed while they saved."""
+        # A broadcast over all ranks, which would not be safe during an interruption.
         folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
         self.file, self._saved_at = folder / "last.ckpt", None
         if trainer.is_global_zero:
@@ -85,13 +83,10 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM.
-
-        If a validation follows, all of this waits for it: a run that is resumed from between the two would lack it.
-        """
+        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM."""
         due = self.every_n_batches and (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0
         self._due = bool(due) or _may_be_cut(trainer, pl_module)
-        if not _validation_follows(trainer):
+        if not _validation_follows(trainer):  # Otherwise it waits: a run resumed from between the two would lack it.
             self._save_if_due(trainer, pl_module)
             self._end_if_asked(trainer, pl_module)
 
@@ -145,14 +140,12 @@ class LastCheckpoint(Checkpoint):
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Check that steps are left, and warn if the resumed run cannot equal an uninterrupted one.
-
-        Raises:
-            ValueError: If no step is left.
-        """
-        if trainer.state.fn == "fit" and trainer.ckpt_path is not None:
+        """Check that steps are left, and warn if the resumed run cannot equal an uninterrupted one."""
+        if trainer.state.fn != "fit":
+            return
+        if trainer.ckpt_path is not None:
             check_steps_left(trainer, trainer.ckpt_path, checkpoint["global_step"])
-        if checkpoint.get("steps_left") and trainer.state.fn == "fit":
+        if checkpoint.get("steps_left"):
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "
                 f"that were left of it ({checkpoint['steps_left']}) are lost. A run that is resumed from "
@@ -186,11 +179,8 @@ class Termination:
 
     In training all ranks must end at the same point, so the signal is acted upon later. The handler replaces
     Lightning's, which starts a collective at whatever point the signal arrives, and after which the exit code is 0.
-    Lightning's handler of the signal for a requeue (SLURM) stays.
-
-    The exit code is 143, that of a process that the signal has ended. All processes of a node except the first one
-    exit with 0, because Lightning kills the first process during its cleanup if a process that it has started fails
-    earlier.
+    Lightning's handler of the signal for a requeue (SLURM) stays. The exit code is 143, that of a process that the
+    signal has ended.
     """
 
     def __init__(self) -> None:
@@ -200,6 +190,7 @@ class Termination:
     def watch(self, trainer: Trainer, *, noting: bool) -> None:
         """Install the handler. It records the signal if `noting`, and otherwise ends the process at once."""
         self._noting = noting
+        # Lightning kills the first process of a node in its cleanup if another one that it has started fails earlier.
         self._first, self._code = trainer.is_global_zero, 0 if trainer.local_rank else 143
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._receive)
@@ -227,9 +218,9 @@ def _warn_of_full_disk(file: Path) -> None:
     size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(file.parent).free
     if free < 2 * size:
         rank_zero_warn(
-            f"A checkpoint takes {in_units(size)}, and {file.parent} has {in_units(free)} free, which is less than two "
-            "more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), or "
-            "choose a folder on another disk."
+            f"A checkpoint takes {size / _MIB:,.1f} MiB, and {file.parent} has {free / _MIB:,.1f} MiB free, less than "
+            "two more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), "
+            "or choose a folder on another disk."
         )
 
 

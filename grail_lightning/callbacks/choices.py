@@ -30,18 +30,6 @@ _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
-# Callbacks of Lightning that do not work with this module, and the reasons.
-UNUSABLE_CALLBACKS = {
-    "GradientAccumulationScheduler": "the module accumulates by itself. Set `model.execution.token_budget` instead.",
-    "LearningRateFinder": "it needs the loss of automatic optimisation, and the module's is manual. Set "
-    "`model.optimizer.lr`.",
-    "BatchSizeFinder": "memory depends on `model.execution.token_budget`, not on the batch. Set that.",
-    "StochasticWeightAveraging": "it needs automatic optimisation, and the module's is manual.",
-    "ModelPruning": "it prunes weights before the policy is loaded. Prune the policy beforehand.",
-    "BackboneFinetuning": "a policy has no `backbone`. Train adapters instead: `model.loading.lora`.",
-    "SpikeDetection": "it needs the loss of automatic optimisation, and the module's is manual. "
-    "`model.execution.max_grad_norm` limits what a spike can do.",
-}
 
 
 def choices(option: str) -> list[str]:
@@ -78,7 +66,6 @@ def imported(path: str) -> Any:
 
 
 def _is_choice(name: str, value: object, base: type) -> bool:
-    refused = name in UNUSABLE_CALLBACKS or unusable(name)
-    if name.startswith("_") or refused or not inspect.isclass(value) or value is base:
+    if name.startswith("_") or unusable(name) or not inspect.isclass(value) or value is base:
         return False
     return issubclass(value, base) and not inspect.isabstract(value)

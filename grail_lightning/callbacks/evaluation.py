@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.figures import accuracy_names, figure_names
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of
-from grail_lightning.callbacks.judged import tell_policy
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, tell_policy
 from grail_lightning.callbacks.running_evaluation import RunningEvaluation
-from grail_lightning.callbacks.tally import OF_EACH_DATASET
-from grail_lightning.callbacks.validating import is_over, validate
-from grail_lightning.data.names import metric_names
 from grail_lightning.evaluate.table import TableOptions
 from grail_lightning.step.outputs import EvaluationPlan
 from grail_lightning.tasks.base import Prompt
@@ -96,12 +91,12 @@ class Evaluation(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate before training. A resumed run did so when it was started."""
         if self.at_start and trainer.global_step == 0:
-            validate(trainer)
+            _validate(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate after training, before the callbacks that monitor a metric read it."""
-        if self.at_end and is_over(trainer) and self.last.get("step") != trainer.global_step:
-            validate(trainer)
+        if self.at_end and _is_over(trainer) and self.last.get("step") != trainer.global_step:
+            _validate(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Only a fit that has finished prints its outcome."""
@@ -139,15 +134,6 @@ class Evaluation(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the step of the checkpoint, at which validation and test log."""
         self._loaded = checkpoint["global_step"]
-
-    def logged(self, datasets: Iterable[str]) -> list[str]:
-        """The names of the metrics that a validation with these datasets logs."""
-        names = figure_names(self.pass_at, self.maj_at)
-        parts = [f"{part}/{name}" for part in metric_names(datasets).values() for name in names]
-        shown = [part for part in parts if part.partition("/")[2].startswith(OF_EACH_DATASET)]
-        if len(parts) > len(names):
-            shown += [f"{name}_simple_average" for name in accuracy_names(self.pass_at, self.maj_at)]
-        return [*(f"val/{name}" for name in (*names, *shown)), "step"]
 
     def state_dict(self) -> dict[str, Any]:
         """The first and the last accuracy of the run, with their conditions."""
@@ -192,13 +178,10 @@ class Evaluation(Callback):
         """Log the metrics."""
         if self._running is None:
             return
-        figures = self._running.log(pl_module, "val")
+        figures = self._running.finish(pl_module, "val")
         if trainer.state.fn == "fit":
-            self.last = {
-                "step": trainer.global_step,
-                "accuracy": figures["accuracy"],
-                **self._running.conditions(figures["problems"]),
-            }
+            measured = {"step": trainer.global_step, "accuracy": figures["accuracy"]}
+            self.last = measured | self._running.conditions()
             if trainer.global_step == 0:
                 self.first = self.last
         self._end(complete=True)
@@ -207,7 +190,7 @@ class Evaluation(Callback):
         """Log the metrics and print them as a table."""
         if self._running is None:
             return
-        self._running.log(pl_module, "test")
+        self._running.finish(pl_module, "test")
         if table := self._running.table():
             print(table)
         self._end(complete=True)
@@ -222,3 +205,23 @@ class Evaluation(Callback):
         running, self._running = self._running, None
         if running is not None:
             running.close(complete=complete)
+
+
+def _is_over(trainer: Trainer) -> bool:
+    """Whether training ends with this epoch."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    last_step = 0 <= steps <= trainer.global_step
+    last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+    return last_step or last_epoch or trainer.should_stop
+
+
+def _validate(trainer: Trainer) -> None:
+    """Run Lightning's validation loop outside of its schedule, with all its hooks."""
+    if not trainer.enable_validation:
+        return
+    with isolate_rng():
+        trainer.validating = True
+        try:
+            trainer.fit_loop.epoch_loop.val_loop.run()
+        finally:
+            trainer.training = True

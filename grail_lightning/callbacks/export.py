@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.runtime.writable import check_writable
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -35,7 +34,7 @@ class ExportPolicy(Callback):
         folder: The folder to write to; default ``export`` in the folder of the run.
 
     Raises:
-        ValueError: If `which` is neither last nor best, or `folder` is a file.
+        ValueError: If `which` is neither last nor best.
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
@@ -46,15 +45,17 @@ class ExportPolicy(Callback):
         self._gathered: dict[str, Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the folder before the run rather than after it.
-
-        Raises:
-            ValueError: If it is a file, which Transformers would only log, or if it cannot be written.
-        """
-        if self.folder and Path(self.folder).is_file():
-            raise ValueError(f"`folder` must be a folder, but {self.folder} is a file. Name another one.")
-        if self.folder and stage == "fit" and trainer.is_global_zero:
-            check_writable(Path(self.folder), "`export.folder`")
+        """Check before the run that there will be a best checkpoint if it is to be exported."""
+        saver = trainer.checkpoint_callback
+        if stage != "fit" or self.which == "last" or fast_dev_run(trainer):
+            return
+        if not isinstance(saver, ModelCheckpoint) or saver.monitor is None or saver.save_top_k == 0:
+            missing = "no best checkpoint is kept. Set `checkpoint.monitor`, and `checkpoint.save_top_k` to 1"
+        elif saver.monitor.startswith("val/") and not trainer.enable_validation:
+            missing = f"there is no validation, which {saver.monitor} needs. Give `data.val`"
+        else:
+            return
+        raise ValueError(f"`export.which` must be last here, but got best, and {missing}; or leave `export.which` out.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""
@@ -71,30 +72,14 @@ class ExportPolicy(Callback):
             self._gathered = _gathered(pl_module) if _is_sharded(pl_module) else None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too.
-
-        Raises:
-            ValueError: If the policy cannot be written.
-        """
+        """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too."""
         module = module_of(pl_module)
         ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(module))
         if module.policy is None or not ended or fast_dev_run(trainer) or not trainer.is_global_zero:
             return
         path, (weights, source) = self.path, self._weights(trainer)
         policy = module.policy if weights is None else _unsharded(module, weights)
-        try:
-            policy.save(path)
-        # Python, safetensors and tokenizers raise different errors for a full disk; the last two quote the system's.
-        except Exception as error:
-            if not isinstance(error, OSError) and "os error" not in str(error):
-                raise
-            with suppress(OSError):
-                (path / _LAST_FILE).unlink(missing_ok=True)  # What is not whole must not look so to `check_steps_left`.
-            raise ValueError(
-                f"The policy ({source}) must be written to `export.folder` {path}, but that failed: "
-                f"{' '.join(str(error).split())}. The checkpoints of the run are safe. Make room, or choose another "
-                "`--export.folder`, and run the same command with `--ckpt_path=last`, which exports without training."
-            ) from error
+        policy.save(path)
         rank_zero_info(f"Wrote the policy ({source}) to {path}. Use it as `--model.policy={path}`.")
 
     def _weights(self, trainer: Trainer) -> tuple[dict[str, Tensor] | None, str]:
@@ -115,16 +100,7 @@ class ExportPolicy(Callback):
 
 
 def check_steps_left(trainer: Trainer, checkpoint: str | Path, step: int) -> None:
-    """Check that a resumed run has something left to do: a step, or the export of one that was interrupted there.
-
-    Args:
-        trainer: The trainer of the resumed run.
-        checkpoint: The checkpoint that it begins with.
-        step: The optimiser step of the checkpoint.
-
-    Raises:
-        ValueError: If it has not.
-    """
+    """Check that a run has something to do after `step`: a step, or the export of one that was interrupted there."""
     if not 0 <= trainer.max_steps <= step or fast_dev_run(trainer):
         return
     export = next((c for c in callbacks_of(trainer) if isinstance(c, ExportPolicy)), None)

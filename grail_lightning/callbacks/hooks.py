@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 
 if TYPE_CHECKING:
@@ -16,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def module_of(pl_module: LightningModule) -> GrailModule:
-    """The module of a run.
-
-    Raises:
-        ValueError: If it is another LightningModule, without the options of a training step.
-    """
+    """The module of a run; a `ValueError` for any other LightningModule."""
     if not _is_ours(pl_module):
         raise ValueError(
             f"The callbacks of grail_lightning need a `GrailModule`, but got {type(pl_module).__name__}. Remove them "
@@ -69,6 +67,24 @@ def data_of(trainer: Trainer) -> LightningDataModule | None:
     """The data module of a run; None if it has loaders alone. Lightning does not declare the attribute."""
     found: LightningDataModule | None = getattr(trainer, "datamodule", None)
     return found
+
+
+def tell_policy(trainer: Trainer, pl_module: LightningModule, loaded: int | None) -> int:
+    """Log which policy validation, test or prediction uses, and return its number of optimiser steps. A collective.
+
+    `loaded` is the number of optimiser steps of the loaded checkpoint, if there is one.
+    """
+    step = trainer.global_step if loaded is None else loaded
+    last = RunFolder(trainer).path / "checkpoints" / "last.ckpt"
+    if trainer.ckpt_path:
+        policy = f"of {trainer.ckpt_path}, saved at step {step}."
+    elif step:
+        policy = f"in memory, at step {step}."
+    else:
+        policy = f"as it was loaded from {module_of(pl_module).policy_name}, without a checkpoint."
+        policy += f" Give `--ckpt_path last` for that of {last}." if last.exists() else ""
+    rank_zero_info(f"`{subcommand_of(trainer)}` uses the policy {policy}")
+    return step
 
 
 def _is_ours(pl_module: LightningModule) -> TypeGuard[GrailModule]:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
-from grail_lightning.callbacks.boards import log_histogram, log_picture, takes_pictures
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
-from grail_lightning.callbacks.records import prompt_text, rollout_facts
+from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts
 from grail_lightning.credit import TokenWeights
 from grail_lightning.grading.locate import labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.views.curves import weight_curves
 from grail_lightning.views.heatmap import ShownGroup, ShownRollout, heatmap
+
+_BINS = 40
 
 
 class CreditPictures(Callback):
@@ -86,7 +88,7 @@ class CreditPictures(Callback):
         """Draw the batch, if it is due and there is time for it."""
         if not self.every_n_batches or not trainer.is_global_zero or self._failed or fast_dev_run(trainer):
             return
-        loggers = [logger for logger in trainer.loggers if takes_pictures(logger)]
+        loggers = [logger for logger in trainer.loggers if _takes_pictures(logger)]
         output, start = output_of(outputs), time.perf_counter()
         if trainer.fit_loop.total_batch_idx % self.every_n_batches or not loggers or output.weights is None:
             return
@@ -101,7 +103,7 @@ class CreditPictures(Callback):
         self.seconds += self._last
 
     def _draw(
-        self, output: StepOutput, weights: TokenWeights, loggers: list[Logger], tokenizer: Decoder, step: int
+        self, output: StepOutput, weights: TokenWeights, loggers: list[Any], tokenizer: Decoder, step: int
     ) -> None:
         batch = rollouts_of(output)
         shares = effective_weights(batch.advantages, weights)
@@ -112,10 +114,15 @@ class CreditPictures(Callback):
         if len(values):
             pictures["credit/weight_by_position"] = weight_curves(found, mask, batch.correct[live].cpu().numpy())
         for logger in loggers:
+            board = logger.experiment if isinstance(logger, TensorBoardLogger) else None
             for tag, picture in pictures.items():
-                log_picture(logger, tag, picture, step)
-            if len(values):
-                log_histogram(logger, "credit/weights", values, step)
+                if board is not None:
+                    board.add_image(tag, picture, step, dataformats="HWC")
+                else:
+                    logger.log_image(tag, [picture], step=step)
+            if board is not None and len(values):
+                # TensorBoard's own bins would take a hundred times as long.
+                board.add_histogram("credit/weights", values.astype(np.float64), step, bins=_BINS)
 
     def _groups(self, output: StepOutput, shares: Tensor, tokenizer: Decoder, step: int) -> list[ShownGroup]:
         """Groups with a right and a wrong rollout; groups without a difference if there are no others."""
@@ -129,6 +136,11 @@ class CreditPictures(Callback):
             )
             for place in order[: self.num_groups]
         ]
+
+
+def _takes_pictures(logger: object) -> bool:
+    """Whether it is TensorBoard's, or has Lightning's interface for pictures, as `WandbLogger` has."""
+    return isinstance(logger, TensorBoardLogger) or callable(getattr(logger, "log_image", None))
 
 
 def mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
-from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of
-from grail_lightning.callbacks.judged import tell_policy
-from grail_lightning.callbacks.prediction_columns import method_names, prediction_columns, prediction_types
-from grail_lightning.callbacks.records import arrow_table
+from grail_lightning.answers import Alignment
+from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
+from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, response_ids, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
+from grail_lightning.grading.locate import align_rows, labelled_steps
 from grail_lightning.runtime.run_folder import RunFolder, unused
+from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.outputs import StepOutput
+from grail_lightning.tasks.base import Prompt
 from grail_lightning.views import write_page
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
+
+_COLUMNS = {
+    **ROLLOUT_COLUMNS,
+    "token_ids": "list<int32>",
+    "tokens": "list<string>",
+    "token_starts": "list<int32>",
+    "token_stops": "list<int32>",
+    "method": "string",
+    "weights": "list<float32>",
+    "scores": "list<float32>",
+    "fallback": "bool",
+    "box_start": "int32",
+    "box_stop": "int32",
+    "box_first_token": "int32",
+    "box_last_token": "int32",
+    "step_starts": "list<int32>",
+    "step_stops": "list<int32>",
+    "step_kinds": "list<string>",
+}
+_OF_A_METHOD = {"weights": "list<float32>", "scores": "list<float32>", "fallback": "bool"}
 
 
 class PredictionWriter(Callback):
@@ -54,12 +80,14 @@ class PredictionWriter(Callback):
         page: Whether to write the page, beside the file and under its name: ``predictions.html``.
 
     Raises:
-        ValueError: If `file` has the name of the page.
+        ValueError: If `file` has the name of the page, or is a folder.
     """
 
     def __init__(self, file: str | None = None, compare: list[TokenCredit] | None = None, page: bool = True) -> None:
         if page and file and Path(file).suffix == ".html":
             raise ValueError(f"`predictions.file` must not have the name of the page, but got {file}. Use .parquet.")
+        if file and Path(file).is_dir():
+            raise ValueError(f"`predictions.file` must be a file, but {file} is a folder. Name a file in it.")
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []
@@ -69,11 +97,7 @@ class PredictionWriter(Callback):
         self._loaded: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the checkpoint of an earlier stage, and check that the further methods find what they need.
-
-        Raises:
-            ValueError: If one needs the frozen reference, which is there for the first method alone, or trains a model.
-        """
+        """Forget the checkpoint of an earlier stage, and check that the further methods find what they need."""
         self._loaded = None
         training = [type(m).__name__ for m in (module_of(pl_module).credit, *self.compare) if m.training is not None]
         if stage == "predict" and training:
@@ -169,19 +193,98 @@ def _join(parts: list[Path], file: Path) -> int:
     """Join several files into one, remove them, and return the number of rows."""
     import pyarrow.parquet as pq
 
-    if len(parts) == 1:
-        os.replace(parts[0], file)
-        return int(pq.read_metadata(file).num_rows)
     unfinished = file.with_name(f".{file.name}.unfinished")
-    num_rows = 0
     with pq.ParquetWriter(unfinished, pq.read_schema(parts[0])) as writer:
         for part in parts:
             with pq.ParquetFile(part) as source:
                 for index in range(source.num_row_groups):
-                    table = source.read_row_group(index)
-                    writer.write_table(table)
-                    num_rows += table.num_rows
+                    writer.write_table(source.read_row_group(index))
     os.replace(unfinished, file)
     for part in parts:
         part.unlink()
-    return num_rows
+    return int(pq.read_metadata(file).num_rows)
+
+
+def prediction_types(compared: Sequence[str]) -> dict[str, str]:
+    """The names and types of the columns, with those of the methods that are compared with the first one."""
+    return _COLUMNS | {f"{column}.{name}": kind for name in compared for column, kind in _OF_A_METHOD.items()}
+
+
+def prediction_columns(
+    output: StepOutput, module: GrailModule, method: str, compared: Mapping[str, TokenWeights]
+) -> dict[str, list[Any]]:
+    """The columns of a batch, ``B`` values each; `method` is the configured credit, `compared` are further weights."""
+    batch = rollouts_of(output)
+    lengths, ids = batch.response_lengths.tolist(), response_ids(output)
+    columns = rollout_columns(output)
+    columns["token_ids"] = ids
+    columns["tokens"] = [[encodable(module.tokenizer.decode([token])) for token in row] for row in ids]
+    columns["method"] = [method] * len(batch)
+    for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
+        shown = None if weights is None else effective_weights(batch.advantages, weights)
+        columns[f"weights{suffix}"] = _rows(shown, lengths)
+        columns[f"scores{suffix}"] = _rows(None if weights is None else weights.scores, lengths)
+        columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
+    alignments = align_rows(batch, module.tokenizer)
+    return columns | _spans(output, alignments) | _steps(alignments, batch.prompts)
+
+
+def method_names(methods: Sequence[TokenCredit]) -> list[str]:
+    """A name for each method: its class, with the options in which methods of one class differ.
+
+    ``["GRAIL w_max=5.0", "GRAIL w_max=3.0", "HighEntropy"]``. A number replaces options that cannot be read back.
+    """
+    classes = [type(method).__name__ for method in methods]
+    options = [_options(method) for method in methods]
+    names = []
+    for kind, own in zip(classes, options, strict=True):
+        others = [found for name, found in zip(classes, options, strict=True) if name == kind]
+        differing = [name for name in own if any(found.get(name) != own[name] for found in others)]
+        names.append(" ".join([kind, *(f"{name}={own[name]}" for name in differing)]))
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return numbered
+
+
+def _options(method: TokenCredit) -> dict[str, Any]:
+    """The constructor's options that the object keeps under the same names."""
+    names = inspect.signature(type(method)).parameters
+    return {name: vars(method)[name] for name in names if name in vars(method)}
+
+
+def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]:
+    """``[B, T]`` as lists without padding."""
+    if values is None:
+        return [None] * len(lengths)
+    return [row[:n] for row, n in zip(values.detach().float().tolist(), lengths, strict=True)]
+
+
+def _spans(output: StepOutput, alignments: Sequence[Alignment]) -> dict[str, list[Any]]:
+    """The character ranges of each token and of the answer, and the token range of the answer."""
+    names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    masks = (output.weights and output.weights.answer) or output.batch.answer
+    for row, aligned in enumerate(alignments):
+        tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
+        # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
+        answers = output.batch.prompts[row].task.answer_spans(aligned.text) if tokens else []
+        marked = [a for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
+        box = (marked[-1].start, marked[-1].stop) if marked else (None, None)
+        ends = (tokens[0], tokens[-1]) if tokens else (None, None)
+        found = (list(aligned.starts), list(aligned.stops), *box, *ends)
+        for name, value in zip(names, found, strict=True):
+            columns[name].append(value)
+    return columns
+
+
+def _steps(alignments: Sequence[Alignment], prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """The labelled steps of each response: ranges of characters and kinds; null where the task cannot label."""
+    found = [labelled_steps(aligned.text, prompt) for aligned, prompt in zip(alignments, prompts, strict=True)]
+    return {
+        "step_starts": [None if steps is None else [step.start for step in steps] for steps in found],
+        "step_stops": [None if steps is None else [step.stop for step in steps] for steps in found],
+        "step_kinds": [None if steps is None else [step.kind for step in steps] for steps in found],
+    }

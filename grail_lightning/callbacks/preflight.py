@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.optim import Optimizer
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import module_of, output_of, policy_of
+from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
-from grail_lightning.credit.base import TokenWeights
 from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name
-from grail_lightning.runtime.quiet import HELD
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
 from grail_lightning.step.options import Execution, Objective
@@ -27,6 +28,8 @@ from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
+
+_OURS = ("grail_lightning.", "lightning.")
 
 
 class Preflight(Callback):
@@ -67,44 +70,76 @@ class Preflight(Callback):
         self._start()
 
     def _start(self) -> None:
-        self._dead, self._endless, self._any_end, self._resting = 0, 0, False, 0
-        self._statuses: Counter[str] = Counter()
-        self._said: set[str] = set()
-        self._looked = False
+        self._dead = self._endless = self._resting = self._batches = 0  # All but the last: consecutive batches.
+        self._statuses: Counter[str] = Counter()  # Of the verdicts of the dead batches.
+        self._warned: set[str] = set()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the settings and the data before the model is loaded, rather than let a run fail later.
-
-        Raises:
-            ValueError: If the run would fail; see `check_run`.
-        """
+        """Check the settings and the data before the model is loaded, rather than let a run fail later."""
         check_run(trainer, pl_module, stage)
-        HELD.release()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the sampler and dropout."""
         self._start()
         module = module_of(pl_module)
-        dropout = module.policy is not None and has_dropout(module.policy)
-        for problem in (
-            sampler_problem(module.sampling),
-            _dropout_problem(module.objective, module.execution) if dropout else None,
-        ):
-            if problem:
-                rank_zero_warn(problem)
+        if problem := sampler_problem(module.sampling):
+            rank_zero_warn(problem)
+        if module.policy is not None and has_dropout(module.policy):
+            _warn_of_dropout(module.objective, module.execution)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
     ) -> None:
-        """Check the longest rows; and, after a resumed optimiser has been restored, mini-batches and precision once."""
+        """Check the longest rows; before the first batch the steps, and before the second one the monitored metrics."""
         module = module_of(pl_module)
         if module.gradients is None:
             return
         self._check_budget(batch, module)
-        if self._looked:
-            return
-        self._looked = True
-        parts, groups = module.execution.mini_batches, len(batch)
+        self._batches += 1
+        if self._batches == 1:  # A resumed optimiser has been restored by now.
+            self._check_steps(trainer.optimizers[0], module.gradients.weights, module.execution, len(batch))
+        elif self._batches == 2:
+            check_monitors(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Check the metrics of the batch and its verdicts over all ranks."""
+        module, output = module_of(pl_module), output_of(outputs)
+        figures = output.metrics
+        statuses = Counter(verdict.status for verdict in output.batch.verdicts)
+        verdicts = sum_by_name({status: float(number) for status, number in statuses.items()})
+        self._check_groups(figures, verdicts)
+        self._check_ends(figures, module)
+        self._check_verdicts(verdicts)
+        self._check_rate(figures, trainer.optimizers[0])
+        if module.objective.scale_rewards == "bnpo":
+            self._check_range(output.batch.rewards)
+        self._check_gap(figures.get(SAMPLER_GAP, 0.0), module.execution)
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            rank_zero_warn(text)
+
+    # --- before a batch ---------------------------------------------------------------------------------------------
+
+    def _check_budget(self, prompts: list[Prompt], module: GrailModule) -> None:
+        budget, response = module.execution.token_budget, module.sampling.max_response_length
+        room = max(budget - response, 0)
+        if "budget" not in self._warned and (long := long_prompts(prompts, policy_of(module).encode, room)):
+            row = max(long.values()) + response
+            self._warn(
+                "budget",
+                f"`execution.token_budget` {budget} is less than one row: a prompt of {row - response} tokens and a "
+                f"response of `sampling.max_response_length` {response} are {row}. A row above the budget is run by "
+                f"itself, slowly, and needs the memory of its {row} tokens. Set it to {row} or more, or lower "
+                "`sampling.max_response_length`.",
+            )
+
+    def _check_steps(self, optimizer: Optimizer, weights: list[Tensor], execution: Execution, groups: int) -> None:
+        """Check the number of mini-batches, and whether steps of the learning rate change the weights."""
+        parts = execution.mini_batches
         if parts > groups:
             self._warn(
                 "mini_batches",
@@ -112,7 +147,6 @@ class Preflight(Callback):
                 f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
                 f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
             )
-        optimizer, weights = trainer.optimizers[0], module.gradients.weights
         if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
             weights = [w for w in weights if w.dtype != torch.bfloat16]
         # A warm-up starts at 0, so the rate at its end is compared.
@@ -124,110 +158,39 @@ class Preflight(Callback):
                 f"{explain_stuck_weights(weights)}",
             )
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
-    ) -> None:
-        """Check the metrics of the batch and its verdicts over all ranks."""
-        module, output = module_of(pl_module), output_of(outputs)
-        figures = output.metrics
-        verdicts = sum_by_name({kind: float(n) for kind, n in Counter(v.status for v in output.batch.verdicts).items()})
-        self._dead = self._dead + 1 if figures["frac_reward_zero_std"] >= 1 else 0
-        before = self._statuses if self._dead > 1 else Counter[str]()
-        self._statuses = before + Counter({kind: round(count) for kind, count in verdicts.items()})
-        self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
-        self._any_end |= not self._endless
+    # --- after a batch ----------------------------------------------------------------------------------------------
+
+    def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float]) -> None:
+        if figures["frac_reward_zero_std"] < 1:
+            self._dead, self._statuses = 0, Counter()
+            return
+        self._dead += 1
+        self._statuses.update({status: round(number) for status, number in verdicts.items()})
         if self._dead >= self.patience:
-            self._warn("dead", self._dead_groups(figures["reward"], what_moves(module.objective, output.weights)))
+            total = max(self._statuses.total(), 1)
+            shares = ", ".join(f"{number / total:.0%} {status}" for status, number in self._statuses.most_common(3))
+            self._warn(
+                "dead",
+                f"In each of the last {self._dead} batches, all rollouts of each group earned the same reward (mean "
+                f"reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every advantage is 0: "
+                "at most a KL term, distillation, an entropy bonus or what the credit adds moves the policy. If "
+                "verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If answers are "
+                "missing, look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` may be at "
+                "fault. If all are wrong or all right, take easier or harder problems, or a larger "
+                "`execution.group_size`.",
+            )
+
+    def _check_ends(self, figures: dict[str, float], module: GrailModule) -> None:
+        self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
         if self._endless >= self.patience:
-            limit = module.sampling.max_response_length
-            self._warn("truncated" if self._any_end else "endless", self._no_ends(limit, module.tokenizer.eos_token))
-        self._check_verdicts(verdicts)
-        self._check_rate(figures, trainer)
-        if module.objective.scale_rewards == "bnpo":
-            self._check_range(output.batch.rewards)
-        gap = figures.get(SAMPLER_GAP, 0.0)
-        if gap > self.most_sampler_gap:
             self._warn(
-                "sampler",
-                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
-                f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
-                "precision of training"
-                + (
-                    "."
-                    if module.execution.decided_cap
-                    else ", or correct for the difference with `execution.sampler_cap: 2`."
-                ),
+                "endless",
+                f"In each of the last {self._endless} batches, every response was cut at the limit of "
+                f"{module.sampling.max_response_length} tokens. Raise `sampling.max_response_length`, or look at the "
+                "rollouts in TensorBoard for repetition: the learning rate may be too high. If the policy never "
+                f"generates its end token {module.tokenizer.eos_token!r}, as base models may, set `sampling.stop`, for "
+                "example to what follows an answer.",
             )
-
-    def _check_budget(self, prompts: list[Prompt], module: GrailModule) -> None:
-        budget, response = module.execution.token_budget, module.sampling.max_response_length
-        room = max(budget - response, 0)
-        if "budget" not in self._said and (long := long_prompts(prompts, policy_of(module).encode, room)):
-            row = max(long.values()) + response
-            self._warn(
-                "budget",
-                f"`execution.token_budget` {budget} is less than one row: a prompt of {row - response} tokens and a "
-                f"response of `sampling.max_response_length` {response} are {row}. A row above the budget is run by "
-                f"itself, slowly, and needs the memory of its {row} tokens. Set it to {row} or more, or lower "
-                "`sampling.max_response_length`.",
-            )
-
-    def _check_rate(self, figures: dict[str, float], trainer: Trainer) -> None:
-        if figures.get("learning_rate", 1.0) > 0 or any(g["lr"] > 0 for g in trainer.optimizers[0].param_groups):
-            self._resting = 0  # A warm-up from 0 has a positive rate after its first step.
-        elif figures["grad_norm"] > 0:
-            self._resting += 1
-        if self._resting >= self.patience:
-            self._warn(
-                "rate",
-                f"The learning rate was 0 in each of the last {self._resting} batches with a gradient (norm now "
-                f"{figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
-                "scheduler: its factor may be 0, or it has reached its last step.",
-            )
-
-    def _warn(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            rank_zero_warn(text)
-
-    def _check_range(self, rewards: Tensor) -> None:
-        outside = rewards[(rewards < -ROUNDING) | (rewards > 1 + ROUNDING)]
-        if len(outside):
-            self._warn(
-                "bnpo",
-                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
-                "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
-            )
-
-    def _dead_groups(self, reward: float, moves: str) -> str:
-        total = max(self._statuses.total(), 1)
-        shares = ", ".join(f"{count / total:.0%} {status}" for status, count in self._statuses.most_common(3))
-        mixed = 0.05 < self._statuses["right"] / total < 0.95
-        remedy = (
-            "Rollouts of a group are alike: raise `sampling.temperature`, or look at the reward function, which may "
-            "make no difference between them."
-            if mixed
-            else "If the answers are missing, look at the rollouts in TensorBoard: the prompt or "
-            "`sampling.max_response_length` may be at fault. If they are all wrong or all right, take easier or harder "
-            "problems, or a larger `execution.group_size`."
-        )
-        return (
-            f"In each of the last {self._dead} batches, all rollouts of each group earned the same reward (mean reward "
-            f"now {reward:.3g}; verdicts of these batches: {shares}), so every advantage is 0 and {moves}. {remedy}"
-        )
-
-    def _no_ends(self, limit: int, end_token: str | None) -> str:
-        if self._any_end:
-            return (
-                f"In each of the last {self._endless} batches, every response hit the limit of {limit} tokens. Raise "
-                "`sampling.max_response_length`, or look at the rollouts in TensorBoard for repetition: the learning "
-                "rate may be too high."
-            )
-        return (
-            f"No response has ended by itself in {self._endless} batches: all were cut at {limit} tokens. Raise "
-            "`sampling.max_response_length`; or else the policy never generates its end token "
-            f"{end_token!r}, as base models may: set `sampling.stop`, for example to what follows an answer."
-        )
 
     def _check_verdicts(self, verdicts: dict[str, float]) -> None:
         total = sum(verdicts.values())
@@ -242,18 +205,63 @@ class Preflight(Callback):
                 "each batch.",
             )
 
+    def _check_rate(self, figures: dict[str, float], optimizer: Optimizer) -> None:
+        if figures.get("learning_rate", 1.0) > 0 or any(group["lr"] > 0 for group in optimizer.param_groups):
+            self._resting = 0  # A warm-up from 0 has a positive rate after its first step.
+        elif figures["grad_norm"] > 0:
+            self._resting += 1
+        if self._resting >= self.patience:
+            self._warn(
+                "rate",
+                f"The learning rate was 0 in each of the last {self._resting} batches with a gradient (norm now "
+                f"{figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
+                "scheduler: its factor may be 0, or it has reached its last step.",
+            )
 
-def what_moves(objective: Objective, weights: TokenWeights | None) -> str:
-    """A clause that says what still changes a policy whose advantages are all 0."""
-    distillation = objective.distillation
-    others = {
-        "the KL term": objective.kl_coefficient,
-        "the distillation": distillation is not None and not distillation.only_positive,
-        "the entropy bonus": objective.entropy_coefficient,
-        "what the credit adds": weights is not None and weights.additive is not None and bool(weights.additive.any()),
-    }
-    left = [name for name, there in others.items() if there]
-    return f"nothing but {' and '.join(left)} moves the policy" if left else "nothing is learned"
+    def _check_range(self, rewards: Tensor) -> None:
+        outside = rewards[(rewards < -ROUNDING) | (rewards > 1 + ROUNDING)]
+        if len(outside):
+            self._warn(
+                "bnpo",
+                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
+                "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
+            )
+
+    def _check_gap(self, gap: float, execution: Execution) -> None:
+        if gap > self.most_sampler_gap:
+            correct = "" if execution.decided_cap else ", or correct for the difference with `execution.sampler_cap: 2`"
+            self._warn(
+                "sampler",
+                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
+                f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
+                f"precision of training{correct}.",
+            )
+
+
+def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
+    """Check that monitored metrics are logged: Lightning would find a misspelt one only at the next validation.
+
+    A class of the user's own may log a metric at the end of an epoch. Beside one, only names that begin with ``val/``
+    are checked, and these only after a validation.
+
+    Raises:
+        ValueError: If a metric is not there.
+    """
+    names = [*trainer.callback_metrics, "epoch"]
+    validated = any(name.startswith("val/") for name in names)
+    own = any(not type(each).__module__.startswith(_OURS) for each in (pl_module, *callbacks_of(trainer)))
+    for callback in callbacks_of(trainer):
+        wanted = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
+        if wanted is None or wanted in names:
+            continue
+        if not validated and (trainer.enable_validation or isinstance(callback, ModelCheckpoint)):
+            continue
+        if wanted.startswith("val/") or not own:
+            near = difflib.get_close_matches(wanted, names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Callbacks see {', '.join(names)}."
+            raise ValueError(
+                f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got {wanted!r}. {hint}"
+            )
 
 
 @torch.no_grad()
@@ -279,26 +287,24 @@ def sampler_problem(sampling: Sampling) -> str | None:
             "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
             "advantage is 0. Set it to 1."
         )
-    cuts = [f"`sampling.top_p` {sampling.top_p}"] if sampling.top_p < 1 else []
-    cuts += [f"`sampling.top_k` {sampling.top_k}"] if sampling.top_k else []
-    if not cuts:
+    if sampling.top_p == 1 and not sampling.top_k:
         return None
     return (
-        f"Training samples with {' and '.join(cuts)}, but log-probabilities are those of the whole distribution: the "
-        "rollouts do not come from the policy that the loss differentiates. Set `sampling.top_p` to 1 and "
-        "`sampling.top_k` to 0, unless you reproduce a published run that had them."
+        f"Training samples with `sampling.top_p` {sampling.top_p} and `sampling.top_k` {sampling.top_k}, but "
+        "log-probabilities are those of the whole distribution: the rollouts do not come from the policy that the loss "
+        "differentiates. Set `sampling.top_p` to 1 and `sampling.top_k` to 0, unless you reproduce a published run "
+        "that had them."
     )
 
 
-def _dropout_problem(objective: Objective, execution: Execution) -> str | None:
-    """The problem of dropout where a step compares the policy with another one; None if it compares none."""
+def _warn_of_dropout(objective: Objective, execution: Execution) -> None:
+    """Warn of dropout where a step compares the policy with another one."""
     steps = execution.steps_per_batch
     compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
     compared += ["the reference of the KL term"] if objective.kl_coefficient else []
-    if not compared:
-        return None
-    return (
-        f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are clipped and "
-        "the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the dropout rates in the "
-        "model's config (`attention_dropout`, say)."
-    )
+    if compared:
+        rank_zero_warn(
+            f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are clipped "
+            "and the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the dropout "
+            "rates in the model's config (`attention_dropout`, say)."
+        )

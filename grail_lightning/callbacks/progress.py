@@ -6,14 +6,11 @@ import logging
 import math
 import re
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, TextIO
+from contextlib import ExitStack
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 # The groups of what is measured on batches of training, where a bare name is clear.
@@ -30,26 +27,24 @@ class ProgressBar(TQDMProgressBar):
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=leave)
-        self._beside = ExitStack()
+        self._redirected = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the bar, and print log messages and warnings above it from now on."""
+        """Start the bar, and print log messages above it from now on."""
         super().setup(trainer, pl_module, stage)
-        self._beside.close()
+        self._redirected.close()
         if self.is_enabled:
-            self._beside.enter_context(
-                logging_redirect_tqdm(_on_console(["", "lightning.pytorch", "lightning.fabric"]))
-            )
-            self._beside.enter_context(_warnings_above_bars())
+            loggers = [logging.getLogger(name) for name in ("", "lightning.pytorch", "lightning.fabric")]
+            self._redirected.enter_context(logging_redirect_tqdm([each for each in loggers if _on_console(each)]))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restore logging and warnings."""
-        self._beside.close()
+        """Restore logging."""
+        self._redirected.close()
         super().teardown(trainer, pl_module, stage)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Restore logging and warnings, because Lightning does not call `teardown` after an exception."""
-        self._beside.close()
+        """Restore logging, because Lightning does not call `teardown` after an exception."""
+        self._redirected.close()
         super().on_exception(trainer, pl_module, exception)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -68,32 +63,6 @@ class ProgressBar(TQDMProgressBar):
         return min(total, needed)
 
 
-def _on_console(names: list[str]) -> list[logging.Logger]:
-    """The loggers with a console handler of their own; the others propagate to these."""
-    loggers = [logging.getLogger(name) for name in names]
-    console = (sys.stdout, sys.stderr)
-    return [lg for lg in loggers if any(getattr(handler, "stream", None) in console for handler in lg.handlers)]
-
-
-@contextmanager
-def _warnings_above_bars() -> Iterator[None]:
-    """Clear the bars of tqdm before a warning is printed, and redraw them below it."""
-    show = warnings.showwarning
-
-    def above(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        with tqdm.external_write_mode(file=sys.stderr):
-            show(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = above
-    try:
-        yield
-    finally:
-        if warnings.showwarning is above:
-            warnings.showwarning = show
+def _on_console(logger: logging.Logger) -> bool:
+    """Whether a logger has a console handler of its own; the others propagate to those that have."""
+    return any(getattr(handler, "stream", None) in (sys.stdout, sys.stderr) for handler in logger.handlers)

@@ -1,20 +1,30 @@
-"""One evaluation while it runs: the figures of what it has counted, and the samples that it keeps."""
+"""One evaluation while it runs: its problems over all ranks, their figures, and the samples that it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from grail_lightning.callbacks.evaluated import dataset_facts, evaluated_batches, evaluation_facts, samples_folder
 from grail_lightning.callbacks.hooks import output_of
-from grail_lightning.callbacks.kept_samples import KeptSamples, samples_of
-from grail_lightning.callbacks.tally import Tally
-from grail_lightning.evaluate.records import Sample
-from grail_lightning.evaluate.table import TableOptions, evaluation_table
-from grail_lightning.runtime.collectives import world_size
+from grail_lightning.callbacks.samples import (
+    KeptSamples,
+    dataset_facts,
+    evaluated_batches,
+    evaluation_facts,
+    samples_folder,
+    samples_of,
+)
+from grail_lightning.data.names import metric_name, metric_names
+from grail_lightning.evaluate.records import Problem, Sample, problems_of
+from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
+from grail_lightning.functional import maj_at_k, pass_at_k
+from grail_lightning.metrics import STATUSES
+from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.step.outputs import StepOutput, test_seeds, validation_key
 from grail_lightning.tasks.base import Prompt
@@ -22,18 +32,15 @@ from grail_lightning.tasks.base import Prompt
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
+# What the names of the figures of each dataset begin with; the others are logged for all datasets together.
+_OF_EACH_DATASET = ("accuracy", "pass_at", "maj_at", "completions/mean_length", "completions/clipped_ratio")
+
 
 class RunningEvaluation:
     """An evaluation from its first batch to its figures.
 
-    Every rank must call the constructor, `log`, `table`, `conditions` and `close`.
-
-    Args:
-        trainer: The trainer, in an evaluation.
-        module: The module, which has the plan of the evaluation.
-        shown: The figures and the parts of the data that are told apart.
-        step: The number of optimiser steps of the policy.
-        keep: Whether the samples are kept, if the problems are known beforehand.
+    Every rank must call the constructor, `finish` and `close`. The samples are kept if `keep`, and the problems are
+    known beforehand. `step` is the number of optimiser steps of the policy.
 
     Raises:
         ValueError: If the samples cannot be kept; see `KeptSamples`.
@@ -41,14 +48,15 @@ class RunningEvaluation:
 
     def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int, *, keep: bool) -> None:
         self._trainer, self._plan, self._shown, self._step = trainer, module.evaluation, shown, step
-        self._tally = Tally(shown.pass_at, shown.maj_at, shown.by, module.device)
+        self._problems: list[Problem] = []  # Those of this rank, and in the end those of all ranks.
+        self._digest = 0
         self._kept: KeptSamples | None = None
         self._counted = 0
         batches = evaluated_batches(trainer) if keep or trainer.state.fn == "test" else None
         if batches is None:
             return
         datasets = dataset_facts(trainer, batches)
-        first = {name: found["first"] for name, found in datasets.items() if found["first"] is not None}
+        first = {name: facts["first"] for name, facts in datasets.items() if facts["first"] is not None}
         self._shown = replace(shown, first=first)
         if keep:
             table = {"pass_at": list(shown.pass_at), "maj_at": list(shown.maj_at), "by": list(shown.by)}
@@ -61,26 +69,25 @@ class RunningEvaluation:
         return frozenset() if self._kept is None else self._kept.done
 
     def add(self, outputs: object, prompts: Sequence[Prompt], batch: int, dataloader: int) -> None:
-        """Count the responses of a batch, and keep them.
-
-        Args:
-            outputs: The output of the step; None for a batch that is `done`.
-            prompts: The prompts of the batch.
-            batch: Its number.
-            dataloader: The number of its loader.
-        """
+        """Count the responses of a batch, and keep them. `outputs` are None for a batch that is `done`."""
         if self._kept is not None and (dataloader, batch) in self._kept.done:
-            self._tally.add(self._kept.recalled(dataloader, batch), prompts)
-            return
-        output = output_of(outputs)
-        samples = self._samples(output, batch, dataloader)
-        if self._kept is not None:
-            self._kept.write(samples)
-        self._tally.add(samples, output.batch.prompts)
+            samples = self._kept.recalled(dataloader, batch)
+        else:
+            output = output_of(outputs)
+            samples, prompts = self._samples(output, batch, dataloader), output.batch.prompts
+            if self._kept is not None:
+                self._kept.write(samples)
+        compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
+        for name, rows in groupby(samples, key=lambda sample: sample.dataset):
+            self._problems += problems_of(rows, compare[name])
+        self._digest += sum(int(sample.problem, 16) for sample in samples if sample.sample == 0)
 
-    def log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
-        """Log all metrics and return them. Every rank computes the same metrics in the same order."""
-        figures = self._tally.compute()
+    def finish(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
+        """Log all figures and return them. A collective: every rank computes the same ones of all problems."""
+        ranks = all_gather_objects((self._problems, self._digest))
+        self._problems = sorted((p for problems, _ in ranks for p in problems), key=lambda p: (p.dataset, p.index))
+        self._digest = sum(digest for _, digest in ranks) % 2**64  # In any order, and over any number of ranks.
+        figures = evaluation_figures(self._problems, self._shown)
         logged = {f"{stage}/{name}": value for name, value in figures.items() if name != "problems"}
         known = {name: value for name, value in logged.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
@@ -88,22 +95,19 @@ class RunningEvaluation:
         return figures
 
     def table(self) -> str:
-        """The table of the evaluation; empty without problems, and on all ranks but the first."""
-        problems = self._tally.gathered()
-        return evaluation_table(problems, self._shown) if self._trainer.is_global_zero and problems else ""
+        """The table of a finished evaluation; empty without problems, and on all ranks but the first."""
+        if not self._trainer.is_global_zero or not self._problems:
+            return ""
+        return evaluation_table(self._problems, self._shown)
 
-    def conditions(self, problems: float) -> dict[str, Any]:
-        """The conditions of the figures: a text, and values that differ if the problems or the sampling differ.
-
-        Args:
-            problems: The number of problems.
-        """
+    def conditions(self) -> dict[str, Any]:
+        """The conditions of the figures: a text, and values that differ if the problems or the sampling differ."""
         temperature, number = self._plan.sampling.temperature, self._plan.num_samples
         drawn = f"temperature {temperature}" if temperature else "greedy"
         samples = f" x {number} samples" if number > 1 else ""
         return {
-            "conditions": f"{problems:.0f} problems{samples}, {drawn}",
-            "digest": self._tally.digest(),
+            "conditions": f"{len(self._problems)} problems{samples}, {drawn}",
+            "digest": self._digest,
             "sampling": repr(self._plan),
         }
 
@@ -133,3 +137,50 @@ class RunningEvaluation:
             seed = derive_seed(run_seed(), *validation_key(dataloader, batch), rank)
             seeds = [seed] * len(output.batch)
         return samples_of(output, indices, seeds, number)
+
+
+def evaluation_figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
+    """The figures of an evaluation by name: of all problems, of each dataset, and of the parts of `options.by`."""
+    figures = _figures(problems, options)
+    averaged = ["accuracy", *(f"pass_at_{k}" for k in options.pass_at), *(f"maj_at_{k}" for k in options.maj_at)]
+    datasets: dict[str, list[Problem]] = {}
+    for problem in problems:
+        datasets.setdefault(problem.dataset, []).append(problem)
+    parts = metric_names(sorted(name for name in datasets if name))
+    of_each = [_figures(datasets[name], options) for name in parts]
+    for part, values in zip(parts.values(), of_each, strict=True):
+        figures |= {f"{part}/{name}": value for name, value in values.items() if name.startswith(_OF_EACH_DATASET)}
+    if len(parts) > 1:
+        simple = {name: sum(values[name] for values in of_each) / len(parts) for name in averaged}
+        figures |= {f"{name}_simple_average": value for name, value in simple.items()}
+    for column in options.by:
+        for dataset, value, some in by_column(problems, column):
+            values = _figures(some, options)
+            part = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}"
+            figures |= {f"{part}/{name}": values[name] for name in averaged}
+    return figures
+
+
+def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
+    """Accuracy, pass@k, maj@k, lengths and verdicts of a set of problems, each with equally many samples."""
+    if not problems:
+        return {"accuracy": float("nan"), "problems": 0.0}
+    correct = torch.tensor([problem.correct for problem in problems])  # [N, n]
+    lengths = torch.tensor([problem.lengths for problem in problems], dtype=torch.float64)
+    finished = torch.tensor([problem.finished for problem in problems])
+    statuses = [status for problem in problems for status in problem.statuses]
+    number, passed = correct.shape[1], correct.sum(1)
+    values: Mapping[str, torch.Tensor] = {
+        "accuracy": correct.double().mean(),
+        **{f"pass_at_{k}": pass_at_k(number, passed, k).mean() for k in options.pass_at},
+        "completions/mean_length": lengths.mean(),
+        "completions/min_length": lengths.min(),
+        "completions/max_length": lengths.max(),
+        "completions/clipped_ratio": 1 - finished.double().mean(),
+        "completions/mean_length_right": lengths[correct].mean(),
+        "completions/mean_length_wrong": lengths[~correct].mean(),
+    }
+    figures = {name: float(value) for name, value in values.items()} | {"problems": float(len(problems))}
+    for k in options.maj_at:
+        figures[f"maj_at_{k}"] = sum(maj_at_k(p.votes, p.correct, k) for p in problems) / len(problems)
+    return figures | {f"verdict/{status}": statuses.count(status) / len(statuses) for status in STATUSES}

@@ -49,7 +49,7 @@ from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.checks import check_weights
 from grail_lightning.policy.options import check_dtype, check_precision
-from grail_lightning.runtime.quiet import HELD, leave_out_messages
+from grail_lightning.runtime.console import leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 
@@ -233,19 +233,18 @@ def main(args: ArgsType = None) -> None:
 @contextmanager
 def mistakes_in_one_line() -> Iterator[None]:
     """A context that reports a user's mistake in one line with exit code 2, and ends with 130 after Ctrl-C."""
-    with nullcontext() if os.environ.get("GRAIL_DEBUG") else HELD.until_released():
-        try:
-            yield
-        except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
-            if not explain(error):
-                raise
-            if os.environ.get("GRAIL_DEBUG"):
-                traceback.print_exc()
-            refuse(as_given(one_line(error), sys.argv[1:]))
-        except SystemExit as end:
-            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
-                raise SystemExit(INTERRUPTED) from None
+    try:
+        yield
+    except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+        if not explain(error):
             raise
+        if os.environ.get("GRAIL_DEBUG"):
+            traceback.print_exc()
+        refuse(as_given(one_line(error), sys.argv[1:]))
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
+            raise SystemExit(INTERRUPTED) from None
+        raise
 
 
 def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:

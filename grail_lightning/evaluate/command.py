@@ -19,8 +19,8 @@ from grail_lightning.evaluate.compare import compare
 from grail_lightning.evaluate.curves import CURVE, compare_curves, other_validation, picture, read_curves
 from grail_lightning.evaluate.regrade import regrade
 from grail_lightning.evaluate.runs import Run, find_runs, with_methods
-from grail_lightning.runtime.arguments import Parser, refused
-from grail_lightning.runtime.writable import write_whole
+from grail_lightning.runtime.console import Parser, refused
+from grail_lightning.runtime.files import write_whole
 
 ENDINGS = {".md": "markdown", ".csv": "csv", ".html": "html"}
 MOST_STEPS = 6

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from grail_lightning.answers import answer_classes, text_classes
+from grail_lightning.runtime.files import write_whole
 from grail_lightning.runtime.seeds import derive_seed, run_seed
-from grail_lightning.runtime.writable import write_whole
 from grail_lightning.tasks.base import Comparison, Prompt
 
 FORMAT = 1

@@ -12,31 +12,20 @@ Kind = Literal["floating-point", "integer", "bool"]
 
 
 class Claim(NamedTuple):
-    """A condition on every entry of a tensor.
-
-    Attributes:
-        text: The condition in words: the error message up to "but got".
-        broken: A bool tensor, True where the condition does not hold.
-        shown: A tensor of the same shape, whose value at that entry is shown in the message.
-    """
+    """A condition on every entry of a tensor."""
 
     text: str
+    """The condition in words: the error message up to "but got"."""
     broken: Tensor
+    """True where the condition does not hold."""
     shown: Tensor
+    """A tensor of the same shape, whose value at the first wrong entry is shown in the message."""
 
 
 def check_tensor(subject: str, tensor: object, kind: Kind, shape: Sequence[int], device: torch.device) -> None:
     """Check that a value is a detached tensor of this kind and shape on this device, without synchronisation.
 
-    Args:
-        subject: The beginning of the message: who must return what.
-        tensor: The value that was returned.
-        kind: The kind of its dtype.
-        shape: Its shape.
-        device: The device on which it must be.
-
-    Raises:
-        ValueError: If it is not.
+    `subject` is the beginning of the message of the `ValueError`: who must return what.
     """
     wanted = f"{subject} as {'an' if kind == 'integer' else 'a'} {kind} tensor of shape {list(shape)} on {device}"
     if not isinstance(tensor, Tensor):
@@ -54,15 +43,7 @@ def check_tensor(subject: str, tensor: object, kind: Kind, shape: Sequence[int],
 
 
 def check_claims(claims: Sequence[Claim], remedy: str) -> None:
-    """Check claims in their order; synchronises with the device once.
-
-    Args:
-        claims: The claims that must hold.
-        remedy: The last sentence of the message.
-
-    Raises:
-        ValueError: For the first claim that does not hold, with its first wrong entry.
-    """
+    """Check claims in their order, synchronising with the device once; `remedy` is the last sentence of the message."""
     broken = torch.stack([claim.broken.any() for claim in claims]).tolist()
     if not any(broken):
         return

@@ -18,14 +18,7 @@ def _synchronised_clock(device: torch.device) -> float:
 
 
 class PhaseClock:
-    """Seconds of each phase of a step. Time in an inner phase does not count for the outer one.
-
-    Args:
-        device: The device on which the phases run.
-
-    Attributes:
-        seconds: The seconds of each phase by name.
-    """
+    """Seconds of each phase of a step, by name. Time in an inner phase does not count for the outer one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 _PATIENCE = 4.0  # Seconds; `HF_HUB_ETAG_TIMEOUT` replaces it.
-_REMEMBERED = 60.0  # Seconds for which an answer holds.
-
-_asked: dict[str, tuple[float, str]] = {}
 
 
 def unreachable() -> str:
@@ -23,13 +18,7 @@ def unreachable() -> str:
     """
     from huggingface_hub import constants
 
-    if constants.is_offline_mode():
-        return "HF_HUB_OFFLINE is set"
-    since, reason = _asked.get(constants.ENDPOINT, (-_REMEMBERED, ""))
-    if time.monotonic() - since > _REMEMBERED:
-        reason = _ask(constants.ENDPOINT)
-        _asked[constants.ENDPOINT] = (time.monotonic(), reason)
-    return reason
+    return "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else _ask(constants.ENDPOINT)
 
 
 @contextmanager
@@ -55,23 +44,14 @@ def hub_or_cache() -> Iterator[str]:
             config.HF_HUB_OFFLINE = value
 
 
+@cache
 def _ask(endpoint: str) -> str:
-    """The reason why an address does not answer; empty if it does. Resolving a name has no time limit of its own."""
+    """The reason why an address does not answer; empty if it does."""
     from huggingface_hub import constants, get_session
 
     own = constants.HF_HUB_ETAG_TIMEOUT
-    patience = _PATIENCE if own == constants.DEFAULT_ETAG_TIMEOUT else float(own)
-    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            get_session().head(endpoint, timeout=patience)
-            answers.put("")
-        except Exception as error:  # The network, its proxies and their certificates raise many types.
-            answers.put(str(error) or type(error).__name__)
-
-    threading.Thread(target=ask, daemon=True).start()
     try:
-        return answers.get(timeout=patience)
-    except queue.Empty:
-        return f"no answer within {patience:g} s"
+        get_session().head(endpoint, timeout=_PATIENCE if own == constants.DEFAULT_ETAG_TIMEOUT else float(own))
+    except Exception as error:  # The network, its proxies and their certificates raise many types.
+        return str(error) or type(error).__name__
+    return ""

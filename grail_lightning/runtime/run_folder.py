@@ -19,7 +19,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning._version import __version__
-from grail_lightning.runtime.folder_lock import LOCK, held
+from grail_lightning.runtime.files import LOCK, held
 
 _KEYWORDS = ("last", "best")
 MARKER = "grail_lightning.json"
@@ -38,8 +38,7 @@ class RunFolder:
 
     A folder that was created for a run contains the file ``grail_lightning.json``. No other folder is ever moved.
 
-    Attributes:
-        trainer: A Lightning `Trainer`.
+    Its methods raise a `ValueError` if another fit is using the folder, or it holds files that may not be a run's.
     """
 
     trainer: Trainer
@@ -50,11 +49,7 @@ class RunFolder:
         return Path(self.trainer.strategy.broadcast(str(_folder(self.trainer))))
 
     def checkpoint(self, wanted: str | None) -> str | None:
-        """The checkpoint file for `last`, `best` or a path; None for None.
-
-        Raises:
-            ValueError: If there is none. Lightning would continue with an untrained policy.
-        """
+        """The checkpoint file for `last`, `best` or a path. Without one Lightning would take an untrained policy."""
         if wanted is None:
             return None
         file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in _KEYWORDS else Path(wanted)
@@ -69,11 +64,7 @@ class RunFolder:
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """An empty folder for a new run. An earlier run is moved aside, and moved back if the new one does not begin.
-
-        Raises:
-            ValueError: If another fit is using the folder, or it holds files that may not be a run's.
-        """
+        """An empty folder for a new run. An earlier run is moved aside, and back if the new one does not begin."""
         folder = self.path
         _check_ours(folder)
         if not self.trainer.is_global_zero:
@@ -94,11 +85,7 @@ class RunFolder:
 
     @contextmanager
     def resumed(self, checkpoint: str) -> Iterator[None]:
-        """The folder of a run that is resumed.
-
-        Raises:
-            ValueError: If another fit is using the folder, or it holds files that may not be a run's.
-        """
+        """The folder of a run that is resumed."""
         folder = self.path
         if not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
             _check_ours(folder)
@@ -118,11 +105,7 @@ class RunFolder:
 
 
 def check_last_found(trainer: Trainer) -> None:
-    """Check that there was a checkpoint if `ckpt_path="last"` was asked for: Lightning warns, and trains anew.
-
-    Raises:
-        ValueError: If there was none.
-    """
+    """Refuse a `ckpt_path="last"` that found no checkpoint: Lightning warns, and trains anew."""
     # Lightning keeps only what it has found. What was asked for is an argument of the method that is running.
     asked, frame = [], inspect.currentframe()
     while frame is not None:

@@ -6,7 +6,7 @@ The same rollouts in several files are shown once, with the methods of all files
 import sys
 from pathlib import Path
 
-from grail_lightning.runtime.arguments import Parser, refused
+from grail_lightning.runtime.console import Parser, refused
 from grail_lightning.views.page import MAX_ROLLOUTS, write_page
 
 __all__ = ["main"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.runtime.writable import write_whole
+from grail_lightning.runtime.files import write_whole
 from grail_lightning.views.colours import LARGEST, asset
 from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
 from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts

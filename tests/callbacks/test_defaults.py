@@ -1,16 +1,21 @@
 """All callbacks together: on the real module, on two ranks, and built from the command line's kind of config."""
 
+import warnings
+from pathlib import Path
+
+import lightning.pytorch as pl
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-import grail_lightning.callbacks
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation, default_callbacks
+from grail_lightning.callbacks import Evaluation, LastCheckpoint, ProgressBar, default_callbacks
 from grail_lightning.data import ArithmeticData
 from tests.callbacks.scripted import panels, run, scalars
 from tests.processes import run_script
@@ -49,7 +54,9 @@ def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
 _TWO_RANKS = '''
 import sys
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from grail_lightning.callbacks import default_callbacks
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
@@ -162,14 +169,6 @@ def test_every_callback_can_be_built_from_yaml(name):
         assert built.sampling == Sampling(max_response_length=64, temperature=0.6)
 
 
-@pytest.mark.parametrize("name", _CONFIGS)
-def test_every_option_is_explained_in_the_help(name):
-    parser = ArgumentParser()
-    parser.add_class_arguments(getattr(grail_lightning.callbacks, name), "it")
-    actions = [a for a in parser._actions if a.dest.startswith("it.")]
-    assert all(action.help for action in actions), [a.dest for a in actions if not a.help]
-
-
 def test_default_callbacks_pass_their_options_on():
     own = Sampling(max_response_length=9)
     found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3), progress_bar=False)}
@@ -180,3 +179,64 @@ def test_default_callbacks_pass_their_options_on():
     best = found["CheckpointsAndBar"].best
     assert best.monitor == "val/accuracy"
     assert torch.isneginf(best.kth_value)
+
+
+def test_a_module_of_another_kind_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"need a `GrailModule`, but got BoringModel\. Remove them from the trainer"):
+        run(1, Evaluation()).fit(BoringModel())
+
+
+FLAGS = [
+    {},
+    {"logger": False},
+    {"enable_checkpointing": False},
+    {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+    {"barebones": True},
+    {"fast_dev_run": True},
+    {"limit_val_batches": 0},
+    {"max_steps": 0},
+    {"num_sanity_val_steps": 0, "val_check_interval": 1, "check_val_every_n_epoch": None},
+]
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # Of the second fit.
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_the_default_callbacks_go_with_any_flags(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"max_steps": 1, "max_epochs": -1, "accelerator": "cpu", "callbacks": default_callbacks()} | flags
+    with warnings.catch_warnings():
+        if "barebones" in flags:  # It says which methods of the module then do nothing.
+            warnings.filterwarnings("ignore", message=".*barebones")
+        trainer, data = pl.Trainer(**options), ArithmeticData(num_train=4, num_val=2, num_test=2, prompts_per_batch=2)
+        trained = module()
+        for _ in range(2):
+            trainer.fit(trained, data)
+        trainer.validate(trained, data, verbose=False)
+        trainer.test(trained, data, verbose=False)
+        trainer.predict(trained, data, return_predictions=False)
+    kinds = [type(callback) for callback in trainer.callbacks]
+    saves = not flags.get("barebones") and flags.get("enable_checkpointing", True)
+    shows = not flags.get("barebones") and flags.get("enable_progress_bar", True)
+    assert kinds.count(LastCheckpoint) == saves
+    assert kinds.count(ModelCheckpoint) == (saves and flags.get("limit_val_batches", 1))
+    assert kinds.count(ProgressBar) == shows
+    assert not {RichProgressBar, TQDMProgressBar} & {*kinds}
+    written = {file.name for file in Path().rglob("*.ckpt")}
+    trains = saves and flags.get("max_steps", 1) != 0 and not flags.get("fast_dev_run")
+    expected = {"last.ckpt", "best.ckpt"} if "limit_val_batches" not in flags else {"last.ckpt"}
+    assert written == (expected if trains else set())
+    assert len({file.parent for file in Path().rglob("*.ckpt")}) == trains, "both checkpoints are in the run's folder"
+    assert not Path("checkpoints").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_callbacks_that_a_user_adds_stay(tmp_path):
+    own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_epochs=1, save_top_k=-1)
+    options = {"max_steps": 1, "max_epochs": -1, "accelerator": "cpu", "logger": CSVLogger(tmp_path, "run", "")}
+    bar = RichProgressBar()
+    trainer = pl.Trainer(callbacks=[*default_callbacks(progress_bar=False), own, bar], **options)
+    trainer.fit(module(), ArithmeticData(num_train=2, num_val=2, prompts_per_batch=2))
+    assert {own, bar} <= {*trainer.callbacks}
+    assert len(list((tmp_path / "own").iterdir())) == 1
+    assert {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}

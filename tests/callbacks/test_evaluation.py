@@ -1,3 +1,5 @@
+"""Held-out problems are measured before, during and after training, and what is logged are their figures."""
+
 import math
 
 import pytest
@@ -26,26 +28,34 @@ def _logger(tmp_path):
     return TensorBoardLogger(tmp_path, name="", version="")
 
 
-class Order(Callback):
-    """Writes down when validation and training happen."""
+def _last_line(capsys):
+    return capsys.readouterr().out.strip().splitlines()[-1]
 
-    def __init__(self):
-        self.events = []
+
+class Order(Callback):
+    """Writes down when validation and training happen, and what has been printed when the fit ends."""
+
+    def __init__(self, capsys=None):
+        self.events, self.capsys = [], capsys
+
+    def _add(self, what, trainer, pl_module):
+        self.events.append(
+            (what, trainer.global_step, trainer.training and pl_module.training, torch.is_grad_enabled())
+        )
 
     def on_validation_epoch_end(self, trainer, pl_module):
-        self.events.append(
-            ("val", trainer.global_step, trainer.training and pl_module.training, torch.is_grad_enabled())
-        )
+        self._add("val", trainer, pl_module)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.events.append(
-            ("train", trainer.global_step, trainer.training and pl_module.training, torch.is_grad_enabled())
-        )
+        self._add("train", trainer, pl_module)
+
+    def on_fit_end(self, trainer, pl_module):
+        self.before = self.capsys.readouterr().out if self.capsys else ""
 
 
-def test_validation_runs_before_training_and_after_it_in_eval_mode_without_gradients():
-    order = Order()
-    run(5, Evaluation(), order).fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4)))
+def test_validation_runs_before_training_and_after_it_in_eval_mode_without_gradients(capsys):
+    order = Order(capsys)
+    run(5, Evaluation(), order).fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4), prompts(4)))
     # Two optimiser steps a batch, the third batch is cut short by `max_steps`; nothing validates in between.
     assert order.events == [
         ("val", 0, False, False),
@@ -54,74 +64,68 @@ def test_validation_runs_before_training_and_after_it_in_eval_mode_without_gradi
         ("train", 5, True, True),
         ("val", 5, False, False),
     ]
+    # 1 of 4 right at step 0; 1 + 5 // 2 = 3 of 4 at step 5; the same four problems twice.
+    assert _last_line(capsys) == "held-out accuracy: 0.250 -> 0.750 (8 problems, temperature 1.0)"
+    assert "held-out" not in order.before, "what other callbacks say at the end comes before it"
 
 
-def test_the_last_line_of_a_fit_says_what_it_did(capsys):
-    run(4, Evaluation()).fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4), prompts(4)))
-    # 1 of 4 right at step 0; 1 + 4 // 2 = 3 of 4 at step 4; the same four problems twice.
-    last = capsys.readouterr().out.strip().splitlines()[-1]
-    assert last == "held-out accuracy: 0.250 -> 0.750 (8 problems, temperature 1.0)"
-
-
-def test_what_other_callbacks_say_at_the_end_comes_before_the_last_line(capsys):
-    class Talkative(Callback):
-        def on_fit_end(self, trainer, pl_module):
-            self.before = capsys.readouterr().out
-
-    talkative = Talkative()
-    run(2, Evaluation(), talkative).fit(Scripted(_later_right), loader(prompts(2)), loader(prompts(4)))
-    assert "held-out" not in talkative.before
-    assert "held-out" in capsys.readouterr().out
-
-
-def test_the_last_line_names_samples_and_greedy_sampling(capsys):
-    evaluation = Evaluation(num_samples=3, sampling=Sampling(max_response_length=LIMIT, temperature=0.0))
-    run(2, evaluation).fit(Scripted(_later_right), loader(prompts(2)), loader(prompts(4)))
-    assert "(4 problems x 3 samples, greedy)" in capsys.readouterr().out.strip().splitlines()[-1]
+def test_the_module_is_told_how_to_sample_and_the_last_line_names_it(capsys):
+    module = Scripted(_later_right)
+    own = Sampling(max_response_length=LIMIT, temperature=0.0)
+    run(2, Evaluation(num_samples=3, sampling=own)).fit(module, loader(prompts(2)), loader(prompts(4)))
+    assert "(4 problems x 3 samples, greedy)" in _last_line(capsys)
+    assert (module.evaluation.num_samples, module.evaluation.sampling) == (3, own)
+    run(2, Evaluation()).fit(module, loader(prompts(2)), loader(prompts(4)))
+    assert module.evaluation.sampling == module.sampling
+    capsys.readouterr()
+    run(2, Evaluation()).fit(Scripted(_later_right), loader(prompts(2)))
+    assert "held-out" not in capsys.readouterr().out, "a run without validation data says nothing"
 
 
 def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_steps(tmp_path):
     right = {("1", 0), ("1", 1), ("2", 1)}
-    say = _right_for(right)
+
+    def say(prompt, k, step):
+        unfinished = prompt.dataset == "easy" and prompt.reference == "3"
+        return None if unfinished else _right_for(right)(prompt, k, step)
+
     data = [loader(prompts(2, "a/b@c"), prompts(1, "a/b@c")), loader(prompts(3, "easy"))]
-    evaluation = Evaluation(num_samples=2, pass_at=(1, 2))
+    evaluation = Evaluation(num_samples=2, pass_at=(1, 2), maj_at=(2,))
     run(2, evaluation, logger=_logger(tmp_path)).fit(Scripted(say), loader(prompts(2)), data)
     found = scalars(tmp_path)
     # Batch 1 of "a/b@c": problem 1 twice right, problem 2 once; batch 2: problem 1 again. 5 of 6 samples, 3 of 3
-    # problems. "easy": problems 1, 2 and 3: 3 of 6 samples, 2 of 3 problems. All: 8 of 12, and 5 of 6.
+    # problems. "easy": problem 1 twice, problem 2 once, and problem 3 is never finished: 3 of 6 samples, 2 of 3
+    # problems. All: 8 of 12, and 5 of 6. In a tie of two votes each answer wins half of it.
+    tokens = len(Scripted(say).tokenizer(box("1"))["input_ids"]) + 1
     expected = {
         "val/accuracy": 8 / 12,
         "val/pass_at_1": 8 / 12,
         "val/pass_at_2": 5 / 6,
+        "val/maj_at_2": 8 / 12,
         "val/a_b_c/accuracy": 5 / 6,
         "val/a_b_c/pass_at_2": 1,
         "val/easy/accuracy": 1 / 2,
         "val/easy/pass_at_2": 2 / 3,
+        "val/accuracy_simple_average": (5 / 6 + 1 / 2) / 2,
         "val/verdict/right": 8 / 12,
-        "val/verdict/wrong": 4 / 12,
-        "val/verdict/missing": 0,
-        "val/completions/clipped_ratio": 0,
+        "val/verdict/wrong": 2 / 12,
+        "val/verdict/missing": 2 / 12,
+        "val/completions/clipped_ratio": 2 / 12,
+        "val/completions/max_length": LIMIT,
+        "val/completions/min_length": tokens,
+        "val/completions/mean_length": (10 * tokens + 2 * LIMIT) / 12,
+        "val/completions/mean_length_right": tokens,
+        "val/easy/completions/mean_length_wrong": (tokens + 2 * LIMIT) / 3,
     }
     for name, value in expected.items():
         assert found[name] == [(0, pytest.approx(value)), (2, pytest.approx(value))], name
     assert not [name for name in found if "@" in name]
-    tokens = len(Scripted(say).tokenizer(box("1"))["input_ids"]) + 1
-    assert found["val/completions/mean_length"][0][1] == tokens
 
 
 def test_datasets_that_would_share_a_metric_are_refused():
     data = [loader(prompts(2, "math/500")), loader(prompts(3, "math_500"))]
     with pytest.raises(ValueError, match=r"'math/500' and 'math_500' must differ .* but got `math_500` for both"):
         run(-1, Evaluation()).test(Scripted(_later_right), data, verbose=False)
-
-
-def test_responses_cut_at_the_limit_are_counted(tmp_path):
-    say = lambda prompt, k, step: None if prompt.reference == "1" else box("0")  # noqa: E731
-    run(2, Evaluation(), logger=_logger(tmp_path)).fit(Scripted(say), loader(prompts(2)), loader(prompts(4)))
-    found = scalars(tmp_path)
-    assert found["val/completions/clipped_ratio"][0][1] == 0.25
-    assert found["val/completions/max_length"][0][1] == LIMIT
-    assert found["val/verdict/missing"][0][1] == 0.25
 
 
 def test_model_checkpoint_can_monitor_the_accuracy(tmp_path):
@@ -131,47 +135,28 @@ def test_model_checkpoint_can_monitor_the_accuracy(tmp_path):
     trainer.fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(3)))
     assert best.best_model_score == 1
     assert torch.load(best.best_model_path, weights_only=True)["global_step"] == 4
-    assert trainer.callback_metrics["val/accuracy"] == 1
 
 
-def test_a_resumed_run_does_not_validate_first_and_still_knows_its_start(tmp_path, capsys):
-    def data():
-        return TrainingLoader([PromptSet("", prompts(18))], prompts_per_batch=2), loader(prompts(4))
-
-    last = LastCheckpoint(folder=str(tmp_path))
-    run(4, Evaluation(), last, enable_checkpointing=True).fit(Scripted(_later_right), *data())
-    order = Order()
-    resumed = run(6, Evaluation(), order)
-    resumed.fit(Scripted(_later_right), *data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    assert [event[:2] for event in order.events] == [("train", 6), ("val", 6)]
-    assert "held-out accuracy: 0.250 -> 1.000" in capsys.readouterr().out.strip().splitlines()[-1]
+OTHER = "; not comparable, because the run was resumed with other"
 
 
 @pytest.mark.parametrize(
     ("problems", "temperature", "line"),
     [
-        (
-            prompts(8),
-            1.0,
-            "0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, temperature 1.0); not comparable, because the "
-            "run was resumed with other problems",
-        ),
+        (prompts(4)[::-1], 1.0, "0.250 -> 1.000 (4 problems, temperature 1.0)"),
         (
             prompts(5)[1:],
             1.0,
-            "0.250 (4 problems, temperature 1.0) -> 0.750 (4 problems, temperature 1.0); not comparable, because the "
-            "run was resumed with other problems",
+            f"0.250 (4 problems, temperature 1.0) -> 0.750 (4 problems, temperature 1.0){OTHER} problems",
         ),
         (
             prompts(8),
             0.0,
-            "0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, greedy); not comparable, because the run was "
-            "resumed with other problems and sampling",
+            f"0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, greedy){OTHER} problems and sampling",
         ),
-        (prompts(4)[::-1], 1.0, "0.250 -> 1.000 (4 problems, temperature 1.0)"),
     ],
 )
-def test_a_resumed_run_says_when_its_two_figures_are_not_of_the_same_problems(
+def test_a_resumed_run_does_not_validate_first_and_says_when_its_two_figures_are_not_of_the_same_problems(
     tmp_path, capsys, problems, temperature, line
 ):
     def train():
@@ -180,11 +165,13 @@ def test_a_resumed_run_says_when_its_two_figures_are_not_of_the_same_problems(
     last = LastCheckpoint(folder=str(tmp_path))
     run(4, Evaluation(), last, enable_checkpointing=True).fit(Scripted(_later_right), train(), loader(prompts(4)))
     evaluation = Evaluation(sampling=Sampling(max_response_length=LIMIT, temperature=temperature))
+    order = Order()
     # At step 6 the problems 1 to 4 are solved.
-    run(6, evaluation).fit(
+    run(6, evaluation, order).fit(
         Scripted(_later_right), train(), loader(problems), ckpt_path=tmp_path / "last.ckpt", weights_only=True
     )
-    assert capsys.readouterr().out.strip().splitlines()[-1] == f"held-out accuracy: {line}"
+    assert [event[:2] for event in order.events] == [("train", 6), ("val", 6)]
+    assert _last_line(capsys) == f"held-out accuracy: {line}"
 
 
 def test_lightnings_own_check_before_training_leaves_no_trace(tmp_path):
@@ -215,63 +202,27 @@ def test_training_does_not_depend_on_validation_before_it():
     assert torch.equal(*drawn)
 
 
-def test_a_run_without_validation_data_trains_and_says_nothing(capsys):
-    run(2, Evaluation()).fit(Scripted(_later_right), loader(prompts(2)))
-    assert "held-out" not in capsys.readouterr().out
-
-
-def test_the_module_is_told_how_to_sample():
-    module = Scripted(_later_right)
-    own = Sampling(max_response_length=LIMIT, temperature=0.6, top_p=0.95, top_k=20)
-    run(2, Evaluation(num_samples=3, sampling=own)).fit(module, loader(prompts(2)), loader(prompts(4)))
-    assert (module.evaluation.num_samples, module.evaluation.sampling) == (3, own)
-    run(2, Evaluation()).fit(module, loader(prompts(2)), loader(prompts(4)))
-    assert module.evaluation.sampling == module.sampling
-
-
-def test_a_test_prints_a_table_with_intervals_and_both_averages(capsys):
-    # "a": 8 problems, 2 right. "b": 2 problems, 1 right (reference 1 and 2 are right).
-    say = _right_for({("1", 0), ("2", 0)})
+def test_a_test_prints_a_table_with_intervals_and_both_averages(capsys, tmp_path):
+    # "a": 8 problems. Run 1 has 2 of them right, run 2 has 1: accuracies 0.25 and 0.125, standard deviation 0.0625.
+    # "b": 2 problems, 1 right in either run.
+    say = _right_for({("1", 0), ("2", 0), ("1", 1)})
     data = [loader(prompts(8, "a")), loader(prompts(1, "b"), [prompts(3, "b")[2]])]
-    run(-1, Evaluation()).test(Scripted(say), data, verbose=False)
+    results = run(-1, Evaluation(num_samples=2, pass_at=(2,)), logger=_logger(tmp_path)).test(
+        Scripted(say), data, verbose=False
+    )
     lines = capsys.readouterr().out.strip().partition("\n\n")[0].splitlines()
-    assert lines[0].split() == ["problems", "acc@1", "pass@1"]
+    assert lines[0].split() == ["problems", "acc@2", "spread", "of", "runs", "pass@2"]
     rows = {line[:16].strip(): line[16:].split() for line in lines[1:]}
-    assert rows["a"][:2] == ["8", "0.250"]
-    assert rows["b"][:2] == ["2", "0.500"]
-    assert rows["weighted by size"][:2] == ["10", "0.300"]
-    assert rows["simple average"][0] == "0.375"
+    assert [rows["a"][k] for k in (0, 1, 4, 5)] == ["8", "0.188", "0.062", "0.250"]
+    assert rows["weighted by size"][:2] == ["10", "0.250"]
+    assert rows["simple average"][0] == "0.344"
     # Wilson's interval of 2 in 8: centre (p + z²/2n) / (1 + z²/n), half width z/(1 + z²/n) · sqrt(p(1-p)/n + z²/4n²).
     z, p, n = 1.959964, 0.25, 8
     centre, half = (p + z * z / (2 * n)) / (1 + z * z / n), math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     half *= z / (1 + z * z / n)
-    assert rows["a"][2:4] == [f"[{centre - half:.3f},", f"{centre + half:.3f}]"]
-
-
-def test_a_test_after_a_fit_counts_its_own_problems_alone(capsys):
-    trainer = run(2, Evaluation())
-    module = Scripted(_later_right)
-    trainer.fit(module, loader(prompts(2)), loader(prompts(4, "a")))
-    trainer.test(module, loader(prompts(3, "a")), verbose=False)
-    assert capsys.readouterr().out.strip().split("\n\n")[-3].splitlines()[-1].split()[:2] == ["a", "3"]
-
-
-def test_a_test_with_several_samples_reports_the_spread_of_its_runs(capsys, tmp_path):
-    # Run 1 has 2 of 2 right, run 2 has 1 of 2: accuracies 1 and 0.5, population standard deviation 0.25.
-    say = _right_for({("1", 0), ("2", 0), ("1", 1)})
-    evaluation = Evaluation(num_samples=2, pass_at=(2,))
-    trainer = run(-1, evaluation, logger=_logger(tmp_path))
-    results = trainer.test(Scripted(say), loader(prompts(2, "a")), verbose=False)
-    head, line, empty, second, responses, *_ = capsys.readouterr().out.strip().splitlines()
-    assert "spread of runs" in head
-    assert line.split()[:3] == ["a", "2", "0.750"]
-    assert "0.250" in line.split()
-    assert "1.000 [" in line
-    assert not empty
-    assert second.split()[:2] == ["mean", "tokens"]
-    assert responses.split()[0] == "a"
-    assert results[0]["test/accuracy"] == 0.75
-    assert results[0]["test/a/pass_at_2"] == 1
+    assert rows["a"][6:] == [f"[{centre - half:.3f},", f"{centre + half:.3f}]"]
+    assert results[0]["test/accuracy"] == 0.25
+    assert results[0]["test/a/pass_at_2"] == 0.25
     assert results[0]["step"] == 0
 
 
@@ -287,14 +238,18 @@ def test_impossible_settings_are_refused(options, message):
         Evaluation(**options)
 
 
-def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said_which_it_is(tmp_path, caplog):
+def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said_which_it_is(tmp_path, caplog, capsys):
     fit, later = tmp_path / "fit", tmp_path / "later"
     last = LastCheckpoint(folder=str(fit))
     trainer = run(4, Evaluation(), last, enable_checkpointing=True, logger=_logger(fit))
-    trainer.fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4)))
+    trainer.fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4, "a")))
     caplog.clear()
     trainer.validate(trainer.lightning_module, loader(prompts(4)), verbose=False)
     assert "`validate` uses the policy in memory, at step 4." in caplog.text
+    capsys.readouterr()
+    trainer.test(trainer.lightning_module, loader(prompts(3, "a")), verbose=False)
+    table = capsys.readouterr().out.strip().split("\n\n")
+    assert table[0].splitlines()[-1].split()[:2] == ["a", "3"], "a test after a fit counts its own problems alone"
     judge = run(-1, Evaluation(), logger=_logger(later))
     for checkpoint in (str(fit / "last.ckpt"), None):
         judge.test(Scripted(_later_right), loader(prompts(4)), ckpt_path=checkpoint, verbose=False, weights_only=True)

@@ -1,3 +1,5 @@
+"""Training rollouts as text that nothing can break out of, and as Parquet files."""
+
 import html
 import re
 import warnings
@@ -10,8 +12,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from grail_lightning.callbacks import KeepRollouts, RolloutTable
-from grail_lightning.callbacks.records import code_block, encodable, prompt_text, rollout_columns
-from grail_lightning.callbacks.rollouts import TABLE_COLUMNS
+from grail_lightning.callbacks.rollouts import TABLE_COLUMNS, code_block, encodable, prompt_text, rollout_columns
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
@@ -27,23 +28,18 @@ def _half_right(prompt, k, step):
     return box(prompt.reference if k == 0 else "0")
 
 
-# --- the text panel ---------------------------------------------------------------------------------------------------
-
-
 def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
-    logger = TensorBoardLogger(tmp_path, name="", version="")
+    loggers = [TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path)]  # The second one takes no text.
     table = RolloutTable(every_n_batches=2, num_rollouts=3)
-    run(10, table, logger=logger).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
+    run(10, table, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
     pages = panels(tmp_path)["train/rollouts"]
     # Batches 1, 3 and 5 of two optimiser steps each.
     assert [step for step, _ in pages] == [2, 6, 10]
     shown = markdown_to_safe_html(pages[0][1])
     heads = re.findall(r"<h3>(.*?)</h3>", shown)
     assert len(heads) == 3
-    assert all(
-        re.fullmatch(r"right, reward 1, advantage \+0.5, \d+ tokens|wrong, reward 0, advantage -0.5, \d+ tokens", head)
-        for head in heads
-    )
+    wanted = r"right, reward 1, advantage \+0.5, \d+ tokens|wrong, reward 0, advantage -0.5, \d+ tokens"
+    assert all(re.fullmatch(wanted, head) for head in heads)
     blocks = re.findall(r"<pre><code>(.*?)\n</code></pre>", shown)
     assert len(blocks) == 9
     for place in range(3):
@@ -52,68 +48,29 @@ def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
         assert response == box(reference if heads[place].startswith("right") else "0")
 
 
-def test_the_same_step_shows_the_same_rows_and_another_step_others():
-    module = Scripted(_half_right)
-    outputs = []
-
-    class Keep(RolloutTable):
-        def on_train_batch_end(self, trainer, pl_module, outputs_, batch, batch_idx):
-            outputs.append(outputs_["output"])
-
-    table = Keep(num_rollouts=2)
-    run(2, table).fit(module, loader(prompts(20)))
-    assert table.page(outputs[0], 1) == table.page(outputs[0], 1)
-    assert table.page(outputs[0], 1) != table.page(outputs[0], 2)
-
-
-def test_other_loggers_do_not_disturb(tmp_path):
-    fitted = run(2, RolloutTable(), logger=CSVLogger(tmp_path))
-    fitted.fit(Scripted(_half_right), loader(prompts(2)))
-    assert fitted.global_step == 2
-
-
-def test_one_setting_switches_the_panel_off(tmp_path):
+def test_one_setting_switches_the_panel_off_and_an_impossible_one_is_refused(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="", version="")
     run(2, RolloutTable(every_n_batches=0), logger=logger).fit(Scripted(_half_right), loader(prompts(2)))
     assert "train/rollouts" not in panels(tmp_path)
+    with pytest.raises(ValueError, match="`num_rollouts` must be at least 1, but got 0"):
+        RolloutTable(num_rollouts=0)
 
 
-def test_a_table_has_the_same_rollouts_as_the_page():
-    module = Scripted(_half_right)
-    output = StepOutput(module.rollouts(prompts(8), 2))
+def test_a_table_has_the_same_rollouts_as_the_page_and_another_step_shows_others():
+    output = StepOutput(Scripted(_half_right).rollouts(prompts(8), 2))
     table = RolloutTable(num_rollouts=3, max_characters=12)
     rows = table.table(output, 7)
     assert [row[0] for row in rows] == re.findall(r"### (.*)", table.page(output, 7))
     assert all(len(row) == len(TABLE_COLUMNS) for row in rows)
     assert all(len(row[1]) <= 12 or "characters left out" in row[1] for row in rows)
-
-
-def test_impossible_settings_are_refused():
-    with pytest.raises(ValueError, match="`num_rollouts` must be at least 1, but got 0"):
-        RolloutTable(num_rollouts=0)
+    assert table.page(output, 1) == table.page(output, 1) != table.page(output, 2)
 
 
 # --- text from a model is untrusted -----------------------------------------------------------------------------------
 
 _HOSTILE = ["<", ">", "<!--", "-->", "<?", "<![CDATA[", "</pre>", "</code>", "<script>", "```", "~~~", "\n", "\n\n"]
-_HOSTILE += [
-    "    ",
-    "\t",
-    "|",
-    "---",
-    "# ",
-    "* ",
-    "1. ",
-    "[a]: b",
-    "&lt;",
-    "\x02",
-    "\x03",
-    "\x00",
-    "\r",
-    "\u2028",
-    "\x1b[2J",
-]
-_HOSTILE += ["<div>", "<p ", "\\", "`", "\u202e", "wzxhzdk:0", "\ud800"]
+_HOSTILE += ["    ", "\t", "|", "---", "# ", "* ", "1. ", "[a]: b", "&lt;", "\x02", "\x03", "\x00", "\r", "\u2028"]
+_HOSTILE += ["\x1b[2J", "<div>", "<p ", "\\", "`", "\u202e", "wzxhzdk:0", "\ud800"]
 
 
 @settings(max_examples=400, deadline=None)
@@ -132,17 +89,10 @@ def test_no_text_can_break_out_of_its_block(text):
         assert [c for c in html.unescape(blocks[0]) if c.isalnum()] == visible
 
 
-def test_a_long_text_loses_its_middle_and_says_so():
-    text = "a" * 60 + "b" * 1000 + "c" * 60
-    lines = code_block(text, 100).splitlines()
+def test_long_and_empty_texts_and_conversations_are_shown():
+    lines = code_block("a" * 60 + "b" * 1000 + "c" * 60, 100).splitlines()
     assert lines == [f"    {'a' * 50}", "    [… 1020 characters left out …]", f"    {'c' * 50}"]
-
-
-def test_an_empty_text_is_still_a_block():
     assert code_block(" \n ", 100) == "    (empty)"
-
-
-def test_a_conversation_reads_as_lines_with_roles():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     assert prompt_text(Prompt(messages=messages, reference="4", task=TASK)) == "system: Be brief.\nuser: 2+2?"
 
@@ -178,19 +128,6 @@ def test_every_training_rollout_is_kept(tmp_path):
     }
 
 
-def test_a_resumed_run_adds_files_and_overwrites_none(tmp_path):
-    folder = tmp_path / "kept"
-    first = run(4, KeepRollouts(str(folder)), default_root_dir=tmp_path)
-    first.fit(Scripted(_half_right), loader(*[prompts(2)] * 2))
-    first.save_checkpoint(tmp_path / "at4.ckpt")
-    before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
-    resumed = run(8, KeepRollouts(str(folder)))
-    resumed.fit(Scripted(_half_right), loader(*[prompts(2)] * 2), ckpt_path=tmp_path / "at4.ckpt", weights_only=True)
-    after = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
-    assert sorted(after) == [f"step_0000000{step}_rank_00000.parquet" for step in (2, 4, 6, 8)]
-    assert all(after[name] == time for name, time in before.items())
-
-
 def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tmp_path):
     class Raw(Scripted):
         def rollouts(self, problems, num_samples):
@@ -202,16 +139,9 @@ def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tm
     assert {(row["response"], row["advantage"]) for row in rows} == {("? x", None)}
 
 
-def test_fast_dev_run_keeps_no_rollouts(tmp_path):
-    run(2, KeepRollouts(str(tmp_path / "kept")), fast_dev_run=True).fit(Scripted(_half_right), loader(prompts(2)))
-    assert not (tmp_path / "kept").exists()
-
-
 def test_rows_are_those_of_the_batch_in_any_device_layout():
     # Non-contiguous tensors, as after `select`: values must follow their rows.
-    module = Scripted(_half_right)
-    batch = module.rollouts(prompts(3), 2)
-    picked = batch.select(torch.tensor([4, 1]))
+    picked = Scripted(_half_right).rollouts(prompts(3), 2).select(torch.tensor([4, 1]))
     columns = rollout_columns(StepOutput(picked))
     assert columns["reward"] == [1.0, 0.0]
     assert columns["prompt"] == ["Compute 2+1.", "Compute 0+1."]

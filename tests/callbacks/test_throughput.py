@@ -1,19 +1,27 @@
+"""The speed of each batch, and the progress bar, which counts batches while `max_steps` counts optimiser steps."""
+
+import io
+import logging
 import sys
 import time
 
+import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.callbacks import ProgressBar, Throughput
 from grail_lightning.callbacks.throughput import GIB
+from tests import runs
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run, scalars
 
 
 class Slow(Scripted):
-    """Each batch takes at least 50 ms."""
+    """Each batch takes at least 50 ms, and logs a reward for the bar."""
 
     def training_step(self, problems, batch_idx):
         time.sleep(0.05)
+        self.log("train/reward", torch.tensor(0.25), prog_bar=True, logger=False, batch_size=1)
         return super().training_step(problems, batch_idx)
 
 
@@ -27,30 +35,30 @@ def _count(module):
     return sum(2 * len(encode(p.messages)["input_ids"] + encode(box(p.reference))["input_ids"]) + 2 for p in prompts(2))
 
 
-def test_tokens_time_and_memory_of_each_batch_are_logged(tmp_path):
+def test_tokens_time_and_memory_of_each_batch_are_logged_and_the_bar_shows_the_speed(tmp_path, capsys):
     module = Slow(_say)
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    run(4, Throughput(), logger=logger).fit(module, loader(*[prompts(2)] * 3))
-    found = scalars(tmp_path)
-    tokens = _count(module)
+    run(4, Throughput(), ProgressBar(), logger=logger, enable_progress_bar=True).fit(module, loader(*[prompts(2)] * 3))
+    shown, found, tokens = capsys.readouterr().out, scalars(tmp_path), _count(module)
+    assert "reward=0.250" in shown
+    assert "tokens_per_second=" in shown
+    assert "v_num" not in shown
     assert found["speed/num_tokens"] == [(2, tokens), (4, 2 * tokens)]
     for (_, seconds), (_, rate) in zip(found["speed/step_time"], found["speed/tokens_per_second"], strict=True):
         assert 0.05 < seconds < 5
         assert abs(rate * seconds - tokens) < 1e-3 * tokens
-    if sys.platform != "linux":
-        return
-    # A process that has imported torch holds more than 100 MiB, and this one less than the machine has.
-    with open("/proc/self/status") as status:
-        resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / GIB
-    assert 0.1 < found["speed/peak_memory_gb"][-1][1] <= resident * 1.01
+    if sys.platform == "linux":
+        # A process that has imported torch holds more than 100 MiB, and this one less than the machine has.
+        with open("/proc/self/status") as status:
+            resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / GIB
+        assert 0.1 < found["speed/peak_memory_gb"][-1][1] <= resident * 1.01
 
 
 def test_the_count_goes_on_after_a_resume_and_starts_anew_in_a_new_fit(tmp_path):
-    data = loader(*[prompts(2)] * 2)
-    module, throughput = Scripted(_say), Throughput()
-    tokens = _count(module)
+    data, throughput = loader(*[prompts(2)] * 2), Throughput()
+    tokens = _count(Scripted(_say))
     first = run(4, throughput)
-    first.fit(module, data)
+    first.fit(Scripted(_say), data)
     first.save_checkpoint(tmp_path / "at4.ckpt")
     resumed = Throughput()
     run(8, resumed).fit(Scripted(_say), data, ckpt_path=tmp_path / "at4.ckpt", weights_only=True)
@@ -59,17 +67,46 @@ def test_the_count_goes_on_after_a_resume_and_starts_anew_in_a_new_fit(tmp_path)
     assert throughput.num_tokens == tokens
 
 
-def test_the_progress_bar_shows_the_speed_but_no_version_number(tmp_path, capsys):
-    class Logging(Scripted):
-        def training_step(self, problems, batch_idx):
-            self.log("train/reward", torch.tensor(0.25), prog_bar=True, logger=False, batch_size=1)
-            return super().training_step(problems, batch_idx)
+@pytest.mark.parametrize(("steps", "batches_needed"), [(4, 1), (5, 2), (100, 3)])
+def test_the_bar_ends_where_the_run_does(steps, batches_needed):
+    """2 passes of 2 mini-batches are 4 optimiser steps a batch; there are 3 batches."""
+    bar = ProgressBar()
+    ours = runs.module({"updates_per_batch": 2, "mini_batches": 2})
+    trainer = runs.trainer(steps, bar, enable_progress_bar=True, max_epochs=1)
+    totals = []
+    bar.on_train_batch_end = lambda *_: totals.append(bar.total_train_batches)
+    trainer.fit(ours, runs.batches(3, size=2))
+    assert set(totals) == {batches_needed}
+    assert len(totals) == batches_needed
 
-    logger = TensorBoardLogger(tmp_path, name="", version="a_named_run")
-    run(4, Throughput(), ProgressBar(), enable_progress_bar=True, logger=logger).fit(
-        Logging(_say), loader(*[prompts(2)] * 3)
-    )
-    shown = capsys.readouterr().out
-    assert "reward=0.250" in shown
-    assert "tokens_per_second=" in shown
-    assert "v_num" not in shown
+
+class Talks(Callback):
+    """Logs a message in the middle of an epoch, and may break off."""
+
+    def __init__(self, breaks):
+        self.breaks = breaks
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        logging.getLogger("lightning.pytorch.somewhere").info("a message")
+        if self.breaks:
+            raise RuntimeError("broken off")
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_messages_stand_on_lines_of_their_own_while_the_bar_is_drawn(breaks, monkeypatch):
+    console = io.StringIO()
+    logger, handler = logging.getLogger("lightning.pytorch"), logging.StreamHandler(console)
+    monkeypatch.setattr("sys.stdout", console)
+    monkeypatch.setattr("sys.stderr", console)
+    monkeypatch.setattr(logger, "handlers", [handler])
+    trainer = runs.trainer(3, ProgressBar(), Talks(breaks), enable_progress_bar=True)
+    try:
+        trainer.fit(runs.module(), runs.batches(3, size=2))
+    except RuntimeError:
+        assert breaks
+    assert logger.handlers == [handler], "what was redirected is given back"
+    text = console.getvalue()
+    assert "Epoch 0" in text
+    assert "a message\n" in text
+    for before in text.split("a message\n")[:-1]:
+        assert not before.rpartition("\n")[2].rpartition("\r")[2].strip(), "the bar was cleared"

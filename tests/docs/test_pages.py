@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from grail_lightning.callbacks.choices import choices
-from grail_lightning.callbacks.prediction_columns import prediction_types
+from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import _TRAINING_COLUMNS
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.evaluate import Sample

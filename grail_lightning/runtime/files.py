@@ -1,0 +1,75 @@
+"""How the files of runs are written: whole files, in folders that can be written, by one run at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+LOCK = ".grail_lightning.lock"
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that appears when it is complete. Its folder is created if it does not exist."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # Processes on several machines may write the file at once.
+    unfinished = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, subject: str) -> None:
+    """Raise a `ValueError` if no file can be created in a folder, or in its nearest existing parent.
+
+    The message begins with `subject`, the option that names the folder.
+    """
+    place = folder.absolute()
+    try:
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{subject} must be a folder that can be written, but got {folder}: {error.strerror} ({place}). "
+            "Choose another folder."
+        ) from None
+
+
+@contextmanager
+def held(folder: Path, user: str = "fit") -> Iterator[None]:
+    """Lock a folder, which is created if it does not exist, against other runs.
+
+    The operating system releases the lock when its process ends, for whatever reason; the file stays.
+
+    Args:
+        folder: The folder to lock.
+        user: What uses the folder, for the message.
+
+    Raises:
+        ValueError: If another run has locked it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / LOCK
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"A run must have its folder to itself, but {folder} is in use by another {user} ({file.read_text()}). "
+            "Wait for it or stop it, or give this run another folder: `trainer.logger.init_args.name`, or "
+            "`trainer.default_root_dir` without a logger."
+        ) from None
+    try:
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        lock.release()
