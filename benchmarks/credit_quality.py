@@ -43,7 +43,7 @@ from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.continuations import Continuations, Continued, Place
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed

@@ -23,8 +23,7 @@ from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import decode
-from grail_lightning.grading.grade import grade_answers
-from grail_lightning.grading.locate import align_rows, step_masks
+from grail_lightning.grading import align_rows, grade_answers, step_masks
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import TokenText

@@ -13,8 +13,7 @@ import time
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import SampledBatch
 from grail_lightning.engines.base import build_batch
-from grail_lightning.grading.grade import grade_and_locate, grade_answers
-from grail_lightning.grading.locate import align_rows, answer_masks
+from grail_lightning.grading import align_rows, answer_masks, grade_and_locate, grade_answers
 from grail_lightning.policy import load_policy
 from grail_lightning.tasks import MathTask
 

@@ -25,7 +25,7 @@ from grail_lightning.batch import AnswerMasks, RolloutBatch, Sampling
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading.locate import align_rows, answer_masks
+from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.policy import Policy, load_policy
 
 PROMPT, ANSWER = 64, 8

@@ -19,8 +19,8 @@ from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.arithmetic import ProblemSpace
 from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.problems import ProblemSpace
 
 
 def quickstart():

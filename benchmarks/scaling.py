@@ -24,7 +24,7 @@ from grail_lightning.batch import GradedBatch
 from grail_lightning.credit import GRAIL, CreditContext
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading.locate import align_rows, answer_masks
+from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.options import Execution, Objective

@@ -34,8 +34,8 @@ from grail_lightning.engines import HFEngine, VLLMEngine
 from grail_lightning.engines.vllm.probe import Bound, measure_gap, probe_requests
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.arithmetic import ProblemSpace
 from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.problems import ProblemSpace
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOSE = Bound(mean=1e9, largest=1e9)

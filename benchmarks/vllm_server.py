@@ -38,8 +38,8 @@ from grail_lightning.engines.vllm.probe import Bound, measure_gap, probe_request
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.policy.options import resolve_policy
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.arithmetic import ProblemSpace
 from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.problems import ProblemSpace
 from tests.vllm_servers import ROOT, Served
 
 QUICK = ("--max-model-len", "2048", "--load-format", "dummy")  # The first push replaces the weights.

@@ -6,7 +6,7 @@ import torch
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask, MathTask
 from grail_lightning.tasks.rewards import RewardSpec

@@ -14,7 +14,7 @@ from grail_lightning.answers import Alignment
 from grail_lightning.callbacks.hooks import rollouts_of
 from grail_lightning.callbacks.records import ROLLOUT_COLUMNS, encodable, response_ids, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
-from grail_lightning.grading.locate import align_rows, labelled_steps
+from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt

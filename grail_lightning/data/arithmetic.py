@@ -7,8 +7,7 @@ from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
-from grail_lightning.tasks.arithmetic import ArithmeticTask
-from grail_lightning.tasks.problems import ProblemSpace
+from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 
 
 class ArithmeticData(PromptData):

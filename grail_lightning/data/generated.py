@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grail_lightning.data.modules import Split
-from grail_lightning.tasks.problems import Split as ProblemSplit
+from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 

@@ -12,7 +12,7 @@ from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.data.tables import TableData
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.math import MathTask
-from grail_lightning.tasks.word_problems import WordProblemSpace
+from grail_lightning.tasks.words import WordProblemSpace
 
 
 class WordProblemData(TableData):
