@@ -15,7 +15,7 @@ from grail_lightning.callbacks.judged import tell_policy
 from grail_lightning.callbacks.running_evaluation import RunningEvaluation
 from grail_lightning.callbacks.tally import OF_EACH_DATASET
 from grail_lightning.callbacks.validating import is_over, validate
-from grail_lightning.data.names import metric_names
+from grail_lightning.data.sources import metric_names
 from grail_lightning.evaluate.table import TableOptions
 from grail_lightning.step.outputs import EvaluationPlan
 from grail_lightning.tasks.base import Prompt

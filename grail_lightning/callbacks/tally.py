@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 
 from grail_lightning.callbacks.figures import Figures, accuracy_names
-from grail_lightning.data.names import metric_name, metric_names
+from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, Sample, problems_of
 from grail_lightning.evaluate.table import by_column
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
