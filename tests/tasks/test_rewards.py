@@ -1,4 +1,4 @@
-"""Rewards: their options, what a function gets, what it may return, and how they come from YAML and the command line."""
+"""Rewards: their options, what a function gets and may return, in Python, YAML and on the command line."""
 
 import math
 import sys
@@ -52,9 +52,7 @@ def userrewards(tmp_path, monkeypatch):
 
 
 def verdict(correct):
-    return Verdict(
-        correct=correct, status="right" if correct else "wrong", layer="number", gold="2", prediction=""
-    )
+    return Verdict(correct=correct, status="right" if correct else "wrong", layer="number", gold="2", prediction="")
 
 
 def reward(specs, texts, correct=None, rows=None, lengths=None):
