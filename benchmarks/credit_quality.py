@@ -21,19 +21,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from credit_subjects import COMPACT, PAD_EFFECT, Subject, subjects
-from credit_table import Credit, Table, credit_columns, gain_columns
+from credit_subjects import COMPACT, GROUP_SIZE, PAD_EFFECT, Setting, Subject, TrainedPRIME, setting, subjects
 from credit_truth import (  # fmt: skip
     ERRORS,
+    Credit,
     Resampling,
+    Table,
     World,
+    credit_columns,
     forks,
+    gain_columns,
     label_lines,
     regions,
     resamplings,
 )
-from credit_worlds import GROUP_SIZE, Setting, setting
-from prime_quality import TrainedPRIME
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
