@@ -29,9 +29,8 @@ from dataclasses import dataclass
 
 import torch
 from credit_quality import respond, sampler
-from credit_subjects import Subject, subjects
+from credit_subjects import GROUP_SIZE, Setting, Subject, setting, subjects
 from credit_truth import resamplings
-from credit_worlds import GROUP_SIZE, Setting, setting
 from torch import Tensor
 
 from grail_lightning.answers import Verifier

@@ -21,19 +21,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from credit_subjects import COMPACT, PAD_EFFECT, Subject, subjects
-from credit_table import Credit, Table, credit_columns, gain_columns
+from credit_subjects import COMPACT, GROUP_SIZE, PAD_EFFECT, Setting, Subject, TrainedPRIME, setting, subjects
 from credit_truth import (  # fmt: skip
     ERRORS,
+    Credit,
     Resampling,
+    Table,
     World,
+    credit_columns,
     forks,
+    gain_columns,
     label_lines,
     regions,
     resamplings,
 )
-from credit_worlds import GROUP_SIZE, Setting, setting
-from prime_quality import TrainedPRIME
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
@@ -43,7 +44,7 @@ from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.continuations import Continuations, Continued, Place
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed

@@ -1,4 +1,4 @@
-"""The lines of the table of benchmarks/credit_quality.py: methods, simple scorers and control experiments.
+"""The labelled worlds and the lines of the table of benchmarks/credit_quality.py: methods, scorers and controls.
 
 This module belongs to credit_quality.py and is not run by itself.
 
@@ -7,17 +7,20 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit import (
     GRAIL,
     LESS,
+    PRIME,
     RLSD,
     UCAS,
     AdvantageReweighting,
@@ -41,10 +44,60 @@ from grail_lightning.credit import (
     TreeAdvantage,
     Uniform,
 )
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
 from grail_lightning.policy import Policy
 from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.reference import Reference
+from grail_lightning.step.second_model import TrainedModel
+from grail_lightning.tasks import ProblemSpace, WordProblemSpace, WordProblemTask
+
+WorldName = Literal["chains", "words"]
+GROUP_SIZE = 8  # Unless it is given.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where rollouts come from.
+
+    Attributes:
+        title: What is printed above a table.
+        policy: The packaged policy that responds.
+        data: The problems.
+        sampling: The options of the rollouts.
+        group_size: The number of rollouts of a problem.
+    """
+
+    title: str
+    policy: str
+    data: PromptData
+    sampling: Sampling
+    group_size: int = GROUP_SIZE
+
+
+def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Setting:
+    """A world with its policy and its test problems.
+
+    Args:
+        world: Chains of sums, or word problems.
+        terms: The number of terms of a chain.
+        num_prompts: The number of test problems.
+        seed: Of the choice of problems.
+    """
+    if world == "words":
+        space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
+        data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())
+        return Setting(title="word problems", policy="words", data=data, sampling=Sampling(max_response_length=64))
+    # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
+    return Setting(
+        title=f"chains of {terms} terms",
+        policy="arithmetic" if terms == 5 else "chains" if terms <= 10 else "long_chains",
+        data=ArithmeticData(num_test=num_prompts, problems=ProblemSpace(terms, terms), seed=seed),
+        sampling=Sampling(max_response_length=max(64, 11 * terms)),
+    )
+
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 
@@ -190,3 +243,52 @@ def tree_subjects() -> list[Subject]:
         Subject(name="OptimalBaseline", method=OptimalBaseline()),
         Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
     ]
+
+
+LEARNING_RATE = 1e-4
+
+
+class TrainedPRIME(TokenCredit):
+    """PRIME, whose reward model has taken a step on each of some batches before the first call, and takes more.
+
+    The rewards of a batch are those from before the step on it. The policy does not change, and is the reference.
+
+    Args:
+        rollouts: A function from the policy to the batches.
+        permuted: Whether outcomes are permuted within each group, in training and after it: a control.
+    """
+
+    def __init__(self, rollouts: Callable[[Policy], Iterable[RolloutBatch]], *, permuted: bool = False) -> None:
+        self.rollouts = rollouts
+        # All groups with both outcomes.
+        prime = PRIME(
+            accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE, weight_decay=0.0)
+        )
+        self.credit = PermutedRewards(prime) if permuted else prime
+        self.figures: list[str] = []
+        self._models: tuple[TrainedModel, Reference] | None = None
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The weights of a batch."""
+        second, reference = self._trained(policy, context)
+        return self.credit(policy, batch, replace(context, reference=reference, second=second))
+
+    def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+        """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
+        second, reference = self._trained(policy, context)
+        rows = torch.arange(len(batch))
+        own, other = (logprobs(model, batch, context, rows) for model in (second.beside(policy), reference.policy))
+        self(policy, batch, context)  # The next batch finds a model that has learned from this one.
+        return (own - other) * (2 * batch.correct.float() - 1)[:, None]
+
+    def _trained(self, policy: Policy, context: CreditContext) -> tuple[TrainedModel, Reference]:
+        """The reward model, which the first call trains, and the reference."""
+        if self._models is None:
+            model = copy.deepcopy(policy).requires_grad_(True).train()
+            second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
+            self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))
+            for number, earlier in enumerate(self.rollouts(policy), start=1):
+                found = self(policy, earlier, replace(context, step=number))
+                loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
+                self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
+        return self._models

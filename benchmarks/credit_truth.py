@@ -1,4 +1,4 @@
-"""The truth about arithmetic rollouts: which lines are wrong, the effect of each line, and agreement with scores.
+"""The truth about labelled rollouts: which lines are wrong, the effect of each line; and the table of agreement.
 
 This module belongs to credit_quality.py and is not run by itself.
 
@@ -23,8 +23,8 @@ from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import decode
-from grail_lightning.grading.grade import grade_answers
-from grail_lightning.grading.locate import align_rows, step_masks
+from grail_lightning.functional.attribution import pairwise_auroc
+from grail_lightning.grading import align_rows, grade_answers, step_masks
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import TokenText
@@ -35,18 +35,11 @@ KINDS = ("sound", *ERRORS, "inherited")
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of each row that have a result, in front of its answer.
+    """The lines of each row that have a result, in front of its answer."""
 
-    Attributes:
-        begin: ``[B, S]`` long, the first token in which an error is, or would be, visible.
-        stop: ``[B, S]`` long, the index after the last such token.
-        kind: ``[B, S]`` bool a kind; False everywhere in a place without a line. A line that is no equation keeps its
-            place and has no kind.
-    """
-
-    begin: Tensor
-    stop: Tensor
-    kind: dict[str, Tensor]
+    begin: Tensor  # [B, S] long, the first token in which an error is, or would be, visible.
+    stop: Tensor  # [B, S] long, the index after the last such token.
+    kind: dict[str, Tensor]  # [B, S] bool a kind; a line that is no equation keeps its place and has no kind.
 
     def highest(self, scores: Tensor) -> Tensor:
         """``[B, T] -> [B, S]``: the largest score among the tokens of a result; −inf where there is none."""
@@ -86,31 +79,18 @@ def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Rollouts with their labels and the measured effects.
-
-    Attributes:
-        batch: ``B`` rows.
-        group_size: The number of rows of a prompt.
-        lines: Their lines with results.
-        kinds: Masks ``[B, T]`` of result tokens by kind in front of the answer, of filler, and of the answer's content.
-        reasoning: ``[B, T]`` bool, tokens in front of the answer.
-        forks: The forks of wrong rollouts, by kind of error.
-        wrong: ``[B]`` bool, boxed rows with a negative advantage.
-        right: ``[B]`` bool, boxed rows with a positive advantage.
-        effect: ``[B, T]``, truth (a).
-        gains: ``[2, B, S]``, truth (b): what each line adds to the success rate, in two independent halves.
-    """
+    """Rollouts with their labels and the measured effects."""
 
     batch: RolloutBatch
-    group_size: int
+    group_size: int  # The number of rows of a prompt.
     lines: Lines
-    kinds: dict[str, Tensor]
-    reasoning: Tensor
-    forks: dict[str, Forks]
-    wrong: Tensor
-    right: Tensor
-    effect: Tensor
-    gains: Tensor
+    kinds: dict[str, Tensor]  # [B, T]: result tokens by kind in front of the answer, filler, and the answer's content.
+    reasoning: Tensor  # [B, T] bool, tokens in front of the answer.
+    forks: dict[str, Forks]  # Of wrong rollouts, by kind of error.
+    wrong: Tensor  # [B] bool, boxed rows with a negative advantage.
+    right: Tensor  # [B] bool, boxed rows with a positive advantage.
+    effect: Tensor  # [B, T], truth (a).
+    gains: Tensor  # [2, B, S], truth (b): what each line adds to the success rate, in two independent halves.
 
     @property
     def earned(self) -> Tensor:
@@ -142,21 +122,13 @@ def rank_correlation(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Forks:
-    """``M`` pairs of rollouts that are equal up to a token, from which one continues wrongly and the other soundly.
+    """``M`` pairs of rollouts that are equal up to a token, from which one continues wrongly and the other soundly."""
 
-    Attributes:
-        row: ``[2, M]`` long, the flawed rollouts and the sound ones.
-        line: ``[M]`` long, the line of the token in both.
-        token: ``[M]`` long, the first token in which they differ.
-        group_size: Neighbouring rows of one prompt.
-        num_groups: ``G``.
-    """
-
-    row: Tensor
-    line: Tensor
-    token: Tensor
+    row: Tensor  # [2, M] long, the flawed rollouts and the sound ones.
+    line: Tensor  # [M] long, the line of the token in both.
+    token: Tensor  # [M] long, the first token in which they differ.
     group_size: int
-    num_groups: int
+    num_groups: int  # G
 
     def wins(self, flawed: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
         """Of two values ``[M]``, pairs with the flawed one above (ties count half) and pairs, ``[G]`` each."""
@@ -167,15 +139,7 @@ class Forks:
 
 
 def forks(batch: RolloutBatch, lines: Lines, rows: Tensor, error: str, group_size: int) -> Forks:
-    """The forks at which a wrong and a sound result follow the same tokens of the same prompt.
-
-    Args:
-        batch: ``B`` rows.
-        lines: The lines of these rows.
-        rows: ``[B]`` bool, the rows to pair.
-        error: The kind of the flawed line.
-        group_size: Neighbouring rows of one prompt.
-    """
+    """The forks at which a result with this error and a sound one follow the same tokens of the same prompt."""
     ids, places = batch.response_ids.tolist(), torch.nonzero(rows[:, None] & lines.known).tolist()
     after: dict[tuple[object, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for b, s in places:
@@ -221,10 +185,7 @@ def resamplings(num_prompts: int, draws: int, seed: int) -> Tensor:
 def over_prompts(totals: Tensor, counts: Tensor, draws: Tensor) -> Estimate:
     """The mean ``Σ totals / Σ counts`` and the percentile interval of its bootstrap over prompts.
 
-    Args:
-        totals: ``[G]``, the sum of the values of each prompt.
-        counts: ``[G]``, the number of values of each prompt.
-        draws: ``[draws, G]``, from `resamplings`.
+    `totals` and `counts` are ``[G]``, the sum and the number of the values of each prompt.
     """
     means = (draws @ totals.double()) / (draws @ counts.double())
     low, high = means.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
@@ -239,22 +200,13 @@ Start = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Resampling:
-    """Continues responses from given places.
-
-    Attributes:
-        policy: The policy that continues.
-        engine: The engine that samples.
-        verifier: The verifier of the results.
-        sampling: The options of the responses themselves; the limit holds for beginning and continuation together.
-        num_samples: The number of continuations of each beginning.
-        seed: The seed of the random numbers.
-    """
+    """Continues responses from given places."""
 
     policy: Policy
     engine: RolloutEngine
     verifier: Verifier
-    sampling: Sampling
-    num_samples: int
+    sampling: Sampling  # Of the responses themselves: its limit holds for beginning and continuation together.
+    num_samples: int  # The number of continuations of each beginning.
     seed: int
 
     def outcomes(self, batch: RolloutBatch, starts: Iterable[Start]) -> dict[Start, Tensor]:
@@ -284,16 +236,8 @@ class Resampling:
         """The effect of each line on the success rate: the rate after it minus the rate before it.
 
         "Before" is the position before the result's first token. "After" follows the token that ends the result, since
-        "1" may still become "12".
-
-        Args:
-            batch: ``B`` rows.
-            lines: The lines of these rows.
-            rows: ``[n]`` long, the rows to measure.
-            group_size: Neighbouring rows of one prompt.
-
-        Returns:
-            ``[2, B, S]``: by the first half of the samples and by the second; NaN where nothing was measured.
+        "1" may still become "12". ``[2, B, S]``: by the first half of the samples and by the second; NaN where nothing
+        was measured.
         """
         gains = torch.full((2, *lines.begin.shape), torch.nan)
         places: list[tuple[int, int, Start, Start]] = []
@@ -322,3 +266,120 @@ class Resampling:
             gains = torch.where(gains.isnan(), self.gains(batch, lines, chosen, group_size), gains)
             done += len(some)
         return gains, done
+
+
+# --- the table ---
+
+Sums = tuple[Tensor, Tensor]
+"""What the rows of each prompt add up to, and of how many: ``[G]`` each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """The ranks and weights that a subject gives to all rollouts."""
+
+    ranks: Tensor  # [B, T], by which the tokens of a rollout are ranked.
+    weights: Tensor | None  # [B, T], the factor of the advantage, an additive stage included; None for a bare score.
+    seconds: float  # Of the processor for 1,000 rollouts, the median over batches.
+
+
+COLUMNS = (
+    *(f"in rollout: {error}" for error in ERRORS),
+    *(f"at fork: {error}" for error in ERRORS),
+    *(f"weight: {kind}" for kind in ("flawed", "sound", "inherited", "filler", "answer")),
+    *(f"rho ({truth}): {outcome}" for truth in "ab" for outcome in ("wrong", "right")),
+)
+
+
+def by_prompt(rows: Tensor, world: World) -> Sums:
+    """Sums over the rows ``[B]`` of each prompt that have a value."""
+    groups = rows.double().reshape(-1, world.group_size)
+    return groups.nansum(1), (~groups.isnan()).double().sum(1)
+
+
+def where(rows: Tensor, chosen: Tensor) -> Tensor:
+    return torch.where(chosen, rows, torch.nan)
+
+
+def detection(lines: Tensor, world: World) -> dict[str, Sums]:
+    """Flawed against sound lines of the same rollout."""
+    kind, measured = world.lines.kind, world.wrong[:, None] & ~lines.isnan()
+    return {
+        f"in rollout: {error}": by_prompt(
+            pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured), world
+        )
+        for error in ERRORS
+    }
+
+
+def agreement(ranks: Tensor, lines: Tensor, world: World) -> dict[str, Sums]:
+    """Rank correlation with both truths, in wrong and in right rollouts."""
+    earned = world.earned.mean(0)
+    with_effect = rank_correlation(ranks, world.effect, world.reasoning)
+    with_gain = rank_correlation(lines, earned, world.lines.known & ~earned.isnan())
+    return {
+        "rho (a): wrong": by_prompt(where(with_effect, world.wrong), world),
+        "rho (a): right": by_prompt(where(with_effect, world.right), world),
+        "rho (b): wrong": by_prompt(where(with_gain, world.wrong), world),
+        "rho (b): right": by_prompt(where(with_gain, world.right), world),
+    }
+
+
+def placement(weights: Tensor, world: World) -> dict[str, Sums]:
+    """Mean weight of the tokens of each kind in wrong rollouts."""
+    columns = {}
+    for name, mask in world.kinds.items():
+        chosen = (mask & world.wrong[:, None]).double()
+        totals, counts = (x.sum(1).reshape(-1, world.group_size).sum(1) for x in (weights * chosen, chosen))
+        columns[f"weight: {name}"] = (totals, counts)
+    return columns
+
+
+def credit_columns(credit: Credit, world: World) -> dict[str, Sums]:
+    lines = world.lines.highest(credit.ranks)
+    columns = detection(lines, world) | agreement(credit.ranks, lines, world)
+    # Weights can be compared between rollouts; raw scores differ in scale.
+    comparable = credit.ranks if credit.weights is None else credit.weights
+    for error, pairs in world.forks.items():
+        columns[f"at fork: {error}"] = pairs.wins(*comparable[pairs.row, pairs.token])
+    return columns if credit.weights is None else columns | placement(credit.weights, world)
+
+
+def gain_columns(world: World) -> dict[str, Sums]:
+    """The resampled truth itself; its agreement is that of its two halves."""
+    one, other = world.earned
+    mean = (one + other) / 2
+    halves = rank_correlation(one, other, world.lines.known & ~mean.isnan())
+    at_forks = {f"at fork: {error}": f.wins(*mean[f.row, f.line]) for error, f in world.forks.items()}
+    return (
+        detection(mean, world)
+        | at_forks
+        | {
+            "rho (b): wrong": by_prompt(where(halves, world.wrong), world),
+            "rho (b): right": by_prompt(where(halves, world.right), world),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Prints a table line by line."""
+
+    draws: Tensor  # Of the bootstrap over prompts, from `resamplings`.
+    compact: bool  # Whether only detection is shown, with the tokens that a method sampled.
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(c for c in COLUMNS if not self.compact or c.startswith(("in rollout", "at fork")))
+
+    def head(self) -> None:
+        extra = ["tokens"] if self.compact else []
+        print("| " + " | ".join(["method", "by", *self.columns, *extra, "s / 1,000"]) + " |")
+        print("|---|---|" + "--:|" * (len(self.columns) + len(extra) + 1))
+
+    def row(self, name: str, by: str, columns: dict[str, Sums], seconds: float, tokens: float = 0.0) -> None:
+        """Print a line; `tokens` is the number of sampled tokens over that of the rollouts."""
+        none = Estimate(float("nan"), float("nan"), float("nan"))
+        cells = [str(over_prompts(*columns[c], self.draws) if c in columns else none) for c in self.columns]
+        extra = [f"{tokens:.1f}" if tokens else "0"] if self.compact else []
+        print("| " + " | ".join([name, by, *cells, *extra, f"{seconds:.2f}"]) + " |", flush=True)

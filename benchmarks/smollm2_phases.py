@@ -35,7 +35,7 @@ PHASES = ("sample", "grade", "credit", "update", "whole step")
 def conversations(batches: int) -> list[list[dict[str, str]]]:
     """The conversations of some training problems of the kind of configs/smollm2.yaml."""
     from grail_lightning.data import FewShot, WordProblemData
-    from grail_lightning.tasks.word_problems import WordProblemSpace
+    from grail_lightning.tasks.words import WordProblemSpace
 
     data = WordProblemData(
         num_train=PROMPTS * batches, problems=WordProblemSpace(max_steps=2, largest=10), few_shot=FewShot(number=3)

@@ -28,6 +28,9 @@ import argparse
 import importlib.metadata
 import statistics
 import sys
+import tempfile
+import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -35,9 +38,19 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from stand_in import SHAPES, StandInEngine, StandInTask, random_qwen3
-from turns import Turns, Worker, take_turns
+from stand_in import (
+    RIGHT,
+    SHAPES,
+    StandInEngine,
+    StandInTask,
+    Turns,
+    Worker,
+    random_qwen3,
+    stand_in_responses,
+    take_turns,
+)
 
+from grail_lightning.answers import find_boxes
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import Uniform
 from grail_lightning.data import ArithmeticData
@@ -138,6 +151,126 @@ def work(case: Case, steps: int, seed: int, budget: int, chunk: int, dead: float
     ).fit(module, loader)  # fmt: skip
 
 
+class Watched:
+    """Goes before TRL's GRPOTrainer and keeps the seconds of sampling, and of sampling with scoring."""
+
+    def _generate(self, prompts):
+        start = time.perf_counter()
+        made = super()._generate(prompts)
+        self.sampling = time.perf_counter() - start
+        self.tokens = sum(len(ids) for ids in made[1])
+        return made
+
+    def _generate_and_score_completions(self, inputs):
+        start = time.perf_counter()
+        made = super()._generate_and_score_completions(inputs)
+        self.scoring = time.perf_counter() - start - self.sampling
+        return made
+
+
+class TakeTurns:
+    """Goes before Transformers' TrainerCallback and takes turns at optimiser steps."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.trainer: Watched | None = None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.turns.begin()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        trainer = self.trainer
+        assert trainer is not None
+        reward = trainer._metrics["train"]["reward"][-1]
+        self.turns.end(sample=trainer.sampling, grade=trainer.scoring, tokens=trainer.tokens, reward=reward)
+
+
+def right_box(completions, reference, **_):
+    """1 where the last box holds the reference."""
+    boxes = [find_boxes(text) for text in completions]
+    inside = [t[b[-1].content_start : b[-1].content_stop] if b else "" for t, b in zip(completions, boxes, strict=True)]
+    return [float(given.strip() == wanted) for given, wanted in zip(inside, reference, strict=True)]
+
+
+class Given:
+    """The seeded responses, one set for each call, as TRL's `rollout_func`."""
+
+    def __init__(self, case: Case, tokenizer, dead: float) -> None:
+        self.case, self.tokenizer, self.dead, self.calls = case, tokenizer, dead, 0
+
+    def __call__(self, prompts, trainer):
+        case = self.case
+        lengths = (case.shortest, case.limit)
+        made = stand_in_responses(
+            self.tokenizer, case.prompts, case.group_size, lengths, seed=self.calls, dead=self.dead
+        )
+        self.calls += 1
+        return {"prompt_ids": self.tokenizer(prompts)["input_ids"], "completion_ids": made, "logprobs": None}
+
+
+def trl_config(case: Case, rows: int, steps: int, seed: int, folder: str):
+    """One optimiser step for each sampling, in micro-batches of `rows`; nothing that costs time and can be left out."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=folder,
+        use_cpu=case.device == "cpu",
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=case.rows // rows,
+        num_generations=case.group_size,
+        max_completion_length=case.limit,
+        max_steps=steps,
+        shuffle_dataset=False,
+        seed=seed,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        learning_rate=case.learning_rate,
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        max_grad_norm=1.0,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        log_completions=False,
+    )
+
+
+def work_of_trl(case: Case, steps: int, seed: int, rows: int, dead: float) -> None:
+    """The worker of TRL's side: GRPOTrainer set to its fastest, of which nothing but the sampler is replaced.
+
+    The sampler is replaced by `rollout_func`, its own hook, in the cases with given responses.
+    """
+    turns = Turns(case.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from datasets import Dataset
+        from transformers import TrainerCallback
+        from trl import GRPOTrainer
+    policy = case.policy()
+    prompts = [prompt for batch in case.batches(steps, seed) for prompt in batch]
+    given = None if case.trunk is None else Given(case, policy.tokenizer, dead)
+    if given is not None:
+        assert all(isinstance(prompt.task, StandInTask) and prompt.reference == RIGHT for prompt in prompts)
+    report = type("Report", (TakeTurns, TrainerCallback), {})(turns)
+    with tempfile.TemporaryDirectory() as folder:
+        report.trainer = type("Trainer", (Watched, GRPOTrainer), {})(
+            model=policy.model,
+            reward_funcs=right_box,
+            args=trl_config(case, rows, steps, seed, folder),
+            train_dataset=Dataset.from_list([{"prompt": p.messages, "reference": p.reference} for p in prompts]),
+            processing_class=policy.tokenizer,
+            callbacks=[report],
+            rollout_func=given,
+        )
+        report.trainer.train()
+
+
 @dataclass(frozen=True)
 class Side:
     """A program and its setting: rows of a micro-batch for TRL, padded tokens of one for us."""
@@ -152,11 +285,10 @@ class Side:
         return f"ours, {self.setting} tokens" + (f", chunks of {self.chunk}" if self.chunk else "")
 
     def command(self, case: Case, steps: int, seed: int, dead: float) -> list[str]:
-        script = Path(__file__) if self.program == OURS else Path(__file__).with_name("trl_side.py")
         words = {"case": case.name, "worker": self.setting, "steps": steps, "seeds": seed}
         words |= {"dead": dead, "device": case.device}
-        words |= {"chunks": self.chunk} if self.program == OURS else {}
-        return [sys.executable, str(script), *(f"--{name}={value}" for name, value in words.items())]
+        words |= {"program": self.program, "chunks": self.chunk}
+        return [sys.executable, str(Path(__file__)), *(f"--{name}={value}" for name, value in words.items())]
 
 
 def take(case: Case, sides: list[Side], rounds: int, warm_up: int, dead: float) -> dict[Side, list[dict[str, float]]]:
@@ -237,7 +369,7 @@ def interval(sample: list[float]) -> tuple[float, float]:
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """The options of both scripts."""
+    """The options of the driver and of the workers."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=list(CASES), default="quickstart")
     parser.add_argument("--rounds", type=int, default=7)
@@ -252,6 +384,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--program", choices=[OURS, TRL], default=OURS, help=argparse.SUPPRESS)
     return parser
 
 
@@ -259,6 +392,8 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     case = replace(CASES[options.case], device=options.device)
+    if options.worker and options.program == TRL:
+        return work_of_trl(case, options.steps, options.seeds[0], options.worker, options.dead)
     if options.worker:
         return work(case, options.steps, options.seeds[0], options.worker, options.chunks[0], options.dead)
     rows = [case.rows] if options.trl_rows is None else options.trl_rows

@@ -18,8 +18,7 @@ from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import given_batch
-from grail_lightning.grading import step_masks
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate, step_masks
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
 from grail_lightning.policy.options import PolicySource, as_source, check_dtype, check_precision, context_length
 from grail_lightning.policy.reference import Reference

@@ -25,8 +25,7 @@ from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arg
 from policy_measures import Page, write_card
 
 from grail_lightning.policy.options import resolve_policy
-from grail_lightning.tasks.arithmetic import ArithmeticTask
-from grail_lightning.tasks.problems import FILLERS, Problem, ProblemSpace, Split, demonstration
+from grail_lightning.tasks.arithmetic import FILLERS, ArithmeticTask, Problem, ProblemSpace, Split, demonstration
 
 EXAMPLE = "7+5-3+8-9"
 # Tokens of a response of `n` terms: the quickstart's limit for five, with room for totals of more digits.

@@ -13,8 +13,8 @@ from typing import Any
 
 from grail_lightning.data import ArithmeticData, WordProblemData
 from grail_lightning.data.modules import Split
-from grail_lightning.tasks.problems import Problem
-from grail_lightning.tasks.word_problems import WordProblemSpace
+from grail_lightning.tasks.arithmetic import Problem
+from grail_lightning.tasks.words import WordProblemSpace
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SIZES = {"num_train": 256, "num_val": 128}

@@ -16,9 +16,8 @@ import random
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
-from grail_lightning.tasks.problems import FILLERS
-from grail_lightning.tasks.word_problems import WordProblem, WordProblemSpace, word_demonstration
-from grail_lightning.tasks.word_steps import WordProblemTask
+from grail_lightning.tasks.arithmetic import FILLERS
+from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
 
 SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 VOCAB_SIZE = 640

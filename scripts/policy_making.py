@@ -28,8 +28,8 @@ from transformers import (
 
 from grail_lightning.policy.tokenizer import encode_prompt
 from grail_lightning.tasks.answered import AnswerTask
+from grail_lightning.tasks.arithmetic import Split
 from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.problems import Split
 
 ASSETS = Path(__file__).parents[1] / "grail_lightning" / "assets"
 PAD, END = "<pad>", "<end>"

@@ -7,7 +7,7 @@ import torch
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading.locate import align_rows, answer_masks
+from grail_lightning.grading import align_rows, answer_masks
 
 
 def graded(sampled, rewards=None, *, correct=None, answer=None, tokenizer=None, **changes):

@@ -11,7 +11,7 @@ from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
 from grail_lightning.step.forward import SaliencyForward
 from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.problems import ProblemSpace
+from grail_lightning.tasks.arithmetic import ProblemSpace
 from tests.batches import rollouts
 from tests.steps import backward, configured, update_of
 

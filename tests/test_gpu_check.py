@@ -88,7 +88,7 @@ def test_each_test_function_is_a_row_with_its_outcomes(check, tmp_path):
         "    pytest.skip('no kernel')\n"
     )
     program = (
-        "import sys, pytest; from gpu_tests import Outcomes\n"
+        "import sys, pytest; from gpu_parts import Outcomes\n"
         "class Rows:\n"
         "    def row(self, *entry): print(entry, file=sys.stderr)\n"
         "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_some.py'], plugins=[Outcomes(Rows())]))\n"

@@ -1,35 +1,63 @@
-"""Rewards and answer masks of a batch of responses."""
+"""Verdicts, rewards, and the tokens of answers and labelled steps, with the packaged tokenizer."""
 
+import re
 import threading
 
 import pytest
 import torch
 
 from grail_lightning.answers import AnswerSpan, LastNumber, Marker, Pattern, Verdict, Verifier
+from grail_lightning.batch import Sampling
+from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import build_batch
-from grail_lightning.grading.grade import grade_and_locate, grade_answers
-from grail_lightning.grading.locate import align_rows, answer_masks
-from grail_lightning.tasks import MathTask
+from grail_lightning.grading import align_rows, answer_masks, grade_and_locate, grade_answers, step_masks
+from grail_lightning.step.report import Tally, add_rollouts
+from grail_lightning.tasks import ArithmeticTask, MathTask
+from grail_lightning.tasks.base import Step
+from grail_lightning.tasks.rewards import RewardSpec
+from tests.shell import SHORT, fails
+from tests.tolerance import assert_near
+
+TEXTS = [
+    "7+5=2\nSo \\boxed{1}\n2-3=-1\n\\boxed{-1} then",  # a forgotten carry (a misconception), and two boxes
+    "7+5=13\n13-3=10\n\\boxed{10}",  # a slip, then a step that inherits it
+    "7+5=12\n12-3=9",  # no box
+]
 
 
-def _batch(policy):
-    prompts = [MathTask().prompt({"problem": "7+5?", "answer": "12"}) for _ in range(3)]
-    texts = [r"7+5=12 \boxed{12}.", r"7+5=13 \boxed{13}.", "7+5=12"]
-    return build_batch(policy, prompts, 1, [policy.tokenizer.encode(text) for text in texts], [True] * 3)
+def _batch(policy, prompt, texts):
+    ids = [policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return build_batch(policy, [prompt] * len(texts), 1, [list(row) for row in ids], [True] * len(texts))
+
+
+def _chains(policy, task=None):
+    return _batch(policy, (task or ArithmeticTask()).prompt({"problem": "7+5-3"}), TEXTS)
+
+
+def _boxes(policy):
+    prompt = MathTask().prompt({"problem": "7+5?", "answer": "12"})
+    return _batch(policy, prompt, [r"7+5=12 \boxed{12}.", r"7+5=13 \boxed{13}.", "7+5=12"])
+
+
+def _text(policy, batch, mask, row):
+    return policy.tokenizer.decode(batch.response_ids[row][mask[row]])
+
+
+# ---- verdicts and rewards
 
 
 def test_rewards_and_masks_are_those_of_one_after_the_other(arithmetic):
-    batch = _batch(arithmetic)
+    batch = _boxes(arithmetic)
     with Verifier(num_workers=1) as verifier:
-        found = grade_and_locate(batch, verifier, arithmetic.tokenizer)
+        graded = grade_and_locate(batch, verifier, arithmetic.tokenizer)
         expected = grade_answers(batch.texts, batch.prompts, verifier)
     masks = answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
-    assert found.verdicts == expected
-    assert found.correct.tolist() == [verdict.correct for verdict in expected] == [True, False, False]
-    assert found.rewards.tolist() == MathTask().reward(batch.texts, batch.prompts, expected) == [1.0, 0.0, 0.0]
+    assert graded.verdicts == expected
+    assert graded.correct.tolist() == [verdict.correct for verdict in expected] == [True, False, False]
+    assert graded.rewards.tolist() == MathTask().reward(batch.texts, batch.prompts, expected) == [1.0, 0.0, 0.0]
     for name in ("whole", "content", "marker", "after"):
-        assert torch.equal(getattr(found.answer, name), getattr(masks, name)), name
-    assert found.answer.whole.any(1).tolist() == [True, True, False]
+        assert torch.equal(getattr(graded.answer, name), getattr(masks, name)), name
+    assert graded.answer.whole.any(1).tolist() == [True, True, False]
 
 
 def test_answers_are_located_while_the_verifier_is_at_work(arithmetic):
@@ -50,7 +78,7 @@ def test_answers_are_located_while_the_verifier_is_at_work(arithmetic):
             locating.set()
             return getattr(arithmetic.tokenizer, name)
 
-    batch = grade_and_locate(_batch(arithmetic), Waiting(), Tokenizer())
+    batch = grade_and_locate(_boxes(arithmetic), Waiting(), Tokenizer())
     assert batch.answer.whole.any(1).tolist() == [True, True, False]
 
 
@@ -60,45 +88,8 @@ def test_an_error_in_grading_is_the_one_that_is_seen(arithmetic):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grade_and_locate(_batch(arithmetic), Broken(), arithmetic.tokenizer)
+        grade_and_locate(_boxes(arithmetic), Broken(), arithmetic.tokenizer)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("answer-masks")]
-
-
-@pytest.mark.parametrize("answer", [7, ("7",), b"7"], ids=["a number", "a tuple", "bytes"])
-def test_an_answer_that_is_no_string_is_an_error_that_names_the_task(answer, arithmetic):
-    class Mine(MathTask):
-        def answer(self, text):
-            return answer
-
-    prompts = [Mine().prompt({"problem": "3+4?", "answer": "7"})]
-    batch = build_batch(arithmetic, prompts, 1, [arithmetic.tokenizer.encode("7")], [True])
-    message = rf"`Mine\.answer` must return a string, or None .*, but got {type(answer).__name__} \("
-    with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
-        grade_and_locate(batch, verifier, arithmetic.tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "marked"),
-    [
-        (Marker("Answer:"), "3+4=7\nAnswer: 7\nBye", ("Answer: 7", "7", "Answer:")),
-        (LastNumber(), "3+4=7", ("7", "7", "")),
-        (Pattern(r"is (\d+)\."), "It is 7. So 8", ("is 7.", "7", "is .")),
-    ],
-)
-def test_the_tokens_of_an_answer_are_those_of_its_form(form, text, marked, arithmetic):
-    tokenizer = arithmetic.tokenizer
-    task = MathTask(answer=form, instruction="")
-    prompts = [task.prompt({"problem": "3+4?", "answer": "7"})]
-    batch = build_batch(arithmetic, prompts, 1, [tokenizer.encode(text)], [True])
-    masks = answer_masks(batch, align_rows(batch, tokenizer))
-    whole, content, marker, after = (
-        "".join(tokenizer.decode([token]) for token in batch.response_ids[mask].tolist())
-        for mask in (masks.whole, masks.content, masks.marker, masks.after)
-    )
-    assert (whole, content, "".join(marker.split(" "))) == (marked[0], marked[1], "".join(marked[2].split(" ")))
-    assert text.endswith(after)
-    with Verifier(num_workers=1) as verifier:
-        assert grade_answers(batch.texts, batch.prompts, verifier)[0].correct
 
 
 @pytest.mark.parametrize(
@@ -121,6 +112,127 @@ def test_answers_that_are_text_are_compared_as_text(compare, reference, answer, 
     assert (verdict.status, verdict.correct) == (status, status == "right")
 
 
+def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arithmetic):
+    overlong = RewardSpec(function="overlong", weight=2.0, arguments={"limit": 4, "buffer": 4}, name="long")
+    task = MathTask(rewards=[RewardSpec(function="correctness"), overlong])
+    prompts = [task.prompt({"problem": "Compute 1+1.", "answer": "2"}) for _ in range(2)]
+    engine = HFEngine()
+    engine.update_weights(arithmetic)
+    batch = engine.generate(prompts, 2, Sampling(max_response_length=4), seed=1)
+    batch = batch.replace(texts=[r"\boxed{2}", "no", r"\boxed{2}", r"\boxed{2}"])
+    with Verifier(num_workers=1) as verifier:
+        graded = grade_and_locate(batch, verifier, arithmetic.tokenizer)
+    assert graded.correct.tolist() == [True, False, True, True]
+    penalty = -(batch.response_lengths.float() / 4)  # limit = buffer: the slope begins at no token
+    assert_near(graded.rewards, graded.correct.float() + 2 * penalty, 16)
+    assert_near(graded.reward_values["long"], penalty, 16)
+    assert torch.equal(graded.select(torch.tensor([1, 3])).reward_values["correctness"], torch.tensor([0.0, 1.0]))
+    tally = Tally()
+    add_rollouts(tally, graded)
+    report = tally.compute()
+    assert report["rewards/correctness/mean"] == report["accuracy"] == 0.75
+    assert report["frac_correct_zero_std"] == 0.5  # the second group is right throughout
+    assert report["verdict/missing"] == 0.25
+    assert report["verdict/timeout"] == report["verdict/crashed"] == 0.0
+
+
+class KeyTask(ArithmeticTask):
+    """A task of a user's with a bug."""
+
+    def reward(self, texts, prompts, verdicts, lengths=None):
+        return [prompt.columns["level"] for prompt in prompts]
+
+
+class ShortTask(ArithmeticTask):
+    """Forgets a response in its total, or in one of its parts."""
+
+    def __init__(self, total, values):
+        super().__init__()
+        self.total, self.values = total, values
+
+    def earn(self, texts, prompts, verdicts, lengths):
+        return type(super().earn(texts, prompts, verdicts, lengths))(total=self.total, values=self.values)
+
+
+class Answers(MathTask):
+    """Returns what is no answer."""
+
+    def __init__(self, returned):
+        super().__init__()
+        self.returned = returned
+
+    def answer(self, text):
+        return self.returned
+
+
+def divides(responses, references):
+    """A reward with a bug."""
+    return [1 / 0 for _ in responses]
+
+
+ROW = {"problem": "1+1", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (KeyTask(), r"`KeyTask\.earn` must return 2 finite numbers.*but it raised KeyError: 'level'"),
+        (ShortTask([1.0], {}), r"`ShortTask\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
+        (ShortTask([1.0, float("nan")], {}), r"`ShortTask\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
+        (ShortTask([1.0] * 2, {"half": [0.5]}), r"`ShortTask\.earn` must return 2 .*its part `half` has 1"),
+        (
+            ArithmeticTask(rewards=[RewardSpec(function=f"{__name__}.divides")]),
+            r"`ArithmeticTask\.earn`: The reward `[a-z._]+divides` raised ZeroDivisionError: division by zero",
+        ),
+        (Answers(7), r"`Answers\.answer` must return a string, or None .*, but got int \("),
+        (Answers(("7",)), r"`Answers\.answer` must return a string, or None .*, but got tuple \("),
+    ],
+)
+def test_what_a_task_returns_is_checked_and_names_it(task, message, arithmetic):
+    batch = _batch(arithmetic, task.prompt(ROW), ["1+1=2", "\\boxed{2}"])
+    with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
+        grade_and_locate(batch, verifier, arithmetic.tokenizer)
+
+
+# ---- the tokens of answers
+
+
+def test_the_last_box_is_marked_unless_the_first_is_asked_for(arithmetic):
+    batch = _chains(arithmetic)
+    rows = align_rows(batch, arithmetic.tokenizer)
+    last, first = answer_masks(batch, rows), answer_masks(batch, rows, "first")
+    assert _text(arithmetic, batch, last.whole, 0).strip() == "\\boxed{-1}"
+    assert _text(arithmetic, batch, first.whole, 0).strip() == "\\boxed{1}"
+    assert _text(arithmetic, batch, last.content, 0) == "-1"
+    assert _text(arithmetic, batch, last.after, 0) == " then"
+    assert _text(arithmetic, batch, last.content & ~last.marker, 1) == "10"
+    for mask in (last.whole, last.content, last.marker, last.after):  # The last row has no box.
+        assert not mask[2].any()
+        assert not (mask & ~batch.response_mask).any()
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "marked"),
+    [
+        (Marker("Answer:"), "3+4=7\nAnswer: 7\nBye", ("Answer: 7", "7", "Answer:")),
+        (LastNumber(), "3+4=7", ("7", "7", "")),
+        (Pattern(r"is (\d+)\."), "It is 7. So 8", ("is 7.", "7", "is .")),
+    ],
+)
+def test_the_tokens_of_an_answer_are_those_of_its_form(form, text, marked, arithmetic):
+    prompt = MathTask(answer=form, instruction="").prompt({"problem": "3+4?", "answer": "7"})
+    batch = _batch(arithmetic, prompt, [text])
+    masks = answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
+    whole, content, marker, after = (
+        "".join(arithmetic.tokenizer.decode([token]) for token in batch.response_ids[mask].tolist())
+        for mask in (masks.whole, masks.content, masks.marker, masks.after)
+    )
+    assert (whole, content, marker.replace(" ", "")) == (marked[0], marked[1], marked[2].replace(" ", ""))
+    assert text.endswith(after)
+    with Verifier(num_workers=1) as verifier:
+        assert grade_answers(batch.texts, batch.prompts, verifier)[0].correct
+
+
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
@@ -134,7 +246,59 @@ def test_ranges_of_answers_that_a_task_invents_are_an_error_that_names_it(answer
         def answer_spans(self, text):
             return answers
 
-    prompts = [Mine().prompt({"problem": "3+4?", "answer": "7"})]
-    batch = build_batch(arithmetic, prompts, 1, [arithmetic.tokenizer.encode("7")], [True])
+    batch = _batch(arithmetic, Mine().prompt(ROW), ["7"])
     with pytest.raises(ValueError, match=message):
         answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
+
+
+# ---- the tokens of labelled steps
+
+
+def test_steps_are_marked_where_their_error_shows(arithmetic):
+    batch = _chains(arithmetic)
+    steps = step_masks(batch, arithmetic.tokenizer)
+    assert _text(arithmetic, batch, steps["misconception"], 0) == "2"
+    assert _text(arithmetic, batch, steps["slip"], 1) == "13"
+    assert _text(arithmetic, batch, steps["inherited"], 1) == "10"
+    assert _text(arithmetic, batch, steps["sound"], 2) == "129"
+    assert torch.stack(list(steps.values())).sum(0).max() == 1, "a token is of one kind"
+    assert step_masks(_boxes(arithmetic), arithmetic.tokenizer) is None, "the task cannot label"
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("sound", r"a list of `Step`, or None where the task cannot label, but got 'sound'"),
+        ([{"start": 0, "stop": 3}], r"a list of `Step`, or None .*, but got \[\{'start': 0"),
+        ([Step(start=0, stop=3, kind="wrong")], r"`kind` is one of sound, slip, .*filler, but got Step\(.*'wrong'"),
+        ([Step(start=0, stop=99, kind="slip")], r"within the text, 0 ≤ start ≤ stop ≤ 13, but got Step\(.* stop=99"),
+        ([Step(start=5, stop=3, kind="slip")], r"within the text, .*, but got Step\(start=5, stop=3"),
+        ([Step(start=-2, stop=3, kind="slip")], r"within the text, .*, but got Step\(start=-2"),
+        ([Step(start=0, stop=3, kind="slip", result=(2, 99))], r"within the text, .*, but got .*result=\(2, 99\)"),
+        ([Step(start=0, stop=3, kind="slip", result=2)], r"within the text, .*, but got .*result=2\)"),
+        ([Step(start=0, stop=2.5, kind="slip")], r"within the text, .*, but got Step\(start=0, stop=2.5"),
+        (
+            [Step(start=4, stop=9, kind="slip"), Step(start=0, stop=5, kind="sound")],
+            r"do not overlap, but got Step\(start=0, stop=5, .*\) and Step\(start=4, stop=9, .*\)",
+        ),
+    ],
+)
+def test_labels_that_are_no_steps_within_the_text_name_the_task(steps, message, arithmetic):
+    class Mine(ArithmeticTask):
+        def label_steps(self, text, prompt):
+            return steps if text == TEXTS[2] else super().label_steps(text, prompt)
+
+    message = rf"`Mine\.label_steps` must return .*{message}.* for the prompt 'Compute 7\+5-3\.'"
+    with pytest.raises(ValueError, match=message):
+        step_masks(_chains(arithmetic, Mine()), arithmetic.tokenizer)
+
+
+def test_labels_that_cannot_be_made_are_one_line_of_the_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mislabelled.py").write_text(
+        "from grail_lightning.tasks import ArithmeticTask\nfrom grail_lightning.tasks.base import Step\n"
+        "class Mine(ArithmeticTask):\n    def label_steps(self, text, prompt):\n        return [Step(0, 5, 'sound')]\n"
+    )
+    said = fails(capsys, "fit", *SHORT, "--data.task=mislabelled.Mine")
+    assert re.search(r"`Mine\.label_steps` raised TypeError: Step.* positional .* for the prompt 'Compute \d", said)
+    assert "`Step(start=0, stop=5, kind='sound')`" in said

@@ -7,7 +7,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.batch.rows import join
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.step.collect import refill, uniform_groups
 from tests.runs import Watch, batches, module, problems, trainer

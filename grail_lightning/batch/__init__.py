@@ -1,8 +1,7 @@
 """The records of a training step: sampling options, the batches in their three stages, and functions of their rows."""
 
-from grail_lightning.batch.records import AnswerMasks, GradedBatch, RolloutBatch, SampledBatch
+from grail_lightning.batch.records import AnswerMasks, GradedBatch, RolloutBatch, SampledBatch, Sampling
 from grail_lightning.batch.rows import join, lengths_to_mask, micro_batches, pad_left
-from grail_lightning.batch.sampling import Sampling
 
 __all__ = [
     "AnswerMasks",

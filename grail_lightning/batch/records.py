@@ -1,4 +1,4 @@
-r"""The rollouts of a training step in three stages: sampled, graded and ready for training.
+r"""Sampling options, and the rollouts of a training step in three stages: sampled, graded and ready for training.
 
 Shapes: ``B`` rows (rollouts), ``P`` prompt tokens, ``T`` response tokens. Masks are bool and True counts.
 
@@ -20,6 +20,7 @@ Prompts are padded on the left and responses on the right, so all responses begi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -32,21 +33,57 @@ from grail_lightning.tasks.base import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Options with which responses are sampled. Training and evaluation have one set each.
+
+    Attributes:
+        max_response_length: Most tokens of a response, its end token included.
+        temperature: The number by which the logits are divided. 0 is greedy; log-probabilities are then reported at
+            temperature 1.
+        top_p: Samples from the smallest set of tokens with at least this probability; 1 is off.
+        top_k: Samples from this number of most likely tokens; 0 is off.
+        stop: Strings that end a response and stay part of it. They may be special tokens (``<|im_end|>``).
+    """
+
+    max_response_length: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_response_length < 1:
+            raise ValueError(f"`max_response_length` must be at least 1 token, but got {self.max_response_length}.")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"`temperature` must be 0 (greedy) or positive and finite, but got {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` must lie in (0, 1], but got {self.top_p}. Use 1 to switch it off.")
+        if self.top_k < 0:
+            raise ValueError(f"`top_k` must be 0 (off) or positive, but got {self.top_k}.")
+        if isinstance(self.stop, str):  # type: ignore[unreachable]
+            raise ValueError(
+                f"`stop` must be a list of strings, but got the string {self.stop!r}. Write [{self.stop!r}]."
+            )
+        if "" in self.stop:
+            raise ValueError(f"`stop` must hold strings of at least one character, but got {list(self.stop)}.")
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature at which log-probabilities are computed."""
+        return self.temperature or 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerMasks:
     r"""The positions of each row's answer among its response tokens; four bool tensors ``[B, T]``.
 
-    Attributes:
-        whole: Tokens that overlap the answer with what marks it, such as the complete box.
-        content: Tokens of `whole` that overlap the answer itself, such as the text between the box's braces.
-        marker: Tokens of `whole` that overlap what marks it, such as ``\boxed{`` and the closing brace, or ``####``. A
-            token that overlaps both a brace and the content is in both `content` and `marker`.
-        after: Valid tokens after the answer.
+    A token that overlaps both a brace and the content is in both `content` and `marker`.
     """
 
-    whole: Tensor
-    content: Tensor
-    marker: Tensor
-    after: Tensor
+    whole: Tensor  # Tokens that overlap the answer with what marks it, such as the complete box.
+    content: Tensor  # Of these, tokens that overlap the answer itself, such as the text between the box's braces.
+    marker: Tensor  # Of these, tokens that overlap what marks it, such as \boxed{ and the closing brace, or ####.
+    after: Tensor  # Valid tokens after the answer.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +158,8 @@ class SampledBatch:
         def cut(name: str, value: Tensor) -> Tensor:
             if value.ndim == 1:
                 return value[taken]
-            found = value[taken, columns if name in WHOLE_ROWS else slice(0, response)]
-            return found.long() if name in ("input_ids", "response_ids") else found
+            cells = value[taken, columns if name in WHOLE_ROWS else slice(0, response)]
+            return cells.long() if name in ("input_ids", "response_ids") else cells
 
         changed = {name: _map_tensors(name, value, cut) for name, value in self.fields().items()}
         lists = {name: [value[k] for k in kept] for name, value in changed.items() if isinstance(value, list)}
@@ -136,20 +173,13 @@ class SampledBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradedBatch(SampledBatch):
-    """Responses with their rewards and the positions of their answers.
-
-    Attributes:
-        answer: The positions of the answers.
-        rewards: ``[B]`` float32.
-        correct: ``[B]`` bool.
-        verdicts: The verdicts, one for each row.
-        reward_values: ``[B]`` float32 by name, the parts of the rewards before weighting; NaN means not applicable.
-    """
+    """Responses with their rewards and the positions of their answers."""
 
     answer: AnswerMasks
-    rewards: Tensor
-    correct: Tensor
-    verdicts: list[Verdict]
+    rewards: Tensor  # [B] float32
+    correct: Tensor  # [B] bool
+    verdicts: list[Verdict]  # One for each row.
+    # [B] float32 by name, the parts of the rewards before weighting; NaN means not applicable.
     reward_values: dict[str, Tensor] = field(default_factory=dict)
 
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
@@ -159,17 +189,12 @@ class GradedBatch(SampledBatch):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch(GradedBatch):
-    """Rollouts that are ready for training.
+    """Rollouts that are ready for training."""
 
-    Attributes:
-        advantages: ``[B]`` float32, the advantage of each rollout.
-    """
-
-    advantages: Tensor
+    advantages: Tensor  # [B] float32
 
 
-WHOLE_ROWS = ("input_ids", "attention_mask")
-"""The fields whose columns are prompt and response."""
+WHOLE_ROWS = ("input_ids", "attention_mask")  # The fields whose columns are prompt and response.
 
 
 def _map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tensor]) -> Any:

@@ -87,12 +87,7 @@ def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) 
 
     Returns:
         The row indices of each micro-batch, ascending.
-
-    Raises:
-        ValueError: If the budget is not positive.
     """
-    if token_budget < 1:
-        raise ValueError(f"`token_budget` must be at least 1 token, but got {token_budget}.")
     if rows is None:
         rows = torch.arange(len(costs))
     parts, rows = costs.cpu().reshape(len(costs), -1), rows.cpu()
@@ -116,6 +111,6 @@ def last_marked(mask: Tensor) -> Tensor:
 
 def cut_responses(batch: Batch, ends: Tensor) -> Batch:
     """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
-    kept = lengths_to_mask(ends, batch.response_mask.shape[1]) & batch.response_mask
-    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], kept], 1)
-    return batch.replace(response_mask=kept, attention_mask=attention)
+    mask = lengths_to_mask(ends, batch.response_mask.shape[1]) & batch.response_mask
+    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], mask], 1)
+    return batch.replace(response_mask=mask, attention_mask=attention)

@@ -18,7 +18,7 @@ from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts
 from grail_lightning.credit import TokenWeights
-from grail_lightning.grading.locate import labelled_steps
+from grail_lightning.grading import labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.views.curves import weight_curves

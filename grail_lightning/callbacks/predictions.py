@@ -18,7 +18,7 @@ from grail_lightning.answers import Alignment
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
 from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, response_ids, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
-from grail_lightning.grading.locate import align_rows, labelled_steps
+from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import token_weights

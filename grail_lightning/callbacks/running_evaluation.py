@@ -19,7 +19,7 @@ from grail_lightning.callbacks.samples import (
     samples_folder,
     samples_of,
 )
-from grail_lightning.data.names import metric_name, metric_names
+from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, Sample, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
 from grail_lightning.functional import maj_at_k, pass_at_k

@@ -12,7 +12,7 @@ from grail_lightning.batch import AnswerMasks, RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, Refresh, TokenWeights
 from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
-from grail_lightning.grading.locate import WhichBox, align_rows, answer_masks
+from grail_lightning.grading import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment
 

@@ -12,8 +12,7 @@ import torch
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, uniform_weights
-from grail_lightning.grading import located_steps
-from grail_lightning.grading.locate import LocatedStep
+from grail_lightning.grading import LocatedStep, located_steps
 from grail_lightning.policy import Policy
 
 Right = Literal["uniform", "balanced"]

@@ -37,25 +37,20 @@ class Curriculum:
 
 
 def read_difficulty(column: str, table: Table, indices: Sequence[int]) -> list[float]:
-    """The difficulty of the selected rows.
-
-    Raises:
-        ValueError: If a row has no number in the column. The message names file and line.
-    """
-    wanted = set(indices)
-    found = {}
+    """The difficulty of the selected rows."""
+    selected = set(indices)
+    difficulty = {}
     for index, row in enumerate(table.columns([column])):
-        if index not in wanted:
+        if index not in selected:
             continue
         value = row.get(column)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            known = ", ".join(map(str, table.rows[index]))
             raise ValueError(
                 f"{table.place(index)}: `{column}` must be a finite number, the difficulty that `curriculum.column` "
-                f"names, but got {value!r}. The columns are: {known}."
+                f"names, but got {value!r}. The columns are: {', '.join(map(str, table.rows[index]))}."
             )
-        found[index] = float(value)
-    return [found[index] for index in indices]
+        difficulty[index] = float(value)
+    return [difficulty[index] for index in indices]
 
 
 def easy_first(

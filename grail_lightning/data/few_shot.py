@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -45,9 +46,7 @@ class FewShot:
             check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
         if self.style not in ("turns", "text"):
             raise ValueError(f"`few_shot.style` must be turns or text, but got {self.style!r}.")
-        if [self.template.count(name) for name in ("{problem}", "{solution}")] != [1, 1] or self.template.index(
-            "{problem}"
-        ) > self.template.index("{solution}"):
+        if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:
             raise ValueError(
                 "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "
                 f"{self.template!r}."
@@ -56,12 +55,7 @@ class FewShot:
 
 @dataclass(frozen=True)
 class Example:
-    """A problem with its worked solution.
-
-    Attributes:
-        messages: The prompt that the task makes of the row.
-        solution: The worked solution.
-    """
+    """A problem, as the prompt that the task makes of the row, with its worked solution."""
 
     messages: Messages | str
     solution: str
@@ -70,19 +64,7 @@ class Example:
 def read_examples(
     few_shot: FewShot, spec: DatasetSpec, table: Table, indices: Sequence[int], task: Task
 ) -> list[Example]:
-    """The examples of a table, checked.
-
-    Args:
-        few_shot: The options.
-        spec: The names of the columns.
-        table: The rows.
-        indices: The rows that fit the filter; the first ones are used.
-        task: The task, which makes prompts of the rows and reads the answers of their solutions.
-
-    Raises:
-        ValueError: If there are too few rows, a row has no solution, or a solution does not end with the reference
-            answer in the task's form. The message names file and line.
-    """
+    """The examples of a table: the first of the rows that fit its filter. Their solutions must end with the answer."""
     if len(indices) < few_shot.number:
         raise ValueError(
             f"`few_shot.number` must not exceed the {len(indices)} rows of {table.source}, but got {few_shot.number}."
@@ -99,10 +81,10 @@ def read_examples(
             )
         answer = task.answer(solution)
         if answer is None or not _agrees(task, prompt.reference, answer):
-            found = "no answer was found" if answer is None else f"the answer there is {answer!r}"
+            stated = "no answer was found" if answer is None else f"the answer there is {answer!r}"
             raise ValueError(
                 f"{place} must end with the answer {prompt.reference!r} in the form that `task.answer` reads, but "
-                f"{found} in {solution[-80:]!r}."
+                f"{stated} in {solution[-80:]!r}."
             )
         examples.append(Example(prompt.messages, solution.strip()))
     return examples
@@ -116,11 +98,7 @@ def _agrees(task: Task, reference: str, answer: str) -> bool:
 
 
 def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot) -> Prompt:
-    """The prompt with worked examples before its question.
-
-    Raises:
-        ValueError: If the style is `turns` and the task's prompts are no conversations.
-    """
+    """The prompt with worked examples before its question."""
     if few_shot.style == "text":
         opening, _, rest = few_shot.template.partition("{solution}")
         parts = [opening.replace("{problem}", _text(e.messages)) + e.solution + rest for e in examples]

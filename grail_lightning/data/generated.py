@@ -1,20 +1,120 @@
-"""The splits of generated problems, and how many problems they have."""
+"""The data modules of generated problems: chains of additions and subtractions, and word problems."""
 
 from __future__ import annotations
 
-from grail_lightning.data.modules import Split
-from grail_lightning.tasks.problems import Split as ProblemSplit
+from grail_lightning.answers import Marker
+from grail_lightning.data.curriculum import Curriculum
+from grail_lightning.data.few_shot import FewShot
+from grail_lightning.data.kept import Kept, kept_rollouts
+from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.modules import PromptData, Split
+from grail_lightning.data.rows import prompt_of
+from grail_lightning.data.sources import DatasetSpec, Table
+from grail_lightning.data.tables import TableData
+from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
+from grail_lightning.tasks.arithmetic import Split as ProblemSplit
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.math import MathTask
+from grail_lightning.tasks.words import WordProblemSpace
 
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 
 
-def split_sizes(num_train: int, num_val: int, num_test: int) -> dict[Split, int]:
-    """The number of problems of each split; prediction has those of the test.
-
-    Raises:
-        ValueError: If a number is not positive.
-    """
+def _split_sizes(num_train: int, num_val: int, num_test: int) -> dict[Split, int]:
+    """The number of problems of each split; prediction has those of the test."""
     for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
         if number < 1:
             raise ValueError(f"`{name}` must be at least 1, but got {number}.")
     return {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+
+
+class ArithmeticData(PromptData):
+    """Generated chains of additions and subtractions, with a label for every step of a response.
+
+    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
+
+    Args:
+        num_train: The number of training problems.
+        num_val: The number of validation problems.
+        num_test: The number of test problems.
+        problems: The space of problems: numbers of terms, operands and operators. The packaged policy `arithmetic`
+            knows five terms, `chains` 5 to 10, `long_chains` 15 to 20.
+        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
+            on the same problems.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        task: The task, which makes prompts of problems and rewards answers; default `ArithmeticTask`.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 20_000,
+        num_val: int = 512,
+        num_test: int = 512,
+        problems: ProblemSpace = ProblemSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        task: ArithmeticTask | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        super().__init__(prompts_per_batch, eval_prompts_per_batch)
+        self.problems, self.seed = problems, seed
+        self.sizes = _split_sizes(num_train, num_val, num_test)
+        self.task, self.kept = task or ArithmeticTask(), kept
+
+    def load(self, split: Split) -> list[PromptSet]:
+        """Draw the problems of a split."""
+        if split == "predict" and self.kept is not None:
+            return kept_rollouts(self.kept, self.task, self.trainer)
+        problems = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        return [PromptSet("arithmetic", [prompt_of(self.task, {"problem": p.expression}) for p in problems])]
+
+
+class WordProblemData(TableData):
+    """Generated word problems with worked solutions: a first task for a small pretrained model.
+
+    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
+    The columns are `problem`, `solution`, `answer` and `steps`, so `few_shot` and `curriculum: {column: steps, …}` work
+    without a file. With comparisons there is also `suggested`, see `WordProblemSpace`.
+
+    Args:
+        num_train: The number of training problems.
+        num_val: The number of validation problems.
+        num_test: The number of test problems.
+        problems: The space of problems: numbers of steps, operands and operators, and whether persons are compared.
+        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
+            on the same problems.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        task: The task; default `MathTask` whose answer follows the marker `####`. `WordProblemTask` also labels the
+            steps of a response.
+        few_shot: Worked examples before each question; none by default.
+        curriculum: Easy problems first, by a column; by default all problems from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 20_000,
+        num_val: int = 256,
+        num_test: int = 256,
+        problems: WordProblemSpace = WordProblemSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        task: Task | None = None,
+        few_shot: FewShot | None = None,
+        curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        sizes = prompts_per_batch, eval_prompts_per_batch
+        super().__init__(task or MathTask(answer=Marker()), *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
+        self.problems, self.seed = problems, seed
+        self.sizes = _split_sizes(num_train, num_val, num_test)
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The generated problems of a split, as one table."""
+        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        return [(DatasetSpec("word_problems", split=PROBLEM_SPLITS[split]), Table(f"word problems ({split})", rows))]

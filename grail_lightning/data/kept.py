@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +14,7 @@ from grail_lightning.data.loaders import PromptSet
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.base import Prompt, Task
 
-_NEEDED = ("dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns")
+_COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]
 
 
 @dataclass(frozen=True)
@@ -36,23 +35,17 @@ class Kept:
 
 
 def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[PromptSet]:
-    """The newest kept rollouts of each dataset. Each is a prompt with the sampled response in its columns.
+    """The newest kept rollouts of each dataset, which the task grades again.
 
-    The columns `response`, `response_ids` and `finished` are what `predict` takes instead of sampling.
-
-    Args:
-        kept: Which rollouts.
-        task: The task that grades them again.
-        trainer: The trainer, whose run has the folder; all ranks read the files that the first one sees.
-
-    Raises:
-        ValueError: If there are none, or they cannot be read.
+    Each is a prompt with the columns `response`, `response_ids` and `finished`, which `predict` takes instead of
+    sampling.
     """
     folder = Path(kept.folder or "rollouts")
     if kept.folder is None and trainer is not None:
         folder = RunFolder(trainer).path / folder
     files = sorted(folder.glob("step_*_rank_*.parquet"), reverse=True)
-    files = files if trainer is None else trainer.strategy.broadcast(files)
+    if trainer is not None:  # The run goes on writing: all ranks read the files that the first one sees.
+        files = trainer.strategy.broadcast(files)
     if not files:
         raise ValueError(
             f"`data.kept` needs rollouts that a training run kept, but {folder} holds none. Train with "
@@ -60,12 +53,12 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
         )
     by_dataset: dict[str, list[Prompt]] = {}
     for row in _newest(files, kept.newest):
-        given = {"response": row["response"], "response_ids": row["token_ids"], "finished": row["finished"]}
+        response = {"response": row["response"], "response_ids": row["token_ids"], "finished": row["finished"]}
         prompt = Prompt(
             messages=json.loads(row["messages"]),
             reference=row["reference"],
             task=task,
-            columns=json.loads(row["columns"]) | given,
+            columns=json.loads(row["columns"]) | response,
             dataset=row["dataset"],
         )
         by_dataset.setdefault(prompt.dataset, []).append(prompt)
@@ -74,28 +67,25 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
 
 def _newest(files: list[Path], number: int) -> list[dict[str, Any]]:
     """Rows of the newest files, in whole groups."""
-    found: list[dict[str, Any]] = []
+    newest: list[dict[str, Any]] = []
     for file in files:
         for _, rows in groupby(_rows(file), key=lambda row: row["group"]):
             group = list(rows)
-            if len(found) + len(group) > number:
-                return found or group[:number]
-            found += group
-    return found
+            if len(newest) + len(group) > number:
+                return newest or group[:number]
+            newest += group
+    return newest
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file) as source:
-            missing = [name for name in _NEEDED if name not in source.schema_arrow.names]
-            if missing:
-                raise ValueError(
-                    f"{file} must have the columns that `KeepRollouts` writes, but has no `{missing[0]}`: an earlier "
-                    "version wrote it. Train on, or leave such files out of the folder."
-                )
-            yield from source.read(columns=list(_NEEDED)).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file} must be a whole Parquet file, but got: {error} Leave it out of the folder.") from None
+        rows: list[dict[str, Any]] = pq.read_table(file).select(_COLUMNS).to_pylist()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise ValueError(
+            f"{file} must be a whole Parquet file with the columns that `KeepRollouts` writes, but got: {error} Leave "
+            "it out of the folder."
+        ) from None
+    return rows

@@ -20,19 +20,12 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """The largest length of a prompt: `max_prompt_length`, or what the longest response leaves of the context.
+    """The largest length of a prompt: `max_prompt_length`, or what the longest response leaves of the context."""
 
-    Attributes:
-        given: The option `max_prompt_length`; None for none.
-        context: The tokens that there is room for, prompt and response together; None if that is not known.
-        response: The largest length of a response.
-        option: The name of the option that sets it.
-    """
-
-    given: int | None
-    context: int | None
-    response: int = 0
-    option: str = "sampling.max_response_length"
+    given: int | None  # The option `max_prompt_length`.
+    context: int | None  # The room for prompt and response together in tokens; None if that is not known.
+    response: int = 0  # The largest length of a response,
+    option: str = "sampling.max_response_length"  # and the option that sets it.
 
     @property
     def tokens(self) -> int | None:
@@ -41,13 +34,7 @@ class PromptLimit:
         return min((n for n in (self.given, room) if n is not None), default=None)
 
     def exceeded(self, prompts: Sequence[Prompt], name: str, lengths: Mapping[int, int]) -> str:
-        """A clause that names the prompts that are too long, by file and line where they have one.
-
-        Args:
-            prompts: All prompts of a dataset.
-            name: The name of the dataset.
-            lengths: See `long_prompts`.
-        """
+        """A clause that names those of a dataset's prompts that are too long, by file and line where they have one."""
         named = []
         for number, length in list(lengths.items())[:_MOST_NAMED]:
             place = f"prompt {number + 1}"
@@ -80,11 +67,6 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
     """The lengths of the prompts of more than `most` tokens, by their numbers from 0.
 
     A token stands for at least one byte, so that a prompt of few bytes need not be tokenised.
-
-    Args:
-        prompts: The prompts.
-        encode: The function from messages to token ids that the policy uses.
-        most: The largest length that is left out here.
     """
     around: dict[tuple[str, ...], int] = {}  # The tokens of the chat template, by the roles of a conversation.
     lengths = {}
@@ -105,11 +87,7 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
 def leave_out_long(
     prompts: PromptSet, encode: Encode, limit: PromptLimit, overlong: Literal["drop", "error"]
 ) -> PromptSet:
-    """The training prompts that are not too long; a warning names the others.
-
-    Raises:
-        ValueError: If one is too long and `overlong` is `error`, or if all are.
-    """
+    """The training prompts that are not too long; a warning names the others, or an error if `overlong` says so."""
     every = prompts.prompts
     lengths = {} if limit.tokens is None else long_prompts(every, encode, limit.tokens)
     if not lengths:
@@ -120,22 +98,15 @@ def leave_out_long(
     if len(lengths) == len(every):
         raise ValueError(f"{said} None is left. {limit.remedy(min(lengths.values()))}, or give shorter problems.")
     rank_zero_warn(f"{said} Training leaves out longer prompts.")
-    kept = [number for number in range(len(every)) if number not in lengths]
-    return replace(
-        prompts,
-        prompts=every.take([every.indices[number] for number in kept])
-        if isinstance(every, RowPrompts)
-        else [every[number] for number in kept],
-        difficulty=[prompts.difficulty[number] for number in kept] if prompts.difficulty else (),
-    )
+    short = [number for number in range(len(every)) if number not in lengths]
+    difficulty = [prompts.difficulty[number] for number in short] if prompts.difficulty else ()
+    if isinstance(every, RowPrompts):
+        return replace(prompts, prompts=every.take([every.indices[number] for number in short]), difficulty=difficulty)
+    return replace(prompts, prompts=[every[number] for number in short], difficulty=difficulty)
 
 
 def check_evaluated(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimit) -> None:
-    """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems.
-
-    Raises:
-        ValueError: If one is too long.
-    """
+    """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems."""
     lengths = {} if limit.tokens is None else long_prompts(prompts, encode, limit.tokens)
     if lengths:
         raise ValueError(

@@ -42,16 +42,10 @@ class PromptSet:
 
 
 class EvaluationLoader:
-    """A loader that yields every prompt exactly once, in order.
+    """A loader that yields every prompt of one dataset exactly once, in order.
 
     Every rank yields the same number of batches, because under FSDP all ranks must generate together. No prompt is
     repeated to fill a batch: the last batch of one rank may be smaller than that of another, or **empty**.
-
-    Args:
-        prompts: The prompts of one dataset.
-        prompts_per_batch: The number of prompts in a batch of all ranks together.
-        rank: The rank of this process.
-        world_size: The number of ranks.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
@@ -79,18 +73,6 @@ class TrainingLoader:
     loader has a length because Lightning would otherwise fetch one batch ahead, which a checkpoint would skip. The last
     batch of an epoch may be smaller. It is left out if it holds fewer prompts than there are ranks, because every rank
     needs at least one.
-
-    Args:
-        sets: One or more datasets.
-        prompts_per_batch: The number of prompts in a batch of all ranks together.
-        seed: The seed of the order.
-        rank: The rank of this process.
-        world_size: The number of ranks.
-        curriculum: The curriculum; None without one.
-
-    Raises:
-        ValueError: If a batch or the data would leave a rank without a prompt, or a weight is too small for a
-            single draw.
     """
 
     def __init__(
@@ -137,10 +119,7 @@ class TrainingLoader:
         return self._mine(batch)
 
     def take(self, number: int) -> list[Prompt]:
-        """This rank's share of the next `number` prompts, continued in the next epoch if necessary.
-
-        All ranks must pass the same number.
-        """
+        """This rank's part of the next `number` prompts, across epochs. All ranks must pass the same number."""
         batch = self._advance(number)
         while len(batch) < number:
             batch += self._advance(number - len(batch))
@@ -201,11 +180,7 @@ class TrainingLoader:
 
 
 def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
-    """The number of draws from each set in an epoch, in proportion to the weights; their sum is the number of prompts.
-
-    Raises:
-        ValueError: If a set would never be drawn from.
-    """
+    """The draws from each set in an epoch, in proportion to the weights; their sum is the number of prompts."""
     size, total = sum(len(s.prompts) for s in sets), sum(s.weight for s in sets)
     exact = [size * s.weight / total for s in sets]
     shares = [math.floor(draws) for draws in exact]

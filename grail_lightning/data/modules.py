@@ -61,19 +61,16 @@ class PromptData(pl.LightningDataModule, ABC):
         """The datasets of a split; the list may be empty."""
 
     def setup(self, stage: str) -> None:
-        """Load the datasets of a stage. This happens before the model is loaded, so that errors in the data show early.
-
-        Raises:
-            ValueError: If the stage has no data, or training prompts are too long and may not be left out.
-        """
-        number, ranks = _placement(self.trainer)
+        """Load the datasets of a stage, before the model is loaded, so that errors in the data show early."""
+        trainer = self.trainer
+        number, ranks = (trainer.global_rank, trainer.world_size) if trainer else (rank(), world_size())
         for split in STAGES[stage]:
             sets = self.load(split)
             if not sets and not (stage == "fit" and split == "val"):
                 raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
             if split == "train":
                 seed = derive_seed(run_seed(), "data")
-                sets = _overfitted([self._fitting(part) for part in sets], self.trainer, self.prompts_per_batch)
+                sets = _overfitted([self._fitting(part) for part in sets], trainer, self.prompts_per_batch)
                 _check_filled(sets, self.prompts_per_batch)
                 _check_rewards(sets)
                 self._training = TrainingLoader(sets, self.prompts_per_batch, seed, number, ranks, self.curriculum)
@@ -94,9 +91,9 @@ class PromptData(pl.LightningDataModule, ABC):
                     "to measure with. Set the attribute `encode` of the data module."
                 )
             return prompts
-        kept = leave_out_long(prompts, encode, limit, self.overlong)
-        self.num_overlong[f"train/{prompts.name}"] = len(prompts.prompts) - len(kept.prompts)
-        return kept
+        short = leave_out_long(prompts, encode, limit, self.overlong)
+        self.num_overlong[f"train/{prompts.name}"] = len(prompts.prompts) - len(short.prompts)
+        return short
 
     def train_dataloader(self) -> TrainingLoader:
         """The training loader, the same for the whole fit, so that each epoch continues at its position."""
@@ -131,13 +128,6 @@ def _check_rewards(sets: list[PromptSet]) -> None:
     for task in {id(prompt.task): prompt.task for prompt in first}.values():
         if isinstance(task, AnswerTask):
             task.check_columns({name for prompt in first if prompt.task is task for name in prompt.columns})
-
-
-def _placement(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """The rank of this process and the number of ranks."""
-    if trainer is not None:
-        return trainer.global_rank, trainer.world_size
-    return rank(), world_size()
 
 
 def _check_filled(sets: list[PromptSet], prompts_per_batch: int) -> None:

@@ -13,12 +13,8 @@ from grail_lightning.tasks.base import Prompt, Task
 class RowPrompts(Sequence[Prompt]):
     """Selected rows of a table as prompts of a task. Only the indices are in memory; a table on disk stays on disk.
 
-    Args:
-        table: The table.
-        indices: The indices of the selected rows.
-        spec: The names of the columns and of the dataset.
-        task: The task that makes a prompt of a row. It gets the columns under the names `problem` and `answer`.
-        change: A function that is applied to each prompt, such as one that adds worked examples; None for none.
+    The task gets the columns of problem and answer under the names `problem` and `answer`. `change` is applied to each
+    prompt, such as a function that adds worked examples.
     """
 
     def __init__(
@@ -61,11 +57,7 @@ class RowPrompts(Sequence[Prompt]):
 
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
-    """The prompt that a task makes of a row. It is checked, because the task may be the user's own class.
-
-    Raises:
-        ValueError: If it is no `Prompt`, or if its messages, reference or task have the wrong type.
-    """
+    """The prompt that a task makes of a row. It is checked, because the task may be the user's own class."""
     prompt: object = task.prompt(row)
     must = f"`{type(task).__name__}.prompt` must return a `Prompt`"
     if not isinstance(prompt, Prompt):
@@ -73,27 +65,17 @@ def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
             f"{must}, but got {type(prompt).__name__}. Return `Prompt(messages=…, reference=…, task=self)`, of "
             "grail_lightning.tasks.base."
         )
-    if not isinstance(prompt.messages, str) and not _is_conversation(prompt.messages):
+    messages: object = prompt.messages
+    if not isinstance(messages, str) and not (isinstance(messages, list) and messages and all(map(_is_turn, messages))):
         raise ValueError(
             f'{must} whose `messages` are text or a list of {{"role": …, "content": …}} with two strings each, but got '
-            f"{str(prompt.messages)[:120]}."
+            f"{messages!s:.120}."
         )
-    reference: object = prompt.reference
-    if not isinstance(reference, str):
-        raise ValueError(
-            f"{must} whose `reference` is a string, but got {type(reference).__name__} ({str(reference)[:80]}). "
-            "Use `str`."
-        )
-    grader: object = prompt.task
-    if not isinstance(grader, Task):
-        raise ValueError(f"{must} whose `task` grades it, but got {type(grader).__name__}. Give it `task=self`.")
+    for name, value, wanted in (("reference", prompt.reference, str), ("task", prompt.task, Task)):
+        if not isinstance(value, wanted):
+            raise ValueError(f"{must} whose `{name}` is a {wanted.__name__}, but got {type(value).__name__} ({value}).")
     return prompt
 
 
-def _is_conversation(messages: object) -> bool:
-    return (
-        isinstance(messages, list)
-        and len(messages) > 0
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
-        and all(isinstance(m.get("content"), str) for m in messages)
-    )
+def _is_turn(message: object) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))

@@ -1,12 +1,13 @@
-"""Functions that read, filter and check the rows of datasets on disk and on the hub."""
+"""Datasets on disk and on the hub: their options, and functions that read, filter and check their rows."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -90,17 +91,11 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one dataset and their positions in the source.
+    """The rows of one dataset and their positions in the source."""
 
-    Attributes:
-        source: The path, or the name on the hub.
-        rows: A sequence of mappings from column to value.
-        lines: The line number of each row, if the source has lines.
-    """
-
-    source: str
-    rows: Sequence[Mapping[str, Any]]
-    lines: Sequence[int] | None = None
+    source: str  # The path, or the name on the hub.
+    rows: Sequence[Mapping[str, Any]]  # Mappings from column to value.
+    lines: Sequence[int] | None = None  # The line number of each row, if the source has lines.
 
     def place(self, index: int) -> str:
         """The source and the line or number of a row, for error messages."""
@@ -116,43 +111,80 @@ class Table:
 
 
 def check_path(spec: DatasetSpec) -> None:
-    """Check early that the path of a dataset exists or may be a name on the hub.
-
-    Raises:
-        ValueError: If the path does not exist and cannot be the name of a dataset on the hub.
-    """
+    """Check early that the path of a dataset exists, or may be a name on the hub."""
     if spec.rows is not None:
         return
     refuse_given("path", spec.path)
     path = Path(spec.path).expanduser()
-    file_name = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
-    if path.is_file() and not spec.is_file:
-        raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)}, but got {spec.path}.")
-    if path.is_dir() and spec.is_file:
-        raise ValueError(f"The dataset `path` {spec.path} must be a file, but it is a folder. Name the file in it.")
     if path.exists():
+        if path.is_file() != spec.is_file:
+            raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)} or a folder, but got {path}.")
         return
-    if spec.is_file or file_name or spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1 or not spec.path:
+    mistyped_file = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
+    if spec.is_file or mistyped_file or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", spec.path):
         raise ValueError(
             f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
             f"({', '.join(FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
         )
 
 
-def read_table(spec: DatasetSpec) -> Table:
-    """The rows of a dataset, unfiltered.
+def is_local(spec: DatasetSpec) -> bool:
+    """Whether the path names a file, or something that is there, rather than a dataset on the hub."""
+    return spec.rows is not None or spec.is_file or Path(spec.path).expanduser().exists()
 
-    Raises:
-        ValueError: If there are none or they cannot be read. The message names file and line.
-    """
-    suffix = Path(spec.path).suffix
+
+def in_folder(spec: DatasetSpec, folder: str) -> DatasetSpec:
+    """The dataset as the file of a folder that has its name; a local one unchanged."""
+    if is_local(spec):
+        return spec
+    candidates = [Path(folder).expanduser() / f"{spec.label}{suffix}" for suffix in FILE_SUFFIXES]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        raise ValueError(
+            f"`data.folder` {folder!r} must hold {spec.label}.jsonl (or {', '.join(FILE_SUFFIXES[1:])}), but does not. "
+            "Put the file there, give its place as `path`, or leave `data.folder` out to read the hub."
+        )
+    return replace(spec, path=str(file), name=spec.label, subset=None, split="train")
+
+
+def with_columns_of(spec: DatasetSpec, table: Table) -> DatasetSpec:
+    """The dataset with the columns that its copy has: those that it names, else `problem` and `answer`."""
+    columns = table.rows[0]
+    return replace(
+        spec,
+        problem=spec.problem if spec.problem in columns else "problem",
+        answer=spec.answer if spec.answer in columns else "answer",
+    )
+
+
+def metric_name(text: str) -> str:
+    """A text in a form that a metric's name may contain between two slashes."""
+    return re.sub(r"[^\w.+-]", "_", text)
+
+
+def metric_names(datasets: Iterable[str]) -> dict[str, str]:
+    """The name of each dataset in a form that a metric's name may contain, without a slash or an @."""
+    names: dict[str, str] = {}
+    for dataset in dict.fromkeys(datasets):
+        name = metric_name(dataset)
+        twin = next((other for other, taken in names.items() if taken == name), None)
+        if twin is not None:
+            raise ValueError(
+                f"The datasets {twin!r} and {dataset!r} must differ in more than what a metric name cannot hold, "
+                f"but got `{name}` for both. Set `name` of one of them."
+            )
+        names[dataset] = name
+    return names
+
+
+def read_table(spec: DatasetSpec) -> Table:
+    """The rows of a dataset, unfiltered; a ValueError that names file and line if they cannot be read."""
     path = Path(spec.path).expanduser()
     if spec.rows is not None:
         table = _checked(Table(spec.path, spec.rows))
-    elif suffix in (".jsonl", ".json"):
+    elif path.suffix in (".jsonl", ".json"):
         table = _read_json(spec.path, path)
-    elif suffix == ".parquet":
-        _check_parquet(path)
+    elif path.suffix == ".parquet":
         table = Table(spec.path, _load("parquet", spec.path, data_files=str(path), split="train"))
     else:
         builder = str(path) if path.is_dir() else spec.path
@@ -162,39 +194,6 @@ def read_table(spec: DatasetSpec) -> Table:
     return table
 
 
-def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
-    """The rows that `spec` selects, each with a problem and an answer.
-
-    Returns:
-        Indices into `table.rows`, ascending.
-
-    Raises:
-        ValueError: If a row lacks a named column, its problem or its answer is empty, or no row fits the filter.
-    """
-    where = spec.where or {}
-    kept: list[int] = []
-    for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
-        cell = partial(_cell, table, index, row)
-        if all(_fits(cell(column), wanted, f"{table.place(index)}: `{column}`") for column, wanted in where.items()):
-            for column in (spec.problem, spec.answer):
-                place = f"{table.place(index)}: `{column}`"
-                answers = answers_in(cell(column)) if column == spec.answer else [cell(column)]
-                for value in answers or [None]:
-                    _check_text(value, place)
-            kept.append(index)
-            if len(kept) == spec.limit:
-                break
-    if not kept:
-        seen = {c: sorted({repr(row[c]) for row in table.columns(list(where))})[:5] for c in where}
-        raise ValueError(f"No row of {table.source} fits `where` {where}. Values that occur: {seen}.")
-    return kept
-
-
-def answers_in(value: object) -> list[object]:
-    """The answers that a cell holds: those of a list, such as OlympiadBench's `final_answer`, or the one that it is."""
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
 def _read_json(source: str, path: Path) -> Table:
     """Read JSON or JSON lines. The library `datasets` reports no line numbers and rejects columns of mixed types."""
     try:
@@ -202,20 +201,9 @@ def _read_json(source: str, path: Path) -> Table:
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8.") from None
     if text.lstrip().startswith("["):
-        rows, lines = _parse(text, source, 1), None
-    else:
-        numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-        rows, lines = [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered]
-    return _checked(Table(source, rows, lines))
-
-
-def _checked(table: Table) -> Table:
-    """The table, if each of its rows has named columns and valid text."""
-    for index, row in enumerate(table.rows if isinstance(table.rows, list | tuple) else ()):
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{table.place(index)}: expected an object with named columns, but got {_short(row)}.")
-        _check_unicode(row, table.place(index))
-    return table
+        return _checked(Table(source, _parse(text, source, 1)))
+    numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    return _checked(Table(source, [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered]))
 
 
 def _parse(text: str, source: str, line: int) -> Any:
@@ -230,38 +218,35 @@ def _parse(text: str, source: str, line: int) -> Any:
         raise ValueError(f"{source}, line {line}: {error}. Write the number as text.") from None
 
 
-def _check_unicode(row: Mapping[str, Any], place: str) -> None:
-    r"""Check for half of a surrogate pair, such as ``\ud83d``: JSON allows it, tokenizers and Parquet do not."""
-    for column, value in row.items():
-        try:
-            json.dumps([column, value], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{place}: `{_short(column)[1:-1]}` must be valid Unicode, but holds half of a surrogate pair, "
-                f"{error.object[error.start]!r}. Write the whole character, or remove it."
-            ) from None
-
-
-def _check_parquet(path: Path) -> None:
-    """Check the end of a Parquet file, where its schema is."""
-    import pyarrow.parquet as pq
-
-    try:
-        pq.read_metadata(path)
-    except (ValueError, OSError) as error:  # `ArrowInvalid` is a ValueError.
-        raise ValueError(f"{path} must be a whole Parquet file, but got: {error} Write it again.") from None
+def _checked(table: Table) -> Table:
+    r"""The table, if each row has named columns and valid text: JSON allows half of a surrogate pair (``\ud83d``)."""
+    for index, row in enumerate(table.rows if isinstance(table.rows, list | tuple) else ()):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{table.place(index)}: expected an object with named columns, but got {row!r:.80}.")
+        for column, value in row.items():
+            try:  # Tokenizers and Parquet would stop at it, hours later perhaps.
+                json.dumps([column, value], ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"{table.place(index)}: `{ascii(column)[1:-1]}` must be valid Unicode, but holds half of a "
+                    "surrogate pair. Write the whole character, or remove it."
+                ) from None
+    return table
 
 
 def _load(builder: str, source: str, /, **options: object) -> Any:
     import datasets
 
-    local = builder == "parquet" or Path(builder).is_dir()
-    with _without_bars() if local else hub_or_cache() as reason:
+    local = is_local(DatasetSpec(source))
+    if local:
+        datasets.disable_progress_bars()  # They would stand above the message about a file that is wrong.
+    with nullcontext("") if local else hub_or_cache() as reason:
         try:
             return datasets.load_dataset(builder, **options)
         # The library, the network and the hub raise many types. The user needs the name, the reason and the next step.
         except Exception as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
+            cause = error.__cause__ or error
+            said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
             if reason and isinstance(error, ConnectionError | FileNotFoundError):
                 said = f"there is no such file or folder here or in the cache, and the hub cannot be reached ({reason})"
             raise ValueError(
@@ -270,18 +255,28 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
             ) from error
 
 
-@contextmanager
-def _without_bars() -> Iterator[str]:
-    """No progress bars of `datasets`, which would stand above the message about a file that is wrong."""
-    import datasets
+def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
+    """The indices of the rows that `spec` selects, ascending, each with a problem and an answer."""
+    where = spec.where or {}
+    selected: list[int] = []
+    for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
+        cell = partial(_cell, table, index, row)
+        if all(_fits(cell(column), wanted, f"{table.place(index)}: `{column}`") for column, wanted in where.items()):
+            _check_text(cell(spec.problem), f"{table.place(index)}: `{spec.problem}`")
+            for answer in answers_in(cell(spec.answer)) or [None]:
+                _check_text(answer, f"{table.place(index)}: `{spec.answer}`")
+            selected.append(index)
+            if len(selected) == spec.limit:
+                break
+    if not selected:
+        seen = {c: sorted({repr(row[c]) for row in table.columns(list(where))})[:5] for c in where}
+        raise ValueError(f"No row of {table.source} fits `where` {where}. Values that occur: {seen}.")
+    return selected
 
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield ""
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
+
+def answers_in(value: object) -> list[object]:
+    """The answers that a cell holds: those of a list, such as OlympiadBench's `final_answer`, or the one that it is."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _cell(table: Table, index: int, row: Mapping[str, object], column: str) -> object:
@@ -296,7 +291,7 @@ def _cell(table: Table, index: int, row: Mapping[str, object], column: str) -> o
 
 def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise ValueError(f"{place} must be text or a number, but got {_short(value)}.")
+        raise ValueError(f"{place} must be text or a number, but got {value!r:.80}.")
     if value is None or not str(value).strip():
         raise ValueError(f"{place} must not be empty. Fill it in, remove the row, or leave it out by `where`.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -315,11 +310,6 @@ def _fits(value: Any, wanted: object, place: str) -> bool:
         return bool(wanted.get("min", value) <= value <= wanted.get("max", value))
     except TypeError:
         raise ValueError(
-            f"{place} must be comparable with {dict(wanted)}, but got {_short(value)}. "
+            f"{place} must be comparable with {dict(wanted)}, but got {value!r:.80}. "
             "Give a list of values instead of min and max."
         ) from None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

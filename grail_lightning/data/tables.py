@@ -12,11 +12,19 @@ from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import PromptSet
-from grail_lightning.data.local import in_folder, is_local, with_columns_of
 from grail_lightning.data.modules import STAGES, PromptData, Split
-from grail_lightning.data.names import metric_names
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.data.sources import DatasetSpec, Table, check_path, read_table, select_rows
+from grail_lightning.data.sources import (
+    DatasetSpec,
+    Table,
+    check_path,
+    in_folder,
+    is_local,
+    metric_names,
+    read_table,
+    select_rows,
+    with_columns_of,
+)
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.math import MathTask
 
@@ -33,16 +41,7 @@ else:
 class TableData(PromptData):
     """The base class of data modules over tables. A subclass returns the tables of a split from `tables`.
 
-    Args:
-        task: The task, which makes prompts of rows and rewards answers.
-        prompts_per_batch: The number of prompts in a training batch, over all ranks.
-        eval_prompts_per_batch: The same for validation, test and prediction.
-        max_prompt_length: The largest number of tokens of a training prompt, chat template and examples included;
-            None is what `sampling.max_response_length` leaves of the model's context. No prompt is ever cut.
-        overlong: The treatment of longer prompts: `drop` leaves them out and warns, `error` raises. Both name them.
-        few_shot: Worked examples before each question; None for none.
-        curriculum: Easy problems first, by a column; None for all problems from the beginning.
-        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+    The arguments are those of `MathData`.
     """
 
     def __init__(
@@ -82,16 +81,15 @@ class TableData(PromptData):
             (spec,) = _as_specs(self.few_shot.dataset)
             table = read_table(spec)
         else:
-            found = self.tables("train")
-            if not found:
+            tables = self.tables("train")
+            if not tables:
                 raise ValueError(
                     "`few_shot.dataset` must name the dataset with the worked examples, because there is no `train`."
                 )
-            spec, table = found[0]
+            spec, table = tables[0]
         rows = select_rows(table, spec)
-        return _Examples(
-            _identity(spec), rows[: self.few_shot.number], read_examples(self.few_shot, spec, table, rows, self.task)
-        )
+        worked = read_examples(self.few_shot, spec, table, rows, self.task)
+        return _Examples(_identity(spec), rows[: self.few_shot.number], worked)
 
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: _Examples | None) -> PromptSet:
         rows = select_rows(table, spec)
@@ -151,10 +149,6 @@ class MathData(TableData):
         folder: A folder with a copy of each dataset of the hub, which is read instead: ``NAME.jsonl``, ``.json`` or
             ``.parquet``. Its columns are those that the dataset names, or `problem` and `answer`. A `path` that is a
             file or a folder here is read as it is.
-
-    Raises:
-        ValueError: If a file is missing, two datasets of a split have one name, or a number is out of range; in `setup`
-            if a row is malformed, lacks a named column, or has an empty problem or answer, with file and line.
     """
 
     def __init__(
@@ -173,19 +167,11 @@ class MathData(TableData):
         kept: Kept | None = None,
         folder: str | None = None,
     ) -> None:
-        super().__init__(
-            task or MathTask(),
-            prompts_per_batch,
-            eval_prompts_per_batch,
-            max_prompt_length,
-            overlong,
-            few_shot,
-            curriculum,
-            kept,
-        )
+        sizes = prompts_per_batch, eval_prompts_per_batch
+        super().__init__(task or MathTask(), *sizes, max_prompt_length, overlong, few_shot, curriculum, kept)
         self.folder, self._copies = folder, set[str]()
-        given: dict[Split, Datasets] = {"train": train, "val": val, "test": test, "predict": predict}
-        self.specs = {split: _as_specs(datasets) for split, datasets in given.items()}
+        splits: dict[Split, Datasets] = {"train": train, "val": val, "test": test, "predict": predict}
+        self.specs = {split: _as_specs(datasets) for split, datasets in splits.items()}
         if folder is not None:
             local = {spec.path for specs in self.specs.values() for spec in specs if is_local(spec)}
             self.specs = {split: [in_folder(spec, folder) for spec in specs] for split, specs in self.specs.items()}
@@ -208,15 +194,15 @@ class MathData(TableData):
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The datasets of a split."""
-        found = [(spec, read_table(spec)) for spec in self.specs[split]]
-        return [(with_columns_of(spec, table) if spec.path in self._copies else spec, table) for spec, table in found]
+        tables = [(spec, read_table(spec)) for spec in self.specs[split]]
+        return [(with_columns_of(spec, table) if spec.path in self._copies else spec, table) for spec, table in tables]
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
     """The datasets as a list of options; a path or rows alone have the default ones."""
     several = isinstance(datasets, list) and not (datasets and isinstance(datasets[0], Mapping))
-    given: Any = datasets if several else [] if datasets is None else [datasets]
-    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in given]
+    specs: Any = datasets if several else [] if datasets is None else [datasets]
+    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in specs]
 
 
 def _check_names(split: Split, specs: list[DatasetSpec]) -> None:

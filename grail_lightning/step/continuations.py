@@ -15,7 +15,7 @@ from grail_lightning.credit import TokenCredit
 from grail_lightning.credit.continuations import Continuations, Continued, Place
 from grail_lightning.engines import build_batch
 from grail_lightning.engines.checks import sample_rollouts
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.step.options import Objective

@@ -12,7 +12,7 @@ from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.checks import sample_rollouts
-from grail_lightning.grading.grade import grade_and_locate
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import world_size

@@ -1,10 +1,16 @@
 """Tasks, which define the prompt, the reference answer and the reward of a problem, and may label wrong steps."""
 
-from grail_lightning.tasks.arithmetic import ArithmeticTask
+from grail_lightning.tasks.arithmetic import (
+    ArithmeticTask,
+    Problem,
+    ProblemSpace,
+    Split,
+    demonstration,
+    misconception,
+    split_of,
+)
 from grail_lightning.tasks.math import MathTask
-from grail_lightning.tasks.problems import Problem, ProblemSpace, Split, demonstration, misconception, split_of
-from grail_lightning.tasks.word_problems import WordProblem, WordProblemSpace, word_demonstration
-from grail_lightning.tasks.word_steps import WordProblemTask
+from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
 
 __all__ = [
     "ArithmeticTask",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed
-from grail_lightning.tasks.base import Comparison, Earned, GradedAnswer, Prompt, Task
+from grail_lightning.tasks.base import Comparison, GradedAnswer, Prompt, Task, TaskReward
 from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, Values, ends_with_answer
 
 
@@ -18,16 +18,10 @@ class AnswerTask(Task):
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0. From Python also functions.
         answer: The form in which a response states its answer; default the last complete `\boxed{...}`.
         compare: How answer and reference are compared: math by the verifier; text and exact as text, see `Task`.
-
-    Raises:
-        ValueError: If a reward cannot be found, two have one name, or `compare` is unknown.
     """
 
     def __init__(
-        self,
-        rewards: Rewards | None = None,
-        answer: AnswerForm | None = None,
-        compare: Comparison = "math",
+        self, rewards: Rewards | None = None, answer: AnswerForm | None = None, compare: Comparison = "math"
     ) -> None:
         if compare not in get_args(Comparison):
             raise ValueError(f"`compare` must be one of {', '.join(get_args(Comparison))}, but got {compare!r}.")
@@ -38,11 +32,7 @@ class AnswerTask(Task):
             raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
 
     def check_length(self, max_response_length: int) -> None:
-        """Check that the rewards are useful for responses of at most this length.
-
-        Raises:
-            ValueError: If an overlong penalty would be 0 for all responses.
-        """
+        """Check that no overlong penalty is 0 for all responses of at most this length."""
         for reward in self.rewards:
             free = reward.arguments["limit"] - reward.arguments["buffer"] if reward.path == "overlong" else 0
             if free >= max_response_length:
@@ -52,11 +42,7 @@ class AnswerTask(Task):
                 )
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """Check that the data has the columns that the rewards ask for.
-
-        Raises:
-            ValueError: If it has not.
-        """
+        """Check that the data has the columns that the rewards ask for."""
         if type(self).reward is AnswerTask.reward:  # A subclass's own is used instead of the list.
             for reward in self.rewards:
                 reward.check_columns(columns)
@@ -85,12 +71,12 @@ class AnswerTask(Task):
         prompts: Sequence[Prompt],
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int],
-    ) -> Earned:
+    ) -> TaskReward:
         """The weighted sums and their parts, or the values of a subclass's own `reward`."""
         if type(self).reward is not AnswerTask.reward:
             return super().earn(texts, prompts, verdicts, lengths)
         values = self.reward_values(texts, prompts, verdicts, lengths)
-        return Earned(total=_weighted_sums(self.rewards, values), values=values)
+        return TaskReward(total=_weighted_sums(self.rewards, values), values=values)
 
     def reward_values(
         self,
@@ -101,14 +87,7 @@ class AnswerTask(Task):
     ) -> dict[str, Values]:
         """The values of each reward for all responses, by the reward's name and before weighting.
 
-        Args:
-            texts: The responses.
-            prompts: One prompt for each response.
-            verdicts: One verdict for each response.
-            lengths: The number of generated tokens of each; None if unknown; a reward that needs it then raises.
-
-        Raises:
-            ValueError: If a reward raises, or does not return one finite number or None for each response.
+        `lengths` are the numbers of generated tokens; without them a reward that needs them raises.
         """
         ours = {"responses", "references", "lengths"}
         names = [name for name in dict.fromkeys(n for prompt in prompts for n in prompt.columns) if name not in ours]
@@ -127,11 +106,6 @@ class AnswerTask(Task):
 
 
 def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:
-    """``Σ_k weight_k · value_ki`` of each response; None adds nothing.
-
-    Args:
-        rewards: The rewards.
-        values: The values of each reward, by its name.
-    """
+    """``Σ_k weight_k · value_ki`` of each response; None adds nothing."""
     rows = zip(*(values[reward.name] for reward in rewards), strict=True)
     return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]

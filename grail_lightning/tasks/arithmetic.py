@@ -1,25 +1,349 @@
-r"""The arithmetic task: chains of which every line can be checked, so that the wrong step of a rollout is known.
+r"""Chains of additions and subtractions: problems, the task with its labels, and demonstrations with known mistakes.
 
-The labels that `ArithmeticTask.label_steps` gives to the response to ``Compute 7+5-3+8.``::
+A problem is an expression such as ``7+5-3+8``. It is computed from left to right, in one line for each operator. The
+labels that `ArithmeticTask.label_steps` gives to a response to ``Compute 7+5-3+8.``::
 
     Then          filler          no digit and no equals sign
-    7+5=2         misconception   exactly the forgotten carry (`grail_lightning.tasks.problems.misconception`)
+    7+5=2         misconception   exactly the forgotten carry (`misconception`)
     2-3=-1        inherited       right in itself, but computed from a wrong result
     -1+8=6        slip            any other wrong result
     \boxed{6}     (no step)       copies the last result
+
+A response is untrusted text: every search takes time linear in it, and nothing is evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal
 
+from grail_lightning.answers import AnswerSpan
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Prompt, Step
-from grail_lightning.tasks.chains import Chain
-from grail_lightning.tasks.problems import Problem
+from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
+
+Split = Literal["train", "validation", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+FILLERS = ("Next", "So far so good", "Let me go on", "Then")
+_SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
+_LARGEST_SLIP = 9
+
+_EXPRESSION = re.compile(r"[0-9]{1,9}([+-][0-9]{1,9})+")
+# At most nine digits: Python raises above its own limit, and the conversion takes quadratic time.
+NUMBER = r"-?[0-9]{1,9}"
+_INTEGER = re.compile(NUMBER)
+_ATTEMPT = re.compile(r"[0-9=]")
+_LINE = re.compile(r"[^\n]+")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``operands[0] operators[0] operands[1] …``, evaluated from left to right."""
+
+    operands: tuple[int, ...]  # At least two, none of them negative.
+    operators: str  # + or - between each two operands; in word problems * too.
+
+    @classmethod
+    def parse(cls, expression: str) -> Problem:
+        """The problem of an expression such as ``7+5-3+8``; a ValueError if it has another form."""
+        if not _EXPRESSION.fullmatch(expression):
+            raise ValueError(
+                "An arithmetic problem must be whole numbers joined by + and -, such as '7+5-3+8', but got "
+                f"{expression!r}."
+            )
+        numbers = re.split(r"[+-]", expression)
+        return cls(tuple(map(int, numbers)), re.sub("[0-9]", "", expression))
+
+    @property
+    def expression(self) -> str:
+        """The problem as text, such as ``7+5-3+8``."""
+        return str(self.operands[0]) + "".join(f"{sign}{b}" for sign, b in self.terms)
+
+    @cached_property
+    def terms(self) -> tuple[tuple[str, int], ...]:
+        """Each operator with the operand that follows it."""
+        return tuple(zip(self.operators, self.operands[1:], strict=True))
+
+    @cached_property
+    def totals(self) -> tuple[int, ...]:
+        """The running total before the first operator and after each: ``7, 12, 9, 17``."""
+        totals = [self.operands[0]]
+        for sign, b in self.terms:
+            totals.append(calculate(totals[-1], sign, b))
+        return tuple(totals)
+
+    @property
+    def answer(self) -> int:
+        """The value of the expression."""
+        return self.totals[-1]
+
+
+@dataclass(frozen=True)
+class ProblemSpace:
+    """The set of all problems of a kind, from which seeded draws are made.
+
+    Every problem belongs permanently to one split, by a hash of its text: 80 % train, 10 % validation, 10 % test. Draws
+    for different splits are therefore disjoint, whatever their seeds, sizes and options.
+
+    Attributes:
+        min_terms: The smallest number of operands in an expression.
+        max_terms: The largest number of operands in an expression.
+        min_operand: The smallest operand.
+        max_operand: The largest operand.
+        operators: The operators that occur, ``+`` or ``-`` or both.
+    """
+
+    min_terms: int = 5
+    max_terms: int = 5
+    min_operand: int = 1
+    max_operand: int = 9
+    operators: str = "+-"
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_terms <= self.max_terms:
+            raise ValueError(
+                f"`min_terms` and `max_terms` must satisfy 2 <= min_terms <= max_terms, "
+                f"but got {self.min_terms} and {self.max_terms}."
+            )
+        if not 0 <= self.min_operand <= self.max_operand < 10**9:
+            raise ValueError(
+                f"`min_operand` and `max_operand` must satisfy 0 <= min_operand <= max_operand < 10^9, "
+                f"but got {self.min_operand} and {self.max_operand}."
+            )
+        if self.operators not in ("+", "-", "+-", "-+"):
+            raise ValueError(f"`operators` must be '+', '-' or '+-', but got {self.operators!r}.")
+
+    @property
+    def size(self) -> int:
+        """The number of problems in all splits."""
+        operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
+        return sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
+
+    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
+        """Distinct problems of one split, always the same for the same arguments; a ValueError if it holds fewer."""
+        rng = split_rng(split, seed)
+        # Rejecting repeated draws is quick only as long as most draws are new.
+        if num_problems > 0.5 * _SHARES[split] * self.size:
+            return self._choose(num_problems, split, rng)
+        drawn: dict[str, Problem] = {}
+        while len(drawn) < num_problems:
+            num_terms = rng.randint(self.min_terms, self.max_terms)
+            operands = tuple(rng.randint(self.min_operand, self.max_operand) for _ in range(num_terms))
+            problem = Problem(operands, "".join(rng.choices(self.operators, k=num_terms - 1)))
+            if split_of(problem.expression) == split:
+                drawn[problem.expression] = problem
+        return list(drawn.values())
+
+    def _choose(self, num_problems: int, split: Split, rng: random.Random) -> list[Problem]:
+        # A space smaller than the request is too small and need not be enumerated.
+        problems = [p for p in self._all() if split_of(p.expression) == split] if num_problems <= self.size else []
+        if len(problems) < num_problems:
+            raise ValueError(
+                f"`num_problems` must not exceed what the {split} split holds of all {self.size} problems, but got "
+                f"{num_problems}. Ask for fewer, or widen `max_terms` or `max_operand`."
+            )
+        return rng.sample(problems, num_problems)
+
+    def _all(self) -> Iterator[Problem]:
+        numbers = range(self.min_operand, self.max_operand + 1)
+        for num_terms in range(self.min_terms, self.max_terms + 1):
+            for operands in itertools.product(numbers, repeat=num_terms):
+                for signs in itertools.product(self.operators, repeat=num_terms - 1):
+                    yield Problem(operands, "".join(signs))
+
+
+def split_rng(split: Split, seed: int, kind: str = "") -> random.Random:
+    """The random numbers by which problems of a split are chosen, other ones for each kind of problem."""
+    if split not in SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
+    return random.Random(f"{kind}{split}-{seed}")  # noqa: S311 - problems, not secrets
+
+
+def split_of(expression: str) -> Split:
+    """The split of a problem, by a hash of its text that does not depend on machine or run."""
+    bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=8).digest(), "big") % 10
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+
+
+def calculate(a: int, sign: str, b: int) -> int:
+    """The value of ``a+b``, ``a-b`` or ``a*b``."""
+    return a + b if sign == "+" else a - b if sign == "-" else a * b
+
+
+def misconception(a: int, sign: str, b: int) -> int | None:
+    """The result of an addition with a forgotten carry; None if there is no carry.
+
+    A carry occurs if ``a`` is not negative and the unit digits sum to ten or more. The result is then ten too small:
+    ``7+5=2``, ``17+5=12``, but ``12+5=17`` and ``17-5=12``.
+    """
+    if sign == "+" and a >= 0 and a % 10 + b % 10 >= 10:
+        return a + b - 10
+    return None
+
+
+def wrong_result(a: int, sign: str, b: int, c: int) -> StepKind | None:
+    """The kind of error of ``a sign b = c``; None for a right result."""
+    if c == calculate(a, sign, b):
+        return None
+    return "misconception" if c == misconception(a, sign, b) else "slip"
+
+
+def _mistaken(a: int, sign: str, b: int, rng: random.Random, slip_rate: float, misconception_rate: float) -> int:
+    """The result of a computation with random mistakes; the arguments are those of `demonstration`."""
+    right, tempting = calculate(a, sign, b), misconception(a, sign, b)
+    if tempting is not None and rng.random() < misconception_rate:
+        return tempting
+    if rng.random() < slip_rate:
+        # A slip is off by less than ten, so that it never equals a forgotten carry.
+        return rng.choice([right + d for d in range(-_LARGEST_SLIP, _LARGEST_SLIP + 1) if d])
+    return right
+
+
+def demonstration(
+    problem: Problem,
+    rng: random.Random,
+    slip_rate: float = 0.0,
+    misconception_rate: float = 0.0,
+    filler_rate: float = 0.0,
+) -> str:
+    r"""A solution with random mistakes, which continues consistently from a wrong result.
+
+    Args:
+        problem: The problem to solve.
+        rng: The random numbers that decide where the mistakes are.
+        slip_rate: The probability that a line gets a random wrong result, off by at most nine.
+        misconception_rate: The probability that a line with a carry forgets it.
+        filler_rate: The probability of a line without content before a line.
+
+    Returns:
+        Lines ``a+b=c``, then ``\boxed{c}``.
+    """
+    rates = slip_rate, misconception_rate, filler_rate
+    lines, total = worked_lines(problem, problem.operators, lambda _, a, sign, b, c: f"{a}{sign}{b}={c}", rng, rates)
+    return "\n".join([*lines, f"\\boxed{{{total}}}"])
+
+
+def worked_lines(
+    problem: Problem,
+    suggested: str,
+    line: Callable[[int, int, str, int, int], str],
+    rng: random.Random,
+    rates: tuple[float, float, float],
+) -> tuple[list[str], int]:
+    """The lines of a solution with random mistakes, at the rates of `demonstration`, and its last result.
+
+    Args:
+        problem: The problem.
+        suggested: The operator that the words of each step suggest; to take a wrong one is a misconception.
+        line: The line of a step, from the step's index, ``a``, sign, ``b`` and result.
+        rng: The random numbers.
+        rates: The rates of slips, misconceptions and fillers.
+    """
+    slip_rate, misconception_rate, filler_rate = rates
+    lines, total = [], problem.operands[0]
+    for step, (sign, b) in enumerate(problem.terms):
+        chosen = suggested[step] if suggested[step] != sign and rng.random() < misconception_rate else sign
+        result = _mistaken(total, chosen, b, rng, slip_rate, misconception_rate)
+        if rng.random() < filler_rate:
+            lines.append(rng.choice(FILLERS))
+        lines.append(line(step, total, chosen, b, result))
+        total = result
+    return lines, total
+
+
+def equation(signs: str) -> re.Pattern[str]:
+    """The pattern of a line with one equation ``a+b=c`` among words and blanks: groups a, term (sign and b), c."""
+    sign = "".join(re.escape(one) for one in signs)
+    words = rf"[^0-9=+\-{sign}]*"
+    return re.compile(
+        rf"{words}(?P<a>{NUMBER}) ?(?P<term>(?P<sign>[{sign}]) ?(?P<b>[0-9]{{1,9}})) ?= ?(?P<c>{NUMBER}){words}"
+    )
+
+
+@dataclass
+class Chain:
+    """Compares a response, line by line, with the computations that solve its problem."""
+
+    problem: Problem
+    due: int = 0  # The number of terms that are done.
+    value: int = 0  # The total that the response states after them.
+    pattern: ClassVar[re.Pattern[str]] = equation("+-")
+
+    def __post_init__(self) -> None:
+        self.value = self.problem.operands[0]
+
+    def label(self, text: str, answers: Sequence[AnswerSpan]) -> list[Step]:
+        """The steps of a response, whose answers are given in order of appearance."""
+        steps: list[Step] = []
+        for part in _parts(text, answers):
+            steps += self._answer(text, part) if isinstance(part, AnswerSpan) else self._line(text, *part)
+        return steps
+
+    def _line(self, text: str, start: int, stop: int) -> list[Step]:
+        match = self.pattern.fullmatch(text, start, stop)
+        if match is None:
+            kind: StepKind = "slip" if _ATTEMPT.search(text, start, stop) else "filler"
+            return [Step(start=start, stop=stop, kind=kind)]
+        steps = self.steps(match)
+        self.value, self.due = int(match["c"]), self.advance(match["sign"], int(match["b"]))
+        return steps
+
+    def _answer(self, text: str, span: AnswerSpan) -> list[Step]:
+        content = text[span.content_start : span.content_stop].strip()
+        if _INTEGER.fullmatch(content) and int(content) in (self._rest(), self.problem.answer):
+            return []
+        return [Step(start=span.start, stop=span.stop, kind="slip", result=(span.content_start, span.content_stop))]
+
+    def _rest(self) -> int:
+        """The value that the rest of the problem gives from the last line."""
+        value = self.value
+        for sign, b in self.problem.terms[self.due :]:
+            value = calculate(value, sign, b)
+        return value
+
+    def steps(self, match: re.Match[str]) -> list[Step]:
+        """The steps of a line ``a sign b = c``."""
+        kind, part = self._classify(int(match["a"]), match["sign"], int(match["b"]), int(match["c"]))
+        return [Step(start=match.start(), stop=match.end(), kind=kind, result=match.span(part))]
+
+    def _classify(self, a: int, sign: str, b: int, c: int) -> tuple[StepKind, str]:
+        """The kind of a line, and the name of the part that decides it."""
+        right = self.problem.totals[self.due]
+        if a not in (self.value, right):
+            return "slip", "a"
+        if not self.is_term(self.due, sign, b):
+            return "slip", "term"
+        if (wrong := wrong_result(a, sign, b, c)) is not None:
+            return wrong, "c"
+        return ("sound" if a == right else "inherited"), "c"
+
+    def advance(self, sign: str, b: int) -> int:
+        """The number of terms that are done after a line with this term."""
+        for done, index in ((1, 0), (2, 1), (0, -1)):
+            if self.is_term(self.due + index, sign, b):
+                return self.due + done
+        return min(self.due + 1, len(self.problem.terms))
+
+    def is_term(self, index: int, sign: str, b: int) -> bool:
+        """Whether this is the term at an index, which may lie outside the problem."""
+        return 0 <= index < len(self.problem.terms) and self.problem.terms[index] == (sign, b)
+
+
+def _parts(text: str, answers: Sequence[AnswerSpan]) -> Iterator[AnswerSpan | tuple[int, int]]:
+    """The answers and, between them, the ranges of the lines that are not empty."""
+    cursor = 0
+    for span in answers:
+        yield from (line.span() for line in _LINE.finditer(text, cursor, span.start))
+        yield span
+        cursor = span.stop
+    yield from (line.span() for line in _LINE.finditer(text, cursor))
 
 
 class ArithmeticTask(AnswerTask):
@@ -29,29 +353,19 @@ class ArithmeticTask(AnswerTask):
 
     Args:
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
-
-    Raises:
-        ValueError: If a reward cannot be found, or two have one name.
     """
 
     def __init__(self, rewards: Rewards | None = None) -> None:
         super().__init__(rewards)
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """The row's ``problem`` (an expression such as ``7+5-3+8``) as a prompt.
-
-        Raises:
-            ValueError: If the column is missing or holds no such expression.
-        """
+        """The row's ``problem`` (an expression such as ``7+5-3+8``) as a prompt."""
         if "problem" not in row:
             raise ValueError(f"An arithmetic row must have the column `problem`, but got {sorted(row)}.")
         problem = _parse(str(row["problem"]))
+        question, columns = f"Compute {problem.expression}.", dict(row)
         return Prompt(
-            messages=f"Compute {problem.expression}.",
-            reference=str(problem.answer),
-            task=self,
-            columns=dict(row),
-            dataset="arithmetic",
+            messages=question, reference=str(problem.answer), task=self, columns=columns, dataset="arithmetic"
         )
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step]:

@@ -42,15 +42,11 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Earned:
-    """The rewards of responses.
+class TaskReward:
+    """The rewards of responses."""
 
-    Attributes:
-        total: The reward of each response, a finite number.
-        values: The parts of the rewards by name, before weighting; None if a part does not apply. They are logged.
-    """
-
-    total: list[float]
+    total: list[float]  # The reward of each response.
+    # The parts by name before weighting, which are logged; None if a part does not apply.
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
@@ -89,16 +85,12 @@ class Task(ABC):
         prompts: Sequence[Prompt],
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int],
-    ) -> Earned:
+    ) -> TaskReward:
         """The rewards that the trainer uses: those of `reward`, and their parts if a task has several.
 
-        Args:
-            texts: The responses of one batch that belong to this task.
-            prompts: One prompt for each response.
-            verdicts: One verdict for each response.
-            lengths: The number of generated tokens of each, the end token included.
+        `lengths` are the numbers of generated tokens, the end token included.
         """
-        return Earned(total=self.reward(texts, prompts, verdicts))
+        return TaskReward(total=self.reward(texts, prompts, verdicts))
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """The labelled steps of a response; None if the task cannot label them."""
@@ -106,18 +98,13 @@ class Task(ABC):
 
 
 class TokenText(str):
-    """A prompt whose token ids are given, because its text may be tokenised in another way: a response to continue.
-
-    Args:
-        text: The text, for people.
-        ids: The token ids of the prompt.
-    """
+    """A prompt whose token ids are given, because its text may be tokenised in another way: a response to continue."""
 
     __slots__ = ("ids",)
     ids: tuple[int, ...]
 
     def __new__(cls, text: str, ids: Sequence[int]) -> Self:
-        """The text with its token ids."""
+        """The text, for people, with its token ids."""
         made = super().__new__(cls, text)
         made.ids = tuple(ids)
         return made

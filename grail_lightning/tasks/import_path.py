@@ -30,14 +30,7 @@ def refuse_given(option: str, value: str) -> None:
 def import_function(path: str | F, built_in: Mapping[str, F], option: str, example: str) -> F:
     """A built-in function by its name, a function by its import path, or the given one.
 
-    Args:
-        path: The name, the import path, or the function.
-        built_in: The functions that have a name.
-        option: What the user configures, for messages.
-        example: An import path, for messages.
-
-    Raises:
-        ValueError: If there is no such function.
+    `option` is what the user configures and `example` an import path, both for messages.
     """
     if not isinstance(path, str):
         return path

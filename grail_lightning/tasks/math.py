@@ -22,10 +22,6 @@ class MathTask(AnswerTask):
         answer: The form of the answer: `Boxed` (default), `LastNumber`, `Marker`, `Pattern`, or a class of your own.
         compare: How answer and reference are compared: math by the verifier; text as text, without regard to case and
             to the amount of white space; exact as text, with regard to case.
-
-    Raises:
-        ValueError: If a text holds a backspace, which is what `"\boxed"` means inside double quotes; if `answer` is a
-            `Pattern` and no `instruction` asks for it; if a reward cannot be found, or two have one name.
     """
 
     def __init__(
@@ -52,11 +48,7 @@ class MathTask(AnswerTask):
         self.system_prompt = system_prompt
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """The prompt of the columns `problem` and `answer` of a row; it keeps all columns.
-
-        Raises:
-            ValueError: If one of the two columns is missing.
-        """
+        """The prompt of the columns `problem` and `answer` of a row; it keeps all columns."""
         missing = [name for name in ("problem", "answer") if name not in row]
         if missing:
             raise ValueError(f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}.")

@@ -2,16 +2,14 @@ r"""Rewards of responses: the built-in functions, and the user's functions by im
 
 A reward is any callable ``(responses, references, **columns) -> floats or None``. It is called once per batch, with one
 entry for each response. It may be ``async``: such rewards of a batch are awaited side by side. ``None`` means that the
-reward does not apply; it adds nothing. The columns are those of the
-dataset's rows, and
+reward does not apply; it adds nothing. The columns are those of the dataset's rows, and
 
 - ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (the graded answer, or None),
 - ``ends_with_answer`` (bool), whether the response ends with an answer in the task's form,
 - ``lengths``: generated tokens, the end token included.
 
 These replace columns of the same name. A function gets only the columns that its signature names, unless it takes
-``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Accuracy depends on the
-verifier alone; no reward changes it.
+``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Accuracy depends on the verifier alone.
 """
 
 from __future__ import annotations
@@ -31,16 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
 from grail_lightning.tasks.import_path import GIVEN, import_function
-
-__all__ = [
-    "Reward",
-    "RewardSpec",
-    "answer_format",
-    "boxed_format",
-    "correctness",
-    "ends_with_answer",
-    "overlong",
-]
 
 Values = list[float | None]
 GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
@@ -102,15 +90,7 @@ def overlong(
 ) -> list[float]:
     """0 up to ``limit − buffer`` tokens, then a slope down to −1 at ``limit``: ``−(n − (limit − buffer)) / buffer``.
 
-    Args:
-        responses: The responses.
-        references: Their references.
-        lengths: The number ``n`` of generated tokens of each.
-        limit: The length in tokens at which the value is −1: `sampling.max_response_length`, or less.
-        buffer: The number of tokens over which the penalty grows.
-
-    Raises:
-        ValueError: Unless ``0 < buffer <= limit``.
+    `lengths` are the numbers ``n`` of generated tokens; `limit` is at most `sampling.max_response_length`.
 
     Source: DAPO (arXiv 2503.14476), equation 13.
     """
@@ -125,15 +105,7 @@ _BUILT_IN: dict[str, Callable[..., Any]] = {
 
 
 class Reward:
-    """A reward function whose returned values are checked.
-
-    Args:
-        spec: The function, its weight and its arguments, or a callable alone.
-
-    Raises:
-        ValueError: If it is neither, there is no such function, or it does not accept the arguments. A built-in
-            one is called once with empty lists to check their values.
-    """
+    """A reward function, whose options and returned values are checked."""
 
     def __init__(self, spec: RewardSpec | Callable[..., Any]) -> None:
         spec = RewardSpec(function=spec) if callable(spec) else spec
@@ -158,9 +130,9 @@ class Reward:
                 "Correct their names, or add the parameters to the function."
             )
         if self._taken is not None and self.path in _BUILT_IN:
-            nothing: dict[str, Any] = {name: [] for name in self._taken & {"correct", "lengths", "ends_with_answer"}}
-            try:
-                self.function([], [], **(nothing | self.arguments))
+            empty: dict[str, Any] = {name: [] for name in self._taken & {"correct", "lengths", "ends_with_answer"}}
+            try:  # A call with empty lists checks the arguments.
+                self.function([], [], **(empty | self.arguments))
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: "
@@ -168,11 +140,7 @@ class Reward:
                 ) from error
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """Check that the data has the columns without which the function cannot be called.
-
-        Raises:
-            ValueError: If it has not.
-        """
+        """Check that the data has the columns without which the function cannot be called."""
         if missing := sorted(self._required - {*columns, *GRADED, *self.arguments}):
             raise ValueError(
                 f"The reward `{self.path}` must take columns of the data, {', '.join(sorted(columns))}, or "
@@ -183,11 +151,7 @@ class Reward:
     def __call__(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Values:
-        """One value or None for each response.
-
-        Raises:
-            ValueError: If the function raises, or does not return one finite number or None for each response.
-        """
+        """One value or None for each response."""
         return self.start(responses, references, columns)()
 
     def start(

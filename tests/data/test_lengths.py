@@ -45,27 +45,22 @@ def test_long_prompts_are_left_out_and_named_by_file_line_and_length(tmp_path):
     assert kept(data) == [3, 5]
     assert data.num_overlong == {"train/train": 2}
 
-
-def test_of_many_long_prompts_the_first_are_named_and_the_others_counted(tmp_path):
     with pytest.warns(UserWarning, match=r"line 6 \(1,000 tokens\), and 1,195 more\. Training leaves out"):
         set_up(of_lengths(tmp_path, [5] + [1000] * 1200), 999)
 
 
-def test_long_prompts_are_an_error_if_asked_for_and_if_nothing_is_left(tmp_path):
-    path = of_lengths(tmp_path, (3, 9))
-    with pytest.raises(
-        ValueError, match=r"1 of 2 .*: line 2 \(9 tokens\)\. Raise `data.max_prompt_length` to at le.* 9"
-    ):
-        set_up(path, 5, overlong="error")
-    with pytest.raises(ValueError, match=r"None is left. Raise `data.max_prompt_length` to at least 3, or give short"):
-        set_up(path, 2)
-
-
-def test_without_a_tokenizer_the_limit_is_not_applied_and_that_is_said(tmp_path):
-    data = MathData(train=write(tmp_path, rows(2)), max_prompt_length=1, prompts_per_batch=1)
-    with pytest.warns(UserWarning, match=r"`max_prompt_length` was not applied to .*: without a trainer"):
-        data.setup("fit")
-    assert len(problems(data.train_dataloader())) == 2
+@pytest.mark.parametrize(
+    ("limit", "options", "message"),
+    [
+        (5, {"overlong": "error"}, r"1 of 2 .*: line 2 \(9 tokens\)\. Raise `data.max_prompt_length` to at least 9"),
+        (2, {}, r"None is left. Raise `data.max_prompt_length` to at least 3, or give short"),
+        (5, {"overlong": "cut"}, "`overlong` must be drop or error, but got 'cut'"),
+        (0, {}, "`max_prompt_length` must be at least 1 token, but got 0"),
+    ],
+)
+def test_long_prompts_are_an_error_if_asked_for_and_if_nothing_is_left(limit, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        set_up(of_lengths(tmp_path, (3, 9)), limit, **options)
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "words"])
@@ -169,9 +164,16 @@ def test_an_evaluation_leaves_nothing_out(tmp_path):
         check_evaluated(loader.prompts, as_bytes, PromptLimit(None, 30, 10))
 
 
-def test_fewer_prompts_than_a_batch_are_told_in_one_line(tmp_path):
-    data = MathData(train=write(tmp_path, rows(10)), prompts_per_batch=64)
-    with pytest.warns(UserWarning, match=r"`data.prompts_per_batch` is 64, but .* only 10 training prompts") as said:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompts_per_batch": 64}, r"`data.prompts_per_batch` is 64, but .* only 10 training prompts"),
+        ({"prompts_per_batch": 10, "max_prompt_length": 1}, r"`max_prompt_length` was not applied .*without a trainer"),
+    ],
+)
+def test_what_a_set_up_cannot_do_is_told_in_one_line(options, said, tmp_path):
+    data = MathData(train=write(tmp_path, rows(10)), **options)
+    with pytest.warns(UserWarning, match=said) as warned:
         data.setup("fit")
-    assert len(said) == 1
+    assert len(warned) == 1
     assert [len(batch) for batch in data.train_dataloader()] == [10]

@@ -19,33 +19,30 @@ def test_an_epoch_shows_every_prompt_once_and_keeps_the_incomplete_last_batch():
     assert len(loader) == 3
     assert sorted(flat(batches)) == sorted(str(n) for n in range(10))
 
-
-def test_a_dataset_smaller_than_a_batch_is_one_batch():
     assert [sorted(batch) for batch in names(_loader(3, 8))] == [["0", "1", "2"]]
 
 
-def test_the_order_is_a_function_of_seed_and_epoch():
-    first, again, other = _loader(seed=1), _loader(seed=1), _loader(seed=2)
-    epochs = [names(first) for _ in range(3)]
-    assert epochs == [names(again) for _ in range(3)]
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert epochs[0] != names(other)
-
-
-def test_a_pass_goes_on_where_the_last_one_stopped():
-    whole, parts = _loader(), _loader()
-    expected = names(whole) + names(whole)
+def test_the_order_is_a_function_of_seed_and_epoch_wherever_a_pass_stops():
+    first, parts, other = _loader(seed=1), _loader(seed=1), _loader(seed=2)
+    epochs = [names(first) for _ in range(2)]
     seen = []
     for stop in (2, 3, 1):  # crosses the border between the epochs, as `limit_train_batches` makes it
         seen += names(itertools.islice(parts, stop))
-    assert seen == expected
+    assert seen == epochs[0] + epochs[1]
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != names(other)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("consumed", range(7))
-def test_a_restored_loader_continues_with_the_next_batch(consumed):
-    whole, resumed = _loader(), _loader()
+def test_a_restored_loader_continues_with_the_next_batch(consumed, mixed):
+    def made():
+        sets = [PromptSet("a", prompts(7, "a"), 2.0), PromptSet("b", prompts(5, "b"), 1.0)]
+        return TrainingLoader(sets, 4) if mixed else _loader()
+
+    whole, resumed = made(), made()
     expected = names(whole) + names(whole) + names(whole)
-    stream = iter(whole := _loader())
+    stream = iter(whole := made())
     for _ in range(consumed):
         try:
             next(stream)
@@ -97,11 +94,14 @@ def test_ranks_share_each_batch_without_overlap_and_have_equally_many_batches(nu
     assert together == [sorted(batch) for batch in names(alone) if len(batch) >= world_size]
 
 
-def test_too_few_prompts_for_the_ranks_is_an_error():
+def test_too_few_prompts_for_the_ranks_or_a_weight_that_never_counts_is_an_error():
     with pytest.raises(ValueError, match="`prompts_per_batch` must hold at least one prompt for each of the 8 ranks"):
         _loader(100, 4, world_size=8)
     with pytest.raises(ValueError, match=r"The training data must hold at least one .* 4 ranks, but got 3"):
         _loader(3, 4, world_size=4)
+    sets = [PromptSet("a", prompts(9)), PromptSet("tiny", prompts(1), weight=0.01)]
+    with pytest.raises(ValueError, match="`weight` of tiny must give it at least one of the 10 draws"):
+        TrainingLoader(sets, 2)
 
 
 def test_a_mixture_draws_in_proportion_to_weights():
@@ -122,22 +122,6 @@ def test_no_prompt_of_a_mixture_comes_back_before_the_others_of_its_set():
     assert {name: n for name, n in times.items() if name[0] == "a"} == {f"a{n}": 2 for n in range(12)}
     assert {name: n for name, n in times.items() if name[0] == "b"} == {f"b{n}": 6 for n in range(4)}
     assert max(Counter(epochs[0][k] for k in range(16) if epochs[0][k][0] == "a").values()) == 1
-
-
-def test_a_mixture_resumes_exactly():
-    sets = [PromptSet("a", prompts(7, "a"), 2.0), PromptSet("b", prompts(5, "b"), 1.0)]
-    whole, resumed = TrainingLoader(sets, 5), TrainingLoader(sets, 5)
-    expected = names(whole) + names(whole)
-    loader = TrainingLoader(sets, 5)
-    list(loader), next(iter(loader))
-    resumed.load_state_dict(loader.state_dict())
-    assert names([next(iter(resumed))]) == expected[4:5]
-
-
-def test_a_weight_that_never_counts_is_an_error():
-    sets = [PromptSet("a", prompts(9)), PromptSet("tiny", prompts(1), weight=0.01)]
-    with pytest.raises(ValueError, match="`weight` of tiny must give it at least one of the 10 draws"):
-        TrainingLoader(sets, 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -3,9 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from grail_lightning.data import MathData
-from grail_lightning.tasks.math import MathTask
-from tests.data.recorder import Recorder, SaveEveryBatch, fit, ten, write
+from tests.data.recorder import Recorder, SaveEveryBatch, fit, ten
 from tests.processes import run_script
 
 pytestmark = pytest.mark.usefixtures("_calm")
@@ -50,19 +48,6 @@ def test_overfitting_repeats_the_same_prompts():
     fit(module, ten(), max_epochs=3, overfit_batches=1)
     assert len({frozenset(batch) for batch in module.train_prompts}) == 1
     assert len(module.train_prompts) == 3
-
-
-def test_lengths_are_measured_as_the_module_encodes(tmp_path):
-    class Encoder(Recorder):
-        def encode(self, messages):
-            return [0] * len(messages[-1]["content"])
-
-    module = Encoder()
-    path = write(tmp_path, [{"problem": "x" * n, "answer": "1"} for n in (3, 9, 4)])
-    data = MathData(train=path, task=MathTask(instruction=""), max_prompt_length=5, prompts_per_batch=2)
-    with pytest.warns(UserWarning, match=r"1 of 3 prompts .* is longer .*: line 2 \(9 tokens\)"):
-        fit(module, data, max_epochs=1)
-    assert sorted(module.train_prompts[0]) == ["xxx", "xxxx"]
 
 
 def test_two_processes_take_disjoint_shares_of_the_batches_of_one(tmp_path):

@@ -15,8 +15,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.answers import Verifier
-from grail_lightning.grading.grade import grade_answers
-from grail_lightning.grading.locate import labelled_steps
+from grail_lightning.grading import grade_answers, labelled_steps
 from grail_lightning.module import GrailModule
 from grail_lightning.tasks import MathTask
 from tests.runs import SAMPLING, problems

@@ -1,0 +1,277 @@
+"""Grading of responses: verdicts, rewards, and masks of the sampled tokens that hold answers and labelled steps.
+
+The task extracts the answer, the verifier compares it, and the task computes the reward. What a task returns is
+checked, because it may be the user's own class. Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers import Alignment, AnswerSpan, Verdict, Verifier, align
+from grail_lightning.answers.spans import special_ids
+from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
+from grail_lightning.tasks.base import Prompt, Step, StepKind, Task, TaskReward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WhichBox = Literal["last", "first"]
+
+
+def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: PreTrainedTokenizerBase) -> GradedBatch:
+    """The batch with its rewards and verdicts, and with the masks of each answer's tokens.
+
+    A thread locates the answers while the verifier's processes compare them.
+    """
+    # Grading runs on this thread, so that an interrupt reaches it and ends its workers.
+    with ThreadPoolExecutor(1, "answer-masks") as thread:
+        masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
+        verdicts = grade_answers(batch.texts, batch.prompts, verifier)
+        rewards, values = _rewards(batch, verdicts)
+        answer = masks.result()
+    device = batch.input_ids.device
+    correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
+    return GradedBatch(
+        **batch.fields(),
+        answer=answer,
+        rewards=rewards.to(device),
+        correct=correct.to(device),
+        verdicts=verdicts,
+        reward_values={name: part.to(device) for name, part in values.items()},
+    )
+
+
+def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
+    """One verdict for each response. The verifier compares the answers of tasks whose `compare` is `math`."""
+    answers = [_answer(prompt.task, text) for text, prompt in zip(texts, prompts, strict=True)]
+    pairs = [
+        (prompt.reference, answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer is not None and prompt.task.compare == "math"
+    ]
+    graded = iter(verifier.grade(pairs))
+    return [
+        Verdict.missing(prompt.reference)
+        if answer is None
+        else next(graded)
+        if prompt.task.compare == "math"
+        else Verdict.of_text(prompt.reference, answer, ignore_case=prompt.task.compare == "text")
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def _answer(task: Task, text: str) -> str | None:
+    answer: object = task.answer(text)
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise ValueError(
+        f"`{type(task).__name__}.answer` must return a string, or None for a response without an answer, but got "
+        f"{type(answer).__name__} ({str(answer)[:80]}). Return the answer as text: `str(answer)`."
+    )
+
+
+def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The rewards and their parts by name, ``[B]`` float32 on the CPU."""
+    rows_of: dict[int, list[int]] = defaultdict(list)
+    for row, prompt in enumerate(batch.prompts):
+        rows_of[id(prompt.task)].append(row)
+    # The dtypes are explicit, since `precision: bf16-true` changes the default.
+    rewards = torch.zeros(len(batch), dtype=torch.float32)
+    values: dict[str, Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
+    lengths = batch.response_lengths.tolist()
+    for rows in rows_of.values():
+        earned = _task_reward(
+            batch.prompts[rows[0]].task,
+            [batch.texts[r] for r in rows],
+            [batch.prompts[r] for r in rows],
+            [verdicts[r] for r in rows],
+            [lengths[r] for r in rows],
+        )
+        rewards[rows] = torch.tensor(earned.total, dtype=torch.float32)
+        for name, part in earned.values.items():
+            known = [torch.nan if value is None else value for value in part]
+            values[name][rows] = torch.tensor(known, dtype=torch.float32)
+    return rewards, dict(values)
+
+
+def _task_reward(
+    task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]
+) -> TaskReward:
+    name = f"`{type(task).__name__}.earn`"
+    wanted = f"must return {len(texts)} finite numbers, one a response,"
+    try:
+        earned = task.earn(texts, prompts, verdicts, lengths)
+        total = [float(value) for value in earned.total]
+    except ValueError as error:  # The task raises with its own message.
+        raise ValueError(f"{name}: {error}") from error
+    except Exception as error:
+        raise ValueError(
+            f"{name} {wanted} but it raised {type(error).__name__}: {error}. Call it by hand to debug it "
+            "(docs/your_reward.md)."
+        ) from error
+    if len(total) != len(texts) or not all(map(math.isfinite, total)):
+        raise ValueError(f"{name} {wanted} but got {str(earned.total)[:200]}.")
+    for part, values in earned.values.items():
+        if len(values) != len(texts):
+            raise ValueError(f"{name} {wanted} but its part `{part}` has {len(values)}.")
+    return TaskReward(total=total, values=earned.values)
+
+
+def align_rows(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: list[int] | None = None
+) -> list[Alignment]:
+    """The alignment of the sampled tokens of each row, or of some rows, with the characters of its response."""
+    some = slice(None) if rows is None else torch.tensor(rows, device=batch.response_ids.device)
+    ids, lengths = batch.response_ids[some].tolist(), batch.response_lengths[some].tolist()
+    special = special_ids(tokenizer)
+    return [align(row[:n], tokenizer, special) for row, n in zip(ids, lengths, strict=True)]
+
+
+def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:
+    r"""The masks of the tokens of each row's answer, in its task's form; a row without an answer has empty masks.
+
+    For a box, the marker is ``\boxed{`` and the closing brace. White space between a marker and the answer's content
+    belongs to neither, so that a token such as `` 7`` behind ``####`` is content.
+
+    Args:
+        batch: The batch of ``B`` rows.
+        alignments: One alignment for each row, from `align_rows`.
+        which: The answer: "last" is the one that is graded, "first" the one that the published GRAIL code uses.
+    """
+    shape, device = batch.response_mask.shape, batch.response_mask.device
+    whole, content, marker, after = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
+    for row, aligned in enumerate(alignments):
+        text = aligned.text
+        answers = _answers(text, batch.prompts[row])
+        if not answers:
+            continue
+        span = answers[-1 if which == "last" else 0]
+        tokens = aligned.overlapping(span.start, span.stop)
+        if not tokens:
+            continue
+        whole[row, tokens] = True
+        content[row, aligned.overlapping(span.content_start, span.content_stop, tokens)] = True
+        opening = text[span.start : span.content_start].rstrip()
+        marker[row, aligned.overlapping(span.start, span.start + len(opening), tokens)] = True
+        marker[row, aligned.overlapping(span.content_stop, span.stop, tokens)] = True
+        after[row, tokens[-1] + 1 :] = True
+    whole, content, marker, after = (mask.to(device) for mask in (whole, content, marker, after))
+    return AnswerMasks(whole=whole, content=content, marker=marker, after=after & batch.response_mask)
+
+
+def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
+    answers: object = prompt.task.answer_spans(text)
+    must = f"`{type(prompt.task).__name__}.answer_spans` must return"
+    if not isinstance(answers, list) or not all(isinstance(span, AnswerSpan) for span in answers):
+        raise ValueError(f"{must} a list of `AnswerSpan`, which may be empty, but got {str(answers)[:120]}.")
+    for span in answers:
+        if not 0 <= span.start <= span.content_start <= span.content_stop <= span.stop <= len(text):
+            raise ValueError(
+                f"{must} ranges within the text, 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but "
+                f"got {span}. Ranges are of characters, as in text[start:stop]."
+            )
+    return answers
+
+
+class LocatedStep(NamedTuple):
+    """A labelled step of a response."""
+
+    kind: StepKind
+    tokens: list[int]  # Its response tokens; of a step with a `result` those of the result, where an error is visible.
+
+
+def located_steps(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
+) -> list[list[LocatedStep] | None]:
+    """The labelled steps of each row; None for a row whose task cannot label it.
+
+    Args:
+        batch: The batch of ``B`` rows.
+        tokenizer: The tokenizer that the responses were sampled with.
+        rows: ``[B]`` bool, the rows to label; the others have no steps. None labels all.
+    """
+    asked = [True] * len(batch) if rows is None else rows.tolist()
+    texts = zip(asked, batch.texts, batch.prompts, strict=True)
+    steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
+    labelled = [row for row, of_row in enumerate(steps) if of_row is not None]
+    located: list[list[LocatedStep] | None] = [None] * len(steps)
+    if not labelled:
+        return located
+    for row, aligned in zip(labelled, align_rows(batch, tokenizer, labelled), strict=True):
+        if aligned.text != batch.texts[row]:  # The engine decodes in another way.
+            steps[row] = labelled_steps(aligned.text, batch.prompts[row])
+        located[row] = [
+            LocatedStep(step.kind, aligned.overlapping(*(step.result or (step.start, step.stop))))
+            for step in steps[row] or []
+        ]
+    return located
+
+
+def step_masks(
+    batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
+) -> dict[StepKind, Tensor] | None:
+    """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
+
+    The arguments are those of `located_steps`.
+    """
+    steps = located_steps(batch, tokenizer, rows)
+    if all(row is None for row in steps):
+        return None
+    kinds: tuple[StepKind, ...] = get_args(StepKind)
+    places: dict[StepKind, list[int]] = {kind: [] for kind in kinds}
+    width = batch.response_mask.shape[1]
+    for row, of_row in enumerate(steps):
+        for step in of_row or []:
+            places[step.kind] += [row * width + token for token in step.tokens]
+    masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
+    for kind, marked in places.items():
+        masks[kind].view(-1)[marked] = True
+    return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
+
+
+def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
+    """The steps that a task labels in a response; a ValueError if one is no range within the text, or two overlap."""
+    task = f"`{type(prompt.task).__name__}.label_steps`"
+    question = prompt.messages if isinstance(prompt.messages, str) else prompt.messages[-1]["content"]
+    where = f"for the prompt {question[:60]!r}. See docs/your_task.md."
+    try:
+        steps: object = prompt.task.label_steps(text, prompt)
+    except Exception as error:
+        raise ValueError(
+            f"{task} raised {type(error).__name__}: {error} {where} A step is `Step(start=0, stop=5, kind='sound')`."
+        ) from error
+    if steps is None:
+        return None
+    if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
+        raise ValueError(
+            f"{task} must return a list of `Step`, or None where the task cannot label, but got {repr(steps)[:120]} "
+            f"{where} `Step` is in grail_lightning.tasks.base."
+        )
+    for step in steps:
+        if step.kind not in get_args(StepKind):
+            kinds = ", ".join(get_args(StepKind))
+            raise ValueError(f"{task} must return steps whose `kind` is one of {kinds}, but got {step} {where}")
+        if not all(_is_range(span, len(text)) for span in ((step.start, step.stop), step.result or (0, 0))):
+            raise ValueError(
+                f"{task} must return steps within the text, 0 ≤ start ≤ stop ≤ {len(text)}, but got {step} {where} "
+                "Ranges are of characters, as in text[start:stop]."
+            )
+    for one, two in pairwise(sorted(steps, key=lambda step: (step.start, step.stop))):
+        if two.start < one.stop:
+            raise ValueError(f"{task} must return steps that do not overlap, but got {one} and {two} {where}")
+    return steps
+
+
+def _is_range(span: object, length: int) -> bool:
+    if not isinstance(span, Sequence) or len(span) != 2 or not all(isinstance(place, int) for place in span):
+        return False
+    return bool(0 <= span[0] <= span[1] <= length)
