@@ -110,13 +110,14 @@ def push(name: str, policy: Policy, engine: VLLMServer) -> None:
         engine.update_weights(policy)
         whole.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        pushed = engine._publish(policy)
+        weights = engine._publish(policy)
         writes.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        engine._servers[0].load(pushed)
+        engine._calls.run(engine._servers[0].load(weights))
         loads.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        engine.verify(policy, pushed)
+        engine._weights = weights
+        engine.verify(policy)
         probes.append(time.perf_counter() - begun)
         engine._prints = None  # The next one pushes again, whatever has changed.
     size = sum(p.numel() for p in policy.parameters()) / 1e6
@@ -134,9 +135,9 @@ def changed(name: str, policy: Policy, engine: VLLMServer) -> None:
         engine._prints = None
         engine.update_weights(policy)
         change = {"method": "change_a_norm", "args": ["model.layers.1.input_layernorm.weight", 5, by]}
-        server.client.call("POST", "/collective_rpc", change)
-        server.client.call("POST", "/reset_prefix_cache")
-        gap = measure_gap(policy, requests, server.complete(requests, engine._pushed))
+        engine._calls.run(server.call("POST", "/collective_rpc", change))
+        engine._calls.run(server.call("POST", "/reset_prefix_cache"))
+        gap = measure_gap(policy, requests, engine._calls.run(server.complete(requests, engine._weights)))
         red = "stops the run" if gap.mean > 1e-4 or gap.largest > 1e-3 else "passes"
         print(f"{name}: one scale plus {by}: {gap.mean:.1e} on average, {gap.largest:.1e} at most: {red}", flush=True)
 
