@@ -44,7 +44,7 @@ from grail_lightning.credit import (
 from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.policy import Policy
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 

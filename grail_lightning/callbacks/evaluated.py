@@ -15,7 +15,7 @@ from grail_lightning._version import __version__
 from grail_lightning.callbacks.hooks import data_of, policy_of, subcommand_of
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.distributed.digest import weights_digest
+from grail_lightning.distributed.sharding import weights_digest
 from grail_lightning.evaluate.records import FORMAT, problem_id, set_digest
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.runtime.seeds import run_seed

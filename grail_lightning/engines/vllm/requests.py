@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
-from grail_lightning.engines.ending import Ending
+from grail_lightning.engines.draw import Ending
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
@@ -63,7 +63,7 @@ def sample(
 ) -> SampledBatch:
     """A batch of rollouts, see `RolloutEngine.generate`.
 
-    Responses end by the rule of `grail_lightning.engines.ending`, as those of `HFEngine` do. vLLM finds stop strings in
+    Responses end by the rule of `grail_lightning.engines.draw`, as those of `HFEngine` do. vLLM finds stop strings in
     the text that it decodes by itself, which can differ at the borders of tokens: what it sampled beyond the end is cut
     off, and a response that it ended for no reason that the rule knows is continued, without stop strings.
 
