@@ -49,7 +49,7 @@ from grail_lightning.credit.forward import entropies, logprobs
 from grail_lightning.credit.perturbation import perturbation_scores
 from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
 from grail_lightning.policy import Policy
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ProblemSpace, WordProblemSpace, WordProblemTask

@@ -18,6 +18,7 @@ from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import given_batch
+from grail_lightning.engines.checks import check_logprobs
 from grail_lightning.grading import grade_and_locate, step_masks
 from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
 from grail_lightning.policy.options import PolicySource, as_source, check_dtype, check_precision, context_length
@@ -136,6 +137,7 @@ class GrailModule(pl.LightningModule):
             check_strategy(self.trainer.strategy)
             if fits:
                 check_dtype(self.policy_name, self.loading)
+                check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
             self.policy = load(self.policy_name, trainable=True)
         for_credit = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
         if (for_credit or (fits and self.objective.kl_coefficient)) and self.reference is None:
@@ -297,7 +299,7 @@ class GrailModule(pl.LightningModule):
             clock=clock,
             rank=self.global_rank,
             # Validation samples before the first step: an engine that cannot train is refused there.
-            needs_logprobs=self.trainer.state.fn == "fit" and self.execution.decided_cap is not None,
+            sampler_cap=self.execution.decided_cap if self.trainer.state.fn == "fit" else None,
         )
 
     def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:

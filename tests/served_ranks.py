@@ -17,6 +17,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import HFEngine, VLLMServer
+from grail_lightning.engines.vllm.client import all_of
 from tests.processes import run_script
 from tests.runs import Watch, module, problems, strategy_of, trainer
 
@@ -54,7 +55,7 @@ def main(strategy, *urls):
         expected.update_weights(policy)
         texts = expected.generate(prompts, 1, GREEDY, seed=0).texts
         weights = [p.detach().double().square().sum().item() for p in policy.parameters()]
-    statuses = [server.status() for server in engine._servers]
+    statuses = engine._calls.run(all_of(server.status() for server in engine._servers))
     report = {
         "rank": run.global_rank,
         "texts": watch.outputs[-1].batch.texts,

@@ -149,11 +149,10 @@ def test_a_script_runs_a_command_that_is_accepted_and_goes_on_from_the_last_chec
 def test_servers_are_started_as_the_engine_asks_for_it():
     (text, *_), _ = _run("servers.sbatch")
     assert text == "serve"
-    engine = pytest.importorskip("grail_lightning.engines.vllm.remote")
+    client = pytest.importorskip("grail_lightning.engines.vllm.client")
     printed = (EXAMPLES / "servers.sbatch").read_text().replace("\\\n", " ")
     (command,) = [shlex.split(line) for line in printed.splitlines() if "vllm serve" in line]
-    server = engine.RemoteServer(engine.ServerClient("http://node3:8000", 1.0, None), 0, 1.0, 1)
-    wanted = shlex.split(server.command)
+    wanted = shlex.split(client.ServerClient("http://node3:8000", 1.0, 1.0, 1).command)
     for option in ("--port", "--logprobs-mode", "--worker-extension-cls"):
         assert command[command.index(option) + 1] == wanted[wanted.index(option) + 1]
     assert set(wanted[:1]) <= set(command), "the environment"

@@ -9,7 +9,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, build_batch
 from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
 from tests.runs import TASK, problems, sampled

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from grail_lightning.batch import Sampling
 from grail_lightning.policy import Loading, Policy, load_policy
-from grail_lightning.policy.flex import make_block_mask
+from grail_lightning.policy.trees import make_block_mask
 from tests import runs
 from tests.steps import gap, steps
 
@@ -39,7 +39,7 @@ def take_flex(monkeypatch):
 
     def take():
         monkeypatch.setattr(torch_flex, "_validate_device", _accept)
-        monkeypatch.setattr("grail_lightning.policy.flex._kernel", lambda device: counted)
+        monkeypatch.setattr("grail_lightning.policy.trees._kernel", lambda device: counted)
         monkeypatch.setattr(Policy, "tree_kernel", "flex")
         return calls
 

@@ -1,3 +1,5 @@
+import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +13,24 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Qwen3MoeConfig,
+    T5Config,
 )
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.policy import Loading, LoRA, Policy, check_policy, encode_prompt, load_policy, load_tokenizer
+from grail_lightning.policy import (
+    Loading,
+    LoRA,
+    Policy,
+    check_policy,
+    encode_prompt,
+    load_policy,
+    load_tokenizer,
+    resolve_policy,
+)
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.load import check_head
-from grail_lightning.policy.options import check_dtype, choose_attention
+from grail_lightning.policy.options import check_dtype
 from grail_lightning.policy.trees import TREE_ATTENTION
 from tests.architectures import tiny
 from tests.runs import TASK
@@ -221,34 +233,80 @@ def test_prompts_are_encoded_through_the_chat_template_where_there_is_one(arithm
         encode_prompt(tokenizer, "")
 
 
-def test_flash_attention_where_it_cannot_run_is_an_error_before_anything_is_read():
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    with pytest.raises(ValueError, match=r"needs a CUDA device, and there is none. Use auto or sdpa"):
-        check_policy("arithmetic", Loading(attention="flash_attention_2"))
-    assert choose_attention("auto", half_precision=True) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("./no/such/folder", "there is no folder './no/such/folder'"),
-        ("no-such-model", "cannot be loaded"),
-    ],
-)
-def test_a_policy_that_is_not_there_is_an_error_with_a_way_out(name, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("name", ["./no/such/folder", "no-such-model"])
+def test_a_policy_that_is_not_there_is_one_line_with_a_way_out(name):
+    with pytest.raises(ValueError, match=rf"`policy` '{name}' cannot be loaded: .*\. Give a folder in Hugging Face"):
         check_policy(name, Loading())
 
 
-def test_a_config_without_weights_needs_from_scratch(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the packaged policy."""
+    shutil.copytree(resolve_policy("arithmetic"), tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def _cut_off(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100_000])
+
+
+def _remove_a_shard(folder):
+    index = {
+        "metadata": {},
+        "weight_map": {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"},
+    }
+    (folder / "model.safetensors").rename(folder / "part-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _change_a_shape(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] * 2}))
+
+
+def _remove_tokenizer(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut_off, r"cannot be loaded: .*Copy or download its weights again"),
+        (_remove_a_shard, r"cannot be loaded: .*part-2"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"cannot be loaded: .*model\.safetensors"),
+        (_change_a_shape, r"its weights have other shapes than its config\.json says"),
+        (_remove_tokenizer, r"must have a tokenizer, but its files \(tokenizer\.json, say\) are missing"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "The tokenizer of `policy` .* cannot be loaded: "),
+        (lambda folder: T5Config().save_pretrained(folder), "cannot be loaded: Unrecognized configuration class"),
+    ],
+)
+def test_a_folder_that_is_no_whole_policy_is_one_line(damage, message, folder):
+    damage(folder)
+    with pytest.raises(ValueError, match=rf"`policy` .*{message}|{message}") as raised:
+        load_policy(str(folder))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_config_without_weights_loads_from_scratch(tmp_path):
     load_tokenizer("arithmetic").save_pretrained(tmp_path)
     ARCHITECTURES["mistral"].save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"Set `loading.from_scratch: true`"):
-        check_policy(str(tmp_path), Loading())
-    check_policy(str(tmp_path), Loading(from_scratch=True))
     policy = load_policy(str(tmp_path), Loading(from_scratch=True))
     assert policy.model.config.hidden_size == 32
+
+
+def test_a_packaged_policy_is_found_beside_a_folder_of_its_name_that_holds_no_other(folder, monkeypatch):
+    packaged = resolve_policy("words")
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "words").mkdir()
+    assert resolve_policy("words") == packaged
+    (folder.parent / "words").rmdir()
+    folder.rename("words")
+    with pytest.raises(ValueError, match=r"must name one model, .*Write \./words for the folder, or /\S+ for the"):
+        resolve_policy("words")
+    assert resolve_policy("./words") == "words"
+    assert resolve_policy(packaged) == packaged
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -19,9 +19,8 @@ from transformers import (
 from grail_lightning.batch import AnswerMasks, SampledBatch, lengths_to_mask
 from grail_lightning.credit import GRAIL
 from grail_lightning.distributed.sharding import shard
-from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
+from grail_lightning.policy import Loading, LoRA, check_policy, load_policy, load_tokenizer, micro_batch
 from grail_lightning.policy.capabilities import within_attention_window
-from grail_lightning.policy.checks import check_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
 from grail_lightning.policy.trees import tree_layout

@@ -23,16 +23,9 @@ from grail_lightning.vllm_worker import WeightReceiver
 class Worker(WeightReceiver):
     """What a worker of vLLM has that the extension uses."""
 
-    def __init__(self, policy="arithmetic", logprobs_mode="processed_logprobs"):
-        self.policy = load_policy(policy, trainable=False)
-        config = types.SimpleNamespace(
-            hf_text_config=self.policy.model.config,
-            model=policy,
-            dtype=torch.float32,
-            logprobs_mode=logprobs_mode,
-            max_model_len=4096,
-        )
-        self.vllm_config = types.SimpleNamespace(model_config=config)
+    def __init__(self):
+        self.policy = load_policy("arithmetic", trainable=False)
+        self.vllm_config = types.SimpleNamespace(model_config=types.SimpleNamespace(dtype=torch.float32))
         sampler = types.SimpleNamespace(topk_topp_sampler=torch.nn.Identity())
         self.model_runner = types.SimpleNamespace(sampler=sampler, get_model=lambda: self.policy.model)
         self.loads = 0
@@ -93,13 +86,6 @@ def leaves_out(handler):
 class Routes(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self):
-        served = self.server.served
-        if time.monotonic() < served.loading:
-            self.say({}, 503)
-        else:
-            self.say({"version": served.release} if self.path == "/version" else {})
-
     def do_POST(self):
         served = self.server.served
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -115,6 +101,8 @@ class Routes(http.server.BaseHTTPRequestHandler):
             with served.lock:
                 ids, logprobs = worker.complete(asked["prompt"], asked)
             self.say({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]})
+        elif time.monotonic() < served.loading:
+            self.say({}, 503)
         elif self.path == "/collective_rpc" and served.dev_mode:
             method = getattr(served.worker, asked["method"], None)
             if method is None:
@@ -171,8 +159,8 @@ class SmallServer:
         loading: The moment at which it begins to answer.
     """
 
-    def __init__(self, worker=Worker, release="0.32.0", dev_mode=True):
-        self.make, self.release, self.dev_mode = worker, release, dev_mode
+    def __init__(self, worker=Worker, dev_mode=True):
+        self.make, self.dev_mode = worker, dev_mode
         self.worker = worker() if worker is not None else None
         self.faults, self.asked, self.lock = [], [], threading.RLock()
         self.loading = 0.0

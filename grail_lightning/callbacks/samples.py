@@ -21,7 +21,7 @@ from grail_lightning.callbacks.hooks import data_of, policy_of, subcommand_of
 from grail_lightning.callbacks.rollouts import prompt_text
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.distributed.digest import weights_digest
+from grail_lightning.distributed.sharding import weights_digest
 from grail_lightning.evaluate.records import (
     FACTS,
     FORMAT,

@@ -44,10 +44,9 @@ from grail_lightning.cli.option_help import describe, print_options
 from grail_lightning.cli.run_config import SaveRunConfig
 from grail_lightning.cli.stage_loggers import beside_training, files_after_checks
 from grail_lightning.cli.strategies import check_launcher, default_mesh_sizes, strategy_options
-from grail_lightning.distributed.checkpoint_check import check_checkpoint
+from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
-from grail_lightning.policy.checks import check_weights
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.runtime.console import leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
@@ -172,9 +171,7 @@ class GrailCLI(LightningCLI):
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         check_folders(self.trainer)
         self._checkpoint = kwargs["ckpt_path"] = RunFolder(self.trainer).checkpoint(kwargs.get("ckpt_path"))
-        state = check_checkpoint(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only")) or {}
-        if "state_dict" in state:
-            check_weights(self.model.policy_name, self.model.loading, state["state_dict"])
+        state = read_state(kwargs["ckpt_path"], self.trainer.strategy, kwargs.get("weights_only"))
         if subcommand == "fit" and "global_step" in state:
             check_steps_left(self.trainer, kwargs["ckpt_path"], state["global_step"])
         if subcommand == "test":

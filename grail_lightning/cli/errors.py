@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from grail_lightning.cli.commands import DEBUG_HINT
 from grail_lightning.cli.config_files import file_that_sets
 from grail_lightning.cli.option_errors import refusal
-from grail_lightning.policy.checks import other_policy
+from grail_lightning.policy.load import other_policy
 
 PACKAGE = str(Path(__file__).parents[1])
 CONFIG_LIBRARIES = (

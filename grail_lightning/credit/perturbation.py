@@ -22,7 +22,7 @@ from grail_lightning.credit.oar import (
 )
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.policy import Policy
-from grail_lightning.policy.continuation import Trunk
+from grail_lightning.policy.capabilities import Trunk
 
 
 class OARPerturbation(TokenCredit):

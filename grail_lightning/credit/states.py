@@ -19,7 +19,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 from grail_lightning.tasks.import_path import import_function
 
 Marks = Sequence[tuple[int, str]]

@@ -17,7 +17,7 @@ from grail_lightning.credit.value_memory import ValueMemory
 from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums
 from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
 from grail_lightning.policy import Policy
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 
 Outcome = Literal["reward", "correctness"]
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pickle
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -15,6 +16,9 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import Strategy
+
+from grail_lightning.policy.options import first_line
 
 _PART = ".part"  # The suffix of a checkpoint that is being written.
 
@@ -65,12 +69,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """
         host: Any = "cpu"
         try:
-            found: dict[str, Any] = super().load_checkpoint(path, host, weights_only)
+            return dict(super().load_checkpoint(path, host, weights_only))
         except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
             if not Path(path).is_file() or _is_whole(Path(path)):
                 raise
             raise damaged(Path(path)) from error
-        return found
 
 
 def save_whole(trainer: Trainer, target: Path) -> None:
@@ -95,18 +98,35 @@ def save_whole(trainer: Trainer, target: Path) -> None:
     trainer.strategy.barrier()
 
 
-def check_whole(path: str | None) -> None:
-    """Check that a local checkpoint has its end, without reading all of it, before a model is loaded.
+def read_state(path: str | None, strategy: Strategy, weights_only: bool | None = None) -> dict[str, Any]:
+    """What a checkpoint holds, before a model is loaded: of one file also the weights, which are mapped, not read.
+
+    It is empty without a checkpoint, and for a plugin of the user's, which reads its own files.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If the file is damaged or no checkpoint of a run, or if torch refuses what it holds.
     """
-    file = Path(path or "")
-    if file.is_file():
-        with file.open("rb") as opened:
-            start = opened.read(2)
-        if not start or (start == b"PK" and not zipfile.is_zipfile(file)):  # The directory of a zip file is at its end.
-            raise damaged(file)
+    if path is None or type(strategy.checkpoint_io) not in (TorchCheckpointIO, DurableCheckpointIO):
+        return {}
+    file = Path(path) / "meta.pt" if Path(path).is_dir() else Path(path)
+    must = f"`ckpt_path` must be a checkpoint of a run, such as last.ckpt, but {path}"
+    if not file.is_file():
+        raise ValueError(f"{must} is a folder without one. A policy in Hugging Face format goes to `model.policy`.")
+    try:
+        content: Any = torch.load(file, mmap=zipfile.is_zipfile(file), map_location="cpu", weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        if _is_whole(file):
+            reason = re.search(r"Unsupported (?:global: GLOBAL|class) [\w.]+", str(error))
+            raise ValueError(
+                f"`ckpt_path` must hold nothing but tensors and plain values, but {path} does not "
+                f"({reason[0] if reason else first_line(error)}). If you trust it, add `--weights_only=false`."
+            ) from error
+        raise damaged(Path(path)) from error
+    except Exception as error:  # A damaged file can raise anything.
+        raise damaged(Path(path)) from error
+    if not isinstance(content, dict) or "global_step" not in content:
+        raise ValueError(f"{must} holds other things. Weights in Hugging Face format go to `model.policy`.")
+    return content
 
 
 def _is_whole(file: Path) -> bool:
@@ -151,10 +171,10 @@ def _step(file: Path) -> str:
 
 def _cause(error: BaseException) -> tuple[int, str]:
     """The operating system's error number and message. torch hides them behind an error about its file format."""
-    found = error.__context__ if isinstance(error.__context__, OSError) else error
-    if isinstance(found, OSError) and found.errno is not None:
-        return found.errno, found.strerror or str(found)
-    return errno.EIO, str(found)
+    cause = error.__context__ if isinstance(error.__context__, OSError) else error
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return cause.errno, cause.strerror or str(cause)
+    return errno.EIO, str(cause)
 
 
 def _to_disk(folder: Path) -> None:

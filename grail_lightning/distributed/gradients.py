@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -69,28 +68,11 @@ class Gradients:
         return isinstance(self.strategy, SingleDeviceStrategy) and self.masters is None
 
     def make_optimizer(self, make: Callable[[Iterator[Tensor]], Optimizer]) -> Optimizer:
-        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy.
-
-        Raises:
-            ValueError: If it takes no weights of these shapes, or cannot update them although they are sharded.
-        """
-        try:
-            optimizer = make(iter(self.weights))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self._option} must take all weights that are trained, but it refuses some "
-                f"({str(error).rstrip('.')}). Take torch.optim.AdamW, say."
-            ) from error
-        if isinstance(self.policy, FSDPModule):
-            _check_sharded_step(make, self.weights, self._option)
+        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy."""
+        optimizer = make(iter(self.weights))
         if self.masters is not None:
             self.masters.follow(optimizer)
         return optimizer
-
-    @property
-    def _option(self) -> str:
-        """The option that names the optimiser."""
-        return "`model.credit.optimizer`" if self.apart else "`model.optimizer`"
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
@@ -139,30 +121,6 @@ class Gradients:
         embeddings = self.policy.model.get_input_embeddings()
         if isinstance(embeddings, nn.Embedding):
             embeddings.sparse = False
-
-
-def _check_sharded_step(make: Callable[[Iterator[Tensor]], Optimizer], weights: list[Tensor], option: str) -> None:
-    """Take a step on small sharded tensors: torch does not have every operation for them.
-
-    Raises:
-        ValueError: If the step fails.
-    """
-    like = next(weight for weight in weights if isinstance(weight, DTensor))
-    size = 2 * like.device_mesh.size()
-    shapes = {(size,) * weight.dim() for weight in weights}  # Some optimisers take matrices alone.
-    where = like.device_mesh, like.placements
-    trial = [nn.Parameter(distribute_tensor(torch.zeros(shape), *where)) for shape in sorted(shapes)]
-    for parameter in trial:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = make(iter(trial))
-    try:
-        optimizer.step()
-    except Exception as error:  # Optimisers that do not know sharded tensors fail in many ways.
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ValueError(
-            f"{option} must be able to update sharded weights, but {type(optimizer).__name__} cannot ({reason}). Take "
-            "torch.optim.AdamW, or `trainer.strategy: ddp`."
-        ) from error
 
 
 def clip_gradients(weights: list[Tensor], max_norm: float | None) -> float:

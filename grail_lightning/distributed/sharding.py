@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.options import PolicySource
+from grail_lightning.runtime.collectives import whole_tensor
 
 
 def check_strategy(strategy: object) -> None:
@@ -32,15 +34,7 @@ def check_strategy(strategy: object) -> None:
 
 
 def data_parallel_mesh(mesh: DeviceMesh | None, loading: Loading) -> DeviceMesh | None:
-    """The part of a strategy's device mesh over which weights are sharded; None if there is no mesh.
-
-    Args:
-        mesh: The device mesh that `ModelParallelStrategy` gives to a module; None with other strategies.
-        loading: The options with which the policy will be loaded.
-
-    Raises:
-        ValueError: If the mesh splits layers over devices.
-    """
+    """The part of a strategy's device mesh over which weights are sharded; None if there is no mesh."""
     if mesh is None:
         if loading.reduce_once:
             rank_zero_warn(
@@ -57,12 +51,7 @@ def data_parallel_mesh(mesh: DeviceMesh | None, loading: Loading) -> DeviceMesh 
 
 
 def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
-    """Shard every decoder block, and then the other weights, over a device mesh, in place.
-
-    Args:
-        policy: The loaded policy, on any device.
-        mesh: The data-parallel mesh that `ModelParallelStrategy` gives to `configure_model`.
-    """
+    """Shard every decoder block, and then the other weights, over a data-parallel mesh, in place."""
     # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective.
     _ = policy.supports_prefix_trees, policy.supports_kv_continuation
     for block in policy.blocks:
@@ -80,15 +69,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 def load_on_ranks(
     name: PolicySource, loading: Loading, mesh: DeviceMesh | None, *, half_precision: bool, trainable: bool
 ) -> Policy:
-    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
-
-    Args:
-        name: See `load_policy`.
-        loading: The options.
-        mesh: The device mesh that `ModelParallelStrategy` gives to a module; None with other strategies.
-        half_precision: See `load_policy`.
-        trainable: Whether the weights are trained.
-    """
+    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh."""
     part = data_parallel_mesh(mesh, loading)
     policy = load_policy(name, loading, half_precision=half_precision, trainable=trainable)
     policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
@@ -119,3 +100,17 @@ def gathered(policy: Policy) -> Iterator[None]:
             # Ranks may have made unequal numbers of passes. FSDP2 keeps the order of its forward passes until a
             # backward pass, which gathers blocks in advance by it: a rank with other blocks would wait for ever.
             units[0].reset_iter_state()
+
+
+def weights_digest(policy: Policy) -> str:
+    """The SHA-256 of all weights with their names, types and shapes.
+
+    It does not depend on the number of ranks, nor on the device. Sharded weights are gathered one at a time: a
+    collective, which every rank must call.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(policy.state_dict().items()):
+        values = whole_tensor(weight).cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

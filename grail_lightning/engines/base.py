@@ -30,13 +30,16 @@ class RolloutEngine(ABC):
             calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
             `update_weights` gathers sharded weights by itself on all ranks in step, and returns when the copy is
             complete; the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects
-            for by default. The correction needs those of the sampler, so the engine has to report them.
+            for by default. The correction needs those of the sampler.
+        reports_logprobs: Whether `generate` returns the log-probabilities of the sampled tokens. An engine that cannot
+            says False; a run that needs them then ends before anything is sampled.
         samples_elsewhere: Whether that copy is on another machine or in another process. With `execution.sample_ahead`
             `generate` then runs in a thread while the policy trains. It must not read the policy's weights or call a
             collective.
     """
 
     own_weights: ClassVar[bool] = False
+    reports_logprobs: ClassVar[bool] = True
     samples_elsewhere: ClassVar[bool] = False
 
     def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
@@ -45,9 +48,6 @@ class RolloutEngine(ABC):
         Args:
             policy: The name or folder of the policy, or a loaded model with its tokenizer.
             loading: The options with which it will be loaded.
-
-        Raises:
-            ValueError: If the engine cannot sample from this policy here.
         """
 
     @abstractmethod
@@ -67,9 +67,9 @@ class RolloutEngine(ABC):
         division of the problems into batches.
 
         Args:
-            prompts: See `generate`.
-            group_size: See `generate`.
-            sampling: See `generate`.
+            prompts: See `generate`, as for `group_size` and `sampling`.
+            group_size: The number of responses to each prompt.
+            sampling: The sampling options.
             seeds: ``B`` seeds of 63 bits, in the order of the rows.
         """
         return self.generate(prompts, group_size, sampling, derive_seed(*seeds))

@@ -19,6 +19,20 @@ from grail_lightning.tasks.base import Prompt
 _REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
 
 
+def check_logprobs(engine: RolloutEngine, sampler_cap: float | None, *, reports: bool) -> None:
+    """Check that the engine reports the log-probabilities that the update needs.
+
+    Raises:
+        ValueError: If it does not, and the correction for the sampler is on.
+    """
+    if sampler_cap is not None and not reports:
+        raise ValueError(
+            "`execution.sampler_cap` needs the log-probabilities of the sampler, but "
+            f"`{type(engine).__name__}` reports none. Use an engine that does, or set it to null (auto is 2 for "
+            "engines with a copy of the weights)."
+        )
+
+
 def sample_rollouts(
     engine: RolloutEngine,
     policy: Policy,
@@ -46,13 +60,7 @@ def check_rollouts(
 ) -> None:
     """Check that these are the rollouts that were requested of an engine; synchronises with the device once.
 
-    Args:
-        engine: The engine that returned them, for the message.
-        batch: The value that its `generate` returned for the arguments below.
-        policy: The policy, for its vocabulary and device.
-        prompts: See `RolloutEngine.generate`.
-        group_size: See `RolloutEngine.generate`.
-        sampling: See `RolloutEngine.generate`.
+    The arguments are those of `RolloutEngine.generate`, and what it returned for them.
 
     Raises:
         ValueError: If it is no `SampledBatch`; if rows are not in the order of the prompts; if a tensor has the wrong

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
-from grail_lightning.engines.draw import draw, warpers, widest_float
-from grail_lightning.engines.ending import Ending, Sampled
+from grail_lightning.engines.draw import Ending, Sampled, draw, warpers, widest_float
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS

@@ -1,17 +1,18 @@
-"""Drawing of one token a row from logits.
+"""Drawing of one token a row from logits, and the rule by which a response ends.
 
-Shapes: ``n`` rows, ``V`` vocabulary.
+Shapes: ``n`` rows, ``V`` vocabulary, ``T`` response tokens, ``t`` of them so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import Sampling
+from grail_lightning.policy import Policy
 
 _SUM_BLOCK = 512
 
@@ -87,3 +88,40 @@ def warpers(sampling: Sampling) -> list[Any]:
 def widest_float(device: torch.device) -> torch.dtype:
     """The widest floating-point dtype of the device: Apple's GPUs have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Sampled(NamedTuple):
+    """The result of a decoding loop.
+
+    Attributes:
+        ids: ``[n, T]`` long; ids after a row's end are not part of its response, whatever their value.
+        logprobs: ``[n, T]`` float32, the log-probabilities of the ids.
+        lengths: ``[n]`` long, the number of tokens of each response, its end included.
+        finished: ``[n]`` bool, whether the response ended by itself.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    lengths: Tensor
+    finished: Tensor
+
+
+class Ending:
+    """Determines which rows end with their newest token: with an end token, or because it completes a stop string.
+
+    Only response tokens are read, so a stop string that begins in the prompt has no effect. Stop strings are compared
+    with the text of all tokens, including special tokens, which the graded text leaves out. `reach` is the number of
+    newest tokens that are read.
+    """
+
+    def __init__(self, policy: Policy, sampling: Sampling) -> None:
+        from transformers import StopStringCriteria  # Transformers is slow to import, and `--help` is not.
+
+        self.end_tokens = torch.tensor(policy.end_token_ids, dtype=torch.long, device=policy.device)
+        self.stops = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
+        self.reach: int = 1 if self.stops is None else self.stops.maximum_token_len
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """``[n]`` bool: the rows of ``ids [n, t]`` (response tokens only) that end with their last token."""
+        ended: Tensor = (ids[:, -1:] == self.end_tokens).any(1)
+        return ended if self.stops is None else ended | self.stops(ids[:, -self.reach :], None)

@@ -13,10 +13,9 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
 from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
 from grail_lightning.engines.decoding import Decoding, supports
-from grail_lightning.engines.draw import warpers
-from grail_lightning.engines.ending import Ending, Sampled
+from grail_lightning.engines.draw import Ending, Sampled, warpers
 from grail_lightning.policy import Policy
-from grail_lightning.policy.frozen import requiring_grad
+from grail_lightning.policy.reference import requiring_grad
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, seeded
 from grail_lightning.tasks.base import Prompt

@@ -1,9 +1,8 @@
 """The policy: any Hugging Face causal language model, its tokenizer, and log-probabilities without full logits."""
 
-from grail_lightning.policy.checks import check_policy
 from grail_lightning.policy.load import load_policy
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, LoRA, resolve_policy
+from grail_lightning.policy.options import Loading, LoRA, check_policy, resolve_policy
 from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
@@ -15,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA) -> None:
-    """Add LoRA adapters to `model`, in place, and freeze all other weights. It may be on the meta device.
-
-    Raises:
-        ValueError: If a pattern is malformed, if there are no layers of the given names, or if one of them shares its
-            weights with another layer.
-    """
+    """Add LoRA adapters to `model`, in place, and freeze all other weights."""
     from peft import LoraConfig
 
     _check_targets(model, lora.target_modules)
@@ -57,33 +51,17 @@ def _check_targets(model: PreTrainedModel, wanted: str | list[str]) -> None:
     layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, Conv1D))}
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     patterns = [wanted] if isinstance(wanted, str) else [rf"(.*\.)?{re.escape(name)}" for name in wanted]
-    try:
-        found = [{name for name in layers if re.fullmatch(pattern, name)} for pattern in patterns]
-    except re.error as error:
-        raise ValueError(
-            f"`loading.lora.target_modules` must be a regular expression if it is no list, but got {wanted!r}: "
-            f"{error}. Correct it, write a list of names, or all-linear."
-        ) from None
-    if not found or not all(found):
+    matches = [{name for name in layers if re.fullmatch(pattern, name)} for pattern in patterns]
+    if not matches or not all(matches):  # peft would leave out what it does not find.
         known = sorted({name.rpartition(".")[2] for name, m in layers.items() if not any(m is end for end in ends)})
         raise ValueError(
             f"`loading.lora.target_modules` must name layers of the policy, but got {wanted}. "
-            f"It has {', '.join(known)}; or write all-linear.{_meant(wanted, found, known)}"
+            f"It has {', '.join(known)}; or write all-linear."
         )
-    targeted = {name for names in found for name in names if any(layers[name] is end for end in ends)}
+    targeted = {name for names in matches for name in names if any(layers[name] is end for end in ends)}
     if targeted and ends[0].weight is ends[1].weight:
         raise ValueError(
             f"`loading.lora.target_modules` must leave out what shares its weights with another layer, but got "
             f"{', '.join(sorted(targeted))}: embedding and head of this policy are one, and an export would change "
             "both. Leave it out, or train all weights (`loading.lora: null`)."
         )
-
-
-def _meant(wanted: str | list[str], found: list[set[str]], known: list[str]) -> str:
-    """A question with the name that is nearest to the first target without a layer; empty if none is near."""
-    if isinstance(wanted, str):
-        names = [name.strip() for name in wanted.split(",")]
-        return f" Did you mean the list [{', '.join(names)}]?" if set(names) <= set(known) else ""
-    missing = next((name for name, layers in zip(wanted, found, strict=True) if not layers), "")
-    near = difflib.get_close_matches(missing, known, n=1)
-    return f" Did you mean {near[0]}?" if near else ""

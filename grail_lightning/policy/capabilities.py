@@ -1,18 +1,21 @@
-"""Tests of what a policy's model supports beyond padded rows. Each test runs the model on a few tokens."""
+"""What a policy's model supports beyond padded rows, found by running it on a few tokens; and continued sequences.
+
+Shapes: ``B`` rows, ``W`` columns, ``n`` branches, ``D`` width.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from grail_lightning.policy.frozen import requiring_grad
 from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout
+from grail_lightning.policy.reference import requiring_grad
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 
 if TYPE_CHECKING:
@@ -114,6 +117,52 @@ def supports_kv_continuation(policy: Policy) -> bool:
     return _agree(found, whole, spread=whole, dtype=policy.compute_dtype)
 
 
+class Trunk:
+    """A forward pass of whole sequences whose keys and values can be continued from any column.
+
+    It stores the keys and values of the ``B × W`` positions of ``input_ids [B, W]``, padded left or right. `states`
+    ``[B, W, D]`` is the decoder's output. The policy must be in evaluation mode, without gradients, and must have
+    `supports_kv_continuation`.
+    """
+
+    def __init__(self, policy: Policy, input_ids: Tensor, attention_mask: Tensor) -> None:
+        cache = DynamicCache()
+        self.policy = policy
+        self.states = policy.hidden(attention_mask, input_ids=input_ids, past_key_values=cache)
+        self._layers = [(layer.keys, layer.values) for layer in cache.layers]
+
+    def branch(self, rows: Tensor, columns: slice, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The decoder's output at tokens that replace the end of some rows.
+
+        Args:
+            rows: ``[n]`` long, the row that each branch continues.
+            columns: The range of columns whose keys and values are kept. Columns cut off on the left must be padding.
+            input_ids: ``[n, w]``, the tokens of the branch.
+            attention_mask: ``[n, kept + w]`` bool.
+
+        Returns:
+            ``[n, w, D]``.
+        """
+        layers: list[Any] = [_Beginning(*layer, rows, columns) for layer in self._layers]
+        return self.policy.hidden(attention_mask, input_ids=input_ids, past_key_values=Cache(layers=layers))
+
+
+class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
+    """One cache layer with the keys and values of the beginnings. `update` does not change what is stored."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, columns: slice) -> None:
+        super().__init__()
+        self.keys, self.values = keys[:, :, columns], values[:, :, columns]
+        self.rows, self.is_initialized = rows, True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **options: object
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and the values of beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
+        keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
+        return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
+
+
 def within_attention_window(policy: Policy, width: int) -> bool:
     """Whether the attention of every block covers `width` columns.
 
@@ -135,11 +184,7 @@ def has_dropout(policy: nn.Module) -> bool:
 
 
 def check_packing(policy: Policy) -> None:
-    """Compare packed rows with the same rows run one by one.
-
-    Raises:
-        ValueError: If they differ, since the architecture then passes information from one row to the next.
-    """
+    """Check that packed rows are as when run one by one: some architectures pass information to the next row."""
     with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.uses_flash else nullcontext():
         mask[0, :2] = mask[1, 4:] = False
         packed = policy.decode(packed_layout(ids, mask, mask[:, 2:], flash=False)).float()

@@ -11,7 +11,6 @@ import torch
 
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
-from grail_lightning.policy.checks import check_decoder
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import (
     LoadedPolicy,
@@ -57,7 +56,7 @@ def load_policy(
     half_precision = half_precision or dtype in (torch.bfloat16, torch.float16)
     common = {
         "dtype": dtype,
-        "attn_implementation": choose_attention(loading.attention, half_precision, loading.packing),
+        "attn_implementation": choose_attention(loading, half_precision),
         "trust_remote_code": loading.trust_remote_code,
     }
     if loading.from_scratch:
@@ -66,7 +65,11 @@ def load_policy(
         model = AutoModelForCausalLM.from_config(config, **common)
     else:
         model = _copied(name, common) if isinstance(name, LoadedPolicy) else _pretrained(name, common)
-    check_decoder(model)
+    if not hasattr(model.get_decoder(), "layers"):
+        raise ValueError(
+            f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}. Give "
+            "another model."
+        )
     policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
     check_head(policy)
     if loading.packing:
@@ -137,3 +140,12 @@ def check_head(policy: Policy) -> None:
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
             f"(largest difference {(own - ours).abs().max():.3g}). Please report the architecture."
         )
+
+
+def other_policy(differing: list[str]) -> str:
+    """The message about a checkpoint in which some weights have other names or shapes than the policy's."""
+    return (
+        f"`ckpt_path` must be a checkpoint of this policy, but {len(differing)} of its weights have other names or "
+        f"shapes, such as {differing[0]}. Give the `model.policy` and `model.loading.lora` that it was trained with; "
+        "they are in the config.yaml of its run."
+    )

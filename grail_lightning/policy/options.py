@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
 import math
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,35 +144,18 @@ def resolve_policy(name: str) -> str:
     """A name in the form that Transformers accepts: packaged policies by short name, folders and hub names unchanged.
 
     Raises:
-        ValueError: If it looks like a path and there is no such folder, the folder holds no `config.json`, the name is
-            nearly that of a packaged policy, or it is that of a packaged policy and of another one in a folder here.
+        ValueError: If it is the name of a packaged policy and of another one in a folder here.
     """
     refuse_given("policy", name)
-    folder, packaged = Path(name).expanduser(), sorted(folder.name for folder in _ASSETS.iterdir())
-    if not name.strip():
+    folder, packaged = Path(name).expanduser(), _ASSETS / name
+    if name not in os.listdir(_ASSETS):
+        return str(folder) if folder.is_dir() else name
+    if (folder / "config.json").is_file() and not folder.samefile(packaged):
         raise ValueError(
-            f"`policy` must be a model on the hub or a folder, but got nothing. Packaged ones: {', '.join(packaged)}."
+            f"`policy` must name one model, but {name!r} is one that came with the package, and a folder here. "
+            f"Write ./{name} for the folder, or {packaged} for the other one."
         )
-    if name in packaged:
-        if (folder / "config.json").is_file() and not folder.samefile(_ASSETS / name):
-            raise ValueError(
-                f"`policy` must name one model, but {name!r} is one that came with the package, and a folder here. "
-                f"Write ./{name} for the folder, or {_ASSETS / name} for the other one."
-            )
-        return str(_ASSETS / name)  # Any other folder of that name holds no model.
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"`policy` must be a folder with a `config.json`, but {folder} has none.")
-        return str(folder)
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/export"):
-        raise ValueError(f"`policy` must be a model on the hub or an existing folder, but there is no folder {name!r}.")
-    # Transformers would ask the hub for it, with retries. All but a few old models on the hub are called owner/name.
-    if "/" not in name and (near := difflib.get_close_matches(name.lower(), packaged, n=1)):
-        raise ValueError(
-            f"`policy` must be {', '.join(packaged)}, which came with the package, a model on the hub or an existing "
-            f"folder, but got {name!r}. Did you mean {near[0]}?"
-        )
-    return name
+    return str(packaged)  # Any other folder of that name holds no model.
 
 
 def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
@@ -208,22 +191,14 @@ def first_line(error: BaseException) -> str:
 
 
 def context_length(name: PolicySource, loading: Loading) -> int | None:
-    """The number of positions of the model; None if it has no limit.
-
-    Raises:
-        ValueError: If the config cannot be read.
-    """
+    """The number of positions of the model; None if it has no limit."""
     config = read_config(name, loading.trust_remote_code)
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit
 
 
 def check_length(name: PolicySource, loading: Loading, response_length: int) -> None:
-    """Check that a prompt and a response of this length fit into the positions of the model.
-
-    Raises:
-        ValueError: If they do not, or if the config cannot be read.
-    """
+    """Check that a prompt and a response of this length fit into the positions of the model."""
     limit = context_length(name, loading)
     if limit is not None and response_length >= limit:
         raise ValueError(
@@ -232,22 +207,22 @@ def check_length(name: PolicySource, loading: Loading, response_length: int) -> 
         )
 
 
-def check_precision(precision: object) -> None:
-    """Check that gradients can be used without scaling the loss.
+def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
+    """Check what can be known of a policy before its weights are read: its config, and the room for responses."""
+    check_length(name, loading, response_length)
+    if loading.tree_attention == "flex" and not torch.cuda.is_available():
+        raise ValueError("`tree_attention: flex` needs a CUDA device, and there is none. Use auto or sdpa.")
 
-    Raises:
-        ValueError: For float16, which needs scaled losses.
-    """
+
+def check_precision(precision: object) -> None:
+    """Check that gradients can be used without scaling the loss."""
     if str(precision) in ("16", "16-mixed", "16-true"):
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
 
 
 def check_dtype(name: PolicySource, loading: Loading) -> None:
-    """Check that the weights can be trained in the dtype in which they will be loaded.
-
-    Raises:
-        ValueError: For float16, in which small gradients are zero unless losses are scaled.
-    """
+    """Check that the weights can be trained in the dtype in which they will be loaded."""
+    # In float16 small gradients are zero unless losses are scaled.
     auto = loading.dtype == "auto"
     dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
     if str(dtype).removeprefix("torch.") == "float16":
@@ -257,40 +232,9 @@ def check_dtype(name: PolicySource, loading: Loading) -> None:
         )
 
 
-def check_attention(requested: Attention, trees: TreeAttention = "auto") -> None:
-    """Check that the requested attention implementations can run on this machine.
-
-    Raises:
-        ValueError: For flex_attention without CUDA, and for flash-attn without CUDA or without the package.
-    """
-    if trees == "flex" and not torch.cuda.is_available():
-        raise ValueError("`tree_attention: flex` needs a CUDA device, and there is none. Use auto or sdpa.")
-    if requested != "flash_attention_2":
-        return
-    if not torch.cuda.is_available():
-        raise ValueError("`attention: flash_attention_2` needs a CUDA device, and there is none. Use auto or sdpa.")
-    if importlib.util.find_spec("flash_attn") is None:
-        raise ValueError(
-            "`attention: flash_attention_2` needs flash-attn, which is not installed. "
-            "Run `pip install 'grail-lightning[flash]'`, or use auto or sdpa."
-        )
-
-
-def choose_attention(requested: Attention, half_precision: bool, packing: bool = False) -> str | None:
-    """The attention implementation to load with. None is SDPA, or eager for an architecture without SDPA (Gemma 2).
-
-    Raises:
-        ValueError: For flash-attn where it cannot run: without CUDA, without the package, or in full precision.
-    """
-    check_attention(requested)
-    if requested == "flash_attention_2" and not half_precision:
-        raise ValueError(
-            "`attention: flash_attention_2` runs in half precision only. "
-            "Set `--trainer.precision=bf16-mixed` or `loading.dtype: bfloat16`, or use auto or sdpa."
-        )
-    if requested != "auto":
-        return requested
-    can_flash = (
-        packing and half_precision and torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
-    )
-    return "flash_attention_2" if can_flash else None
+def choose_attention(loading: Loading, half_precision: bool) -> str | None:
+    """The attention implementation to load with. None is SDPA, or eager for an architecture without SDPA (Gemma 2)."""
+    if loading.attention != "auto":
+        return loading.attention
+    has_flash = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if loading.packing and half_precision and has_flash else None

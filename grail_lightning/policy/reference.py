@@ -1,13 +1,16 @@
-"""The frozen reference policy: the policy before training."""
+"""Weights that are frozen: those of the reference policy, and others for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from grail_lightning.policy.model import Policy
+if TYPE_CHECKING:
+    from grail_lightning.policy.model import Policy
 
 
 class Reference:
@@ -40,3 +43,15 @@ class Reference:
         if not isinstance(self.policy, FSDPModule):  # Moving a sharded one, even whole, would shard it again.
             self.policy.to(device=beside.device, dtype=beside.model.dtype)
         yield self.policy
+
+
+@contextmanager
+def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None]:
+    """Set `requires_grad` of parameters to `value` inside the context; all must have the opposite value before."""
+    for parameter in parameters:
+        parameter.requires_grad_(value)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(not value)

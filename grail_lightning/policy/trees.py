@@ -12,6 +12,7 @@ Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
@@ -21,14 +22,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from grail_lightning.policy.aligned import aligned, first_rows, shared_columns
-from grail_lightning.policy.flex import BLOCK_TOKENS, attend, make_block_mask
-from grail_lightning.policy.layout import TokenLayout, gather_rows
+from grail_lightning.policy.layout import TokenLayout, aligned, first_rows, gather_rows, shared_columns
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 TreeKernel = Literal["sdpa", "flex"]
+
+BLOCK_TOKENS = 128
+"""Side of the blocks of `flex_attention`, which skips those of which no pair attends. Layouts are padded to a
+multiple, so that few shapes are compiled."""
 
 TREE_ATTENTION = "prefix_tree_sdpa"
 """The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
@@ -273,3 +276,56 @@ def _by_blocks(end: Tensor, pad: int, device: torch.device) -> Callable[[torch.d
     """The decoder's arguments for `flex_attention`. Each of the `pad` places after the tokens attends to itself."""
     mask = make_block_mask(torch.cat([end, torch.arange(len(end), len(end) + pad) + 1]), device)
     return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
+
+
+# --- `flex_attention`, whose cost follows the pairs of tokens that attend ------------------------------------
+
+
+def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
+    """The block mask of a forest.
+
+    Args:
+        end: ``[N]`` long, the number that follows those of each token's descendants; ``j + 1`` for padding.
+        device: The device on which attention is computed.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    until = end.to(device)
+
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < until[key])
+
+    number = len(end)
+    return create_block_mask(attends, None, None, number, number, device=device, BLOCK_SIZE=BLOCK_TOKENS)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    """``[1, heads, N, d]``: attention of one forest.
+
+    Args:
+        query: ``[1, heads, N, d]``.
+        key: ``[1, key heads, N, d]``.
+        value: ``[1, key heads, N, d]``.
+        mask: The mask from `make_block_mask`.
+        scale: The factor of the scores; None is ``d^(-1/2)``.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return _kernel(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+@cache
+def _kernel(device_type: str) -> Callable[..., Tensor]:
+    """The compiled kernel. A CPU has none with a backward pass, so `flex_attention` itself computes there."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if device_type != "cuda":
+        return cast(Callable[..., Tensor], flex_attention)
+    import torch._functorch.config as compiled_backward
+
+    # By default a compiled backward pass overwrites what the forward pass has saved, and then refuses `retain_graph`,
+    # with which saliency takes its gradient before the update does. The backward pass is compiled when it first runs,
+    # so that the option must still hold then.
+    compiled_backward.donated_buffer = False
+    return cast(Callable[..., Tensor], torch.compile(flex_attention))

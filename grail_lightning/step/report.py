@@ -18,7 +18,7 @@ from grail_lightning.credit.base import Mean, TokenWeights
 from grail_lightning.functional.advantages import EQUAL_REWARDS
 from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, top_mass
 from grail_lightning.metrics import STATUSES
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.step.advantages import effective_weights, token_advantages
 from grail_lightning.step.forward import Forward

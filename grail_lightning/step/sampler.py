@@ -11,7 +11,7 @@ from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.checks import sample_rollouts
+from grail_lightning.engines.checks import check_logprobs, sample_rollouts
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
@@ -42,7 +42,7 @@ class Sampler:
         verifier: The verifier that grades the answers.
         clock: The clock of the phases ``sample`` and ``grade``.
         rank: The index of this process among the ranks.
-        needs_logprobs: Whether the engine has to report log-probabilities, for `execution.sampler_cap`.
+        sampler_cap: `execution.sampler_cap` in training, with which the engine has to report log-probabilities.
     """
 
     group_size: int
@@ -52,7 +52,7 @@ class Sampler:
     verifier: Verifier
     clock: PhaseClock
     rank: int
-    needs_logprobs: bool = False
+    sampler_cap: float | None = None
 
     def __call__(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
         """Graded responses with located answers, from the present weights.
@@ -82,12 +82,8 @@ class Sampler:
         """
         seed = derive_seed(run_seed(), *key, self.rank) if isinstance(key, tuple) else key
         batch = sample_rollouts(self.engine, self.policy, prompts, self.group_size, self.sampling, seed)
-        if self.needs_logprobs and len(batch) and batch.sampling_logprobs is None:
-            raise ValueError(
-                "`execution.sampler_cap` needs the log-probabilities of the sampler, but "
-                f"`{type(self.engine).__name__}` reports none. Use an engine that does, or set it to null (auto is 2 "
-                "for engines with a copy of the weights)."
-            )
+        # The engine's class should have told before; this is the latest moment at which nothing is lost.
+        check_logprobs(self.engine, self.sampler_cap, reports=not len(batch) or batch.sampling_logprobs is not None)
         return self.numbered(batch)
 
     def numbered(self, batch: SampledBatch) -> SampledBatch:

@@ -7,7 +7,7 @@ import torch
 
 from grail_lightning.credit import PrefixWeights, TreeAdvantage
 from grail_lightning.credit.states import marked_states, numbers
-from grail_lightning.policy.aligned import response_nodes
+from grail_lightning.policy.layout import response_nodes
 from grail_lightning.step.advantages import token_advantages
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context

@@ -1,19 +1,24 @@
 """Checkpoints that are whole, whenever a run is killed and however full its disk is."""
 
 import os
+import pickle
 import resource
 import signal
 import subprocess
 import sys
 import tracemalloc
+import types
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 
-from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, check_whole, remove_parts
+from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, read_state, remove_parts
 
 LARGE = 1 << 21  # Numbers of a checkpoint of 8 MiB.
+STATE = {"state_dict": {"a": torch.zeros(3000)}, "global_step": 3, "pytorch-lightning_version": "2.6.0"}
+ONE_FILE = types.SimpleNamespace(checkpoint_io=TorchCheckpointIO())
 ELSEWHERE = Path("/dev/shm")
 
 
@@ -107,24 +112,53 @@ def test_a_damaged_checkpoint_says_so_and_names_the_newest_whole_one(how, tmp_pa
     for age, (file, step) in enumerate([(last, 9), (best, 6), (older, 7)]):
         save(file, step)
         os.utime(file, (1000 - age, 1000 - age))
-    damaged = tmp_path / "torn.ckpt"
-    for file in (last, damaged):
-        file.write_bytes(_spoil(file.read_bytes() if file.exists() else best.read_bytes(), how))
+    last.write_bytes(_spoil(best.read_bytes(), how))
     said = rf"`ckpt_path` must be a whole checkpoint, but got .*last\.ckpt, .*is {best} \(step 6\): give that"
     with pytest.raises(ValueError, match=said):
         DurableCheckpointIO().load_checkpoint(last)
-    if how in ("empty", "cut", "tail"):
+    if how != "head":
         with pytest.raises(ValueError, match=said):
-            check_whole(str(last))
+            read_state(str(last), ONE_FILE)
     best.unlink()
     older.unlink()
     with pytest.raises(ValueError, match="no other in its folder is whole"):
         DurableCheckpointIO().load_checkpoint(last)
 
 
-def test_a_whole_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path):
-    file = tmp_path / "code.ckpt"
-    torch.save({"path": Path("here")}, file)
-    check_whole(str(file))
-    with pytest.raises(Exception, match="Weights only load failed"):
-        DurableCheckpointIO().load_checkpoint(file, weights_only=True)
+class Calls:
+    """Calls `open` when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("pickle_has_run", "w")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda file: file.write_text("hello\nworld\n"), "damaged; no other in its folder is whole"),
+        (lambda file: file.write_bytes(pickle.dumps(Calls())), "damaged; no other in its folder is whole"),
+        (lambda file: torch.save(STATE | {"more": Calls()}, file), r"GLOBAL \w*io\.open.*`--weights_only=false`"),
+        (lambda file: torch.save(torch.zeros(3), file), "holds other things.*`model.policy`"),
+        (lambda file: file.mkdir(), "is a folder without one"),
+    ],
+    ids=["text", "pickle", "call", "tensor", "folder"],
+)
+def test_what_is_no_checkpoint_is_told_before_a_model_is_loaded(write, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=rf"`ckpt_path` must .*{message}"):
+        read_state(str(tmp_path / "x.ckpt"), ONE_FILE)
+    assert not Path("pickle_has_run").exists()
+
+
+def test_the_state_of_a_whole_checkpoint_is_handed_out(tmp_path):
+    torch.save(STATE | {"more": torch.nn.Linear}, tmp_path / "x.ckpt")
+    trusted = read_state(str(tmp_path / "x.ckpt"), ONE_FILE, weights_only=False)
+    assert trusted["global_step"] == 3
+    assert trusted["state_dict"]["a"].shape == (3000,)
+    assert read_state(None, ONE_FILE) == {}
+
+    class Own(TorchCheckpointIO):
+        """The plugin of a user, which reads its own files."""
+
+    assert read_state(str(tmp_path / "x.ckpt"), types.SimpleNamespace(checkpoint_io=Own())) == {}

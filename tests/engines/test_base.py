@@ -204,8 +204,18 @@ def test_a_module_corrects_for_an_engine_with_a_copy_of_the_weights_unless_it_is
 class Silent(Elsewhere):
     """Reports no log-probabilities."""
 
+    reports_logprobs = False
+    calls = 0
+
     def generate(self, prompts, group_size, sampling, seed):
+        self.calls += 1
         return super().generate(prompts, group_size, sampling, seed).replace(sampling_logprobs=None)
+
+
+class Surprising(Silent):
+    """Does not say so."""
+
+    reports_logprobs = True
 
 
 class Recording(ArithmeticTask):
@@ -218,16 +228,25 @@ class Recording(ArithmeticTask):
         return super().answer(text)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("engine", "ahead"), [(Silent, False), (Silent, True), (Surprising, False)])
 @pytest.mark.parametrize("validated", [False, True])
-def test_an_engine_without_log_probabilities_is_refused_before_anything_is_graded(ahead, validated):
-    task = Recording()
+def test_an_engine_without_log_probabilities_is_refused_before_anything_is_sampled(engine, ahead, validated):
+    """Or at least before the first batch is graded, if the engine's class does not tell."""
+    task, made = Recording(), engine()
     data = ArithmeticData(num_train=8, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2, task=task)
-    ours = module({"group_size": 2, "sample_ahead": ahead}, engine=Silent(), sampling=Sampling(max_response_length=8))
+    ours = module({"group_size": 2, "sample_ahead": ahead}, engine=made, sampling=Sampling(max_response_length=8))
     run = trainer(1, *([Evaluation(at_start=True)] if validated else []), limit_val_batches=int(validated))
-    with pytest.raises(ValueError, match=r"`execution.sampler_cap` needs .* `Silent` reports none"):
+    with pytest.raises(ValueError, match=rf"`execution.sampler_cap` needs .* `{engine.__name__}` reports none"):
         run.fit(ours, data)
+    assert made.calls == (engine is Surprising)
     assert not task.graded
+
+
+def test_an_engine_without_log_probabilities_trains_without_the_correction_and_evaluates():
+    task, sampling = Recording(), Sampling(max_response_length=8)
+    data = ArithmeticData(num_train=8, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2, task=task)
     free = {"group_size": 2, "sampler_cap": None, "mask_truncated": False}
-    trainer(1, limit_val_batches=0).fit(module(free, engine=Silent(), sampling=Sampling(max_response_length=8)), data)
-    assert task.graded
+    trainer(1, limit_val_batches=0).fit(module(free, engine=Silent(), sampling=sampling), data)
+    graded = len(task.graded)
+    trainer(1).validate(module(engine=Silent(), sampling=sampling), data, verbose=False)
+    assert 0 < graded < len(task.graded)

@@ -3,7 +3,7 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.ending import Ending
+from grail_lightning.engines.draw import Ending
 from grail_lightning.engines.vllm.requests import (
     Completion,
     first_ends,

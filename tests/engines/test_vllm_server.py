@@ -2,23 +2,28 @@
 
 import copy
 import logging
+import os
+import re
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.vllm.client import Stopped
-from grail_lightning.engines.vllm.protocol import deal
-from grail_lightning.policy import load_policy
+from grail_lightning.engines.vllm.server import deal
+from grail_lightning.policy import Loading, load_policy
 from tests.runs import problems
+from tests.shell import SHORT, fails
 from tests.vllm_routes import SmallServer, Worker, breaks_off, garbles, leaves_out
 from tests.vllm_routes import fails as answers_with
 
 GREEDY = Sampling(max_response_length=8, temperature=0)
 DRAWN = Sampling(max_response_length=8)
+PROBES = 16
 
 
 @pytest.fixture
@@ -60,6 +65,13 @@ def texts(engine, sampling=GREEDY, number=4, group_size=2):
     return engine.generate(problems(number), group_size, sampling, seed=3).texts
 
 
+def completions(served):
+    return [asked for path, _, asked in served.asked if path == "/v1/completions"]
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
 def test_greedy_texts_are_those_of_the_policy_before_and_after_a_push(policy, served, engine_of):
     ours, theirs = engine_of(served), HFEngine()
     for _ in range(2):
@@ -74,14 +86,65 @@ def test_greedy_texts_are_those_of_the_policy_before_and_after_a_push(policy, se
     assert served.worker.loads == 2
 
 
-def test_weights_that_have_not_changed_are_not_pushed_again(policy, served, engine_of):
-    engine = engine_of(served)
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_changed_weights_alone_are_pushed_through_memory_or_a_folder(in_folder, policy, served, engine_of, tmp_path):
+    engine = engine_of(served, **{"push_folder": str(tmp_path)} if in_folder else {})
     engine.update_weights(policy)
     engine.update_weights(policy)
     assert served.worker.loads == 1
     next(policy.parameters()).data[0, 0] += 1  # Counters of changes do not see it.
     engine.update_weights(policy)
     assert served.worker.loads == 2
+    loads = [asked["args"] for _, _, asked in served.asked if asked.get("method") == "grail_load"]
+    (path, version) = loads[-1]
+    assert torch.equal(load_file(path)["model.norm.weight"], policy.model.model.norm.weight)
+    if in_folder:
+        assert [str(file) for file in tmp_path.iterdir()] == [path], "the newest file alone"
+    else:
+        assert path.startswith(f"/proc/{os.getpid()}/fd/"), "memory, which ends with the process"
+    order = [asked.get("method", path) for path, _, asked in served.asked if path != "/v1/completions"]
+    assert order[order.index("grail_load") + 1].startswith("/reset_prefix_cache")
+    assert completions(served)[-1]["cache_salt"] == version, "keys and values of earlier weights are told apart"
+    engine.close()
+    assert not os.path.exists(path)
+
+
+class Spoilt(Worker):
+    """A worker whose weights somebody changes after every push."""
+
+    def grail_load(self, path, version):
+        status = super().grail_load(path, version)
+        with torch.no_grad():
+            self.policy.model.get_output_embeddings().weight[17] += 0.01
+        return status
+
+
+def test_the_probe_stops_a_run_whose_server_has_other_weights(policy, engine_of):
+    with SmallServer(Spoilt) as server:
+        engine = engine_of(server)
+        with pytest.raises(ValueError, match=r"must agree on the log-probabilities of 256 probe tokens after a push"):
+            engine.update_weights(policy)
+        with pytest.raises(ValueError, match="has pushed no weights yet"):
+            texts(engine)
+
+
+def test_one_weight_that_is_changed_behind_the_engine_is_found_by_verify(policy, served, engine_of):
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    engine.verify(policy)
+    with torch.no_grad():
+        served.worker.policy.model.get_output_embeddings().weight[17] += 0.01
+    with pytest.raises(ValueError, match="must agree on the log-probabilities"):
+        engine.verify(policy)
+
+
+def test_weights_that_do_not_fit_are_one_line(policy, served, engine_of):
+    policy.model.register_buffer("unknown", torch.zeros(3))
+    with pytest.raises(ValueError, match=r"could not take the weights of the policy \(KeyError: 'unknown'\)"):
+        engine_of(served).update_weights(policy)
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
 
 
 def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of):
@@ -90,9 +153,8 @@ def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of):
         for engine in (alone, shared):
             engine.update_weights(policy)
         assert texts(alone, DRAWN, 5) == texts(shared, DRAWN, 5)
-        asked = [sum(path == "/v1/completions" for path, *_ in server.asked) for server in (one, two, three)]
-        probes = 16
-        assert asked == [10 + probes, 4 + probes, 6 + probes]
+        asked = [len(completions(server)) for server in (one, two, three)]
+        assert asked == [10 + PROBES, 4 + PROBES, 6 + PROBES]
 
 
 def test_prompts_are_dealt_in_turn_and_ranks_begin_with_different_servers():
@@ -103,16 +165,36 @@ def test_prompts_are_dealt_in_turn_and_ranks_begin_with_different_servers():
     assert deal([], 2, rank=0) == [[], []]
 
 
-@pytest.mark.parametrize("fault", [answers_with(500), breaks_off, garbles, leaves_out], ids=range(4))
-def test_a_failed_answer_changes_nothing(fault, policy, served, engine_of):
-    engine = engine_of(served)
+def test_requests_are_in_flight_side_by_side_and_at_most_as_many_as_asked_for(policy, served, engine_of):
+    engine = engine_of(served, requests_at_once=5)
     engine.update_weights(policy)
-    expected = texts(engine, DRAWN)
-    for place in (0, 3):
-        with served.lock:
-            served.faults += [None] * place + [fault]
-        assert texts(engine, DRAWN) == expected
-        assert not served.faults
+    flying, most, lock = 0, 0, threading.Lock()
+
+    def counted(handler):
+        nonlocal flying, most
+        with lock:
+            flying += 1
+            most = max(most, flying)
+        time.sleep(0.05)
+        with lock:
+            flying -= 1
+        handler.say({"choices": [{"token_ids": [5] * 8, "logprobs": {"token_logprobs": [-1.0] * 8}}]})
+
+    served.faults += [counted] * 20
+    texts(engine, number=10)
+    assert most == 5
+
+
+def test_the_key_is_sent_as_vllm_expects_it_and_a_path_of_the_url_is_kept(served, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    engine = VLLMServer([f"{served.url}/v1/"])
+    engine.check("arithmetic", Loading())
+    (asked,) = served.asked
+    assert asked[:1] == ("/collective_rpc",)
+    assert asked[1]["Authorization"] == "Bearer secret"
+
+
+# --- servers that fail ----------------------------------------------------------------------------------------------
 
 
 def restarts(served):
@@ -136,34 +218,64 @@ def goes_unnoticed(served):
     return change
 
 
-@pytest.mark.parametrize("place", [0, 5])
-@pytest.mark.parametrize("how", [restarts, goes_unnoticed])
-def test_responses_of_a_restarted_server_with_old_weights_do_not_count(how, place, policy, served, engine_of, caplog):
+FAULTS = {
+    "status 500": lambda served: answers_with(500),
+    "breaks off": lambda served: breaks_off,
+    "no JSON": lambda served: garbles,
+    "no token ids": lambda served: leaves_out,
+    "restarts": restarts,
+    "restarts unnoticed": goes_unnoticed,
+}
+
+
+@pytest.mark.parametrize("place", [3])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_or_a_restart_changes_no_response(fault, place, policy, served, engine_of, caplog):
     engine = engine_of(served)
     engine.update_weights(policy)
     expected = texts(engine, DRAWN)
-    served.faults += [None] * place + [how(served)]
+    served.faults += [None] * place + [FAULTS[fault](served)]
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
         assert texts(engine, DRAWN) == expected
-    assert "has other weights than the last push (those it was started with" in caplog.text
-    assert "8 responses of this batch are sampled again" in caplog.text
+    assert not served.faults
+    assert "8 responses are sampled again" in caplog.text
+    if fault.startswith("restarts"):
+        assert "has other weights than the last push (those it was started with" in caplog.text
 
 
-def test_a_server_that_restarts_between_batches_is_noticed_before_the_next(policy, served, engine_of, caplog):
+@pytest.mark.parametrize("takes_them", [True, False])
+def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_update(
+    takes_them, policy, served, engine_of, caplog
+):
     engine = engine_of(served)
     engine.update_weights(policy)
     expected = texts(engine)
+    served.make = Worker if takes_them else Spoilt
     served.restart()
-    assert texts(engine) == expected
+    again = texts(engine)
     assert caplog.text.count("pushed again") == 1
+    if takes_them:
+        assert again == expected
+        engine.update_weights(policy)
+    else:
+        with pytest.raises(ValueError, match=r"must agree on the log-probabilities"):
+            engine.update_weights(policy)
 
 
 def test_a_server_that_always_fails_ends_the_run_with_the_reason(policy, served, engine_of, monkeypatch):
-    monkeypatch.setattr("grail_lightning.engines.vllm.remote._MOST_ROUNDS", 3)
+    monkeypatch.setattr("grail_lightning.engines.vllm.server._MOST_ROUNDS", 3)
     engine = engine_of(served)
     engine.update_weights(policy)
     served.faults += [answers_with(500)] * 100
     with pytest.raises(ValueError, match=rf"{served.url} failed 3 times to sample 8 responses \(status 500: not now\)"):
+        texts(engine)
+
+
+def test_what_a_server_refuses_is_one_line_at_once(policy, served, engine_of):
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    served.faults += [answers_with(400)]
+    with pytest.raises(ValueError, match=rf"{served.url} refused a prompt: status 400: not now"):
         texts(engine)
 
 
@@ -180,13 +292,14 @@ def test_a_server_that_is_gone_ends_the_run_with_how_to_go_on(policy, engine_of)
     assert "\n" not in said
 
 
-def test_a_response_for_which_the_server_has_no_room_is_one_line(policy, served, engine_of):
+def test_an_answer_that_takes_too_long_counts_as_a_failure(policy, served, engine_of, caplog):
     engine = engine_of(served)
     engine.update_weights(policy)
-    longest = max(len(policy.encode(prompt.messages)) for prompt in problems(2)) + 48
-    served.worker.vllm_config.model_config.max_model_len = 50
-    with pytest.raises(ValueError, match=rf"has room for 50 tokens .* but {longest} are asked for. Start it with a la"):
-        engine.generate(problems(2), 1, Sampling(max_response_length=48), seed=0)
+    expected = texts(engine)
+    engine._servers[0].answer_seconds = 4
+    served.faults += [lambda handler: time.sleep(5)]
+    assert texts(engine) == expected
+    assert "no answer in time" in caplog.text
 
 
 def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again(policy, served, engine_of):
@@ -198,7 +311,7 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
     def sample():
         try:
             texts(engine)
-        except Stopped as error:
+        except CancelledError as error:
             raised.append(error)
 
     served.faults += [lambda handler: released.wait(30)] * 8
@@ -213,58 +326,50 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
     assert texts(engine) == expected
 
 
-class Spoilt(Worker):
-    """A worker whose weights somebody changes after every push."""
-
-    def grail_confirm(self, version):
-        with torch.no_grad():
-            self.policy.model.get_output_embeddings().weight[17] += 0.01
-        return super().grail_confirm(version)
+# --- before a model is loaded ---------------------------------------------------------------------------------------
 
 
-def test_the_probe_stops_a_run_whose_server_has_other_weights(policy, engine_of):
-    with SmallServer(Spoilt) as server:
-        engine = engine_of(server)
-        with pytest.raises(ValueError, match=r"must agree on the log-probabilities of 256 probe tokens after push 1"):
-            engine.update_weights(policy)
-        with pytest.raises(ValueError, match="has pushed no weights yet"):
-            texts(engine)
+@pytest.mark.parametrize("server", [{"worker": None}, {"dev_mode": False}])
+def test_a_server_that_takes_no_weights_is_named_with_what_to_do(server, engine_of):
+    with SmallServer(**server) as made, pytest.raises(ValueError, match=f"{made.url} takes no weights .*--worker-ext"):
+        engine_of(made).check("arithmetic", Loading())
 
 
-def test_one_weight_that_is_changed_behind_the_engine_is_found_by_verify(policy, served, engine_of):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    engine.verify(policy)
-    with torch.no_grad():
-        served.worker.policy.model.get_output_embeddings().weight[17] += 0.01
-    with pytest.raises(ValueError, match="must agree on the log-probabilities"):
-        engine.verify(policy)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"urls": []}, "`urls` must be a list of at least one address"),
+        ({"urls": ["http://localhost:1", "http://localhost:1/"]}, "`urls` must hold each address once"),
+        ({"patience_seconds": -1}, "`patience_seconds` must be at least 0, but got -1"),
+        ({"requests_at_once": 0}, "`requests_at_once` must be at least 1, but got 0"),
+        ({"push_folder": "/nowhere"}, "`push_folder` must be a folder that trainer and servers see"),
+        ({"urls": ["http://node3:8000"]}, "but got None with http://node3:8000. Make it, on a file system"),
+        *(
+            ({"urls": [url]}, "must hold addresses such as http:")
+            for url in ("127.0.0.1:8000", "ftp://host:1", "http://", "http://host:port", "http://a:b@host:1")
+        ),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        VLLMServer(**{"urls": ["http://localhost:1"]} | options)
 
 
-def test_a_restarted_server_that_takes_the_weights_wrongly_is_found_without_the_policy(policy, served, engine_of):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    served.make = Spoilt
-    served.restart()
-    with pytest.raises(ValueError, match=r"must agree on the log-probabilities of .* after a restart"):
-        texts(engine)
+def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    with SmallServer(worker=None) as server:
+        url = server.url
+    folder = f"--trainer.default_root_dir={tmp_path}"
+    said = fails(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
+    assert f"{url} must be a vLLM server, but does not answer (Connection refused)" in said
+    assert re.search(r"Start it: VLLM_SERVER_DEV_MODE=1 vllm serve /\S+/arithmetic --port \d+ --dtype auto ", said)
 
 
-def test_weights_that_do_not_fit_are_one_line_and_the_server_takes_no_others(policy, served, engine_of):
-    engine = engine_of(served)
-    policy.model.register_buffer("unknown", torch.zeros(3))
-    for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"could not load the weights of the policy .*unknown.* has a part of them"
-        ):
-            engine.update_weights(policy)
-
-
-def test_keys_and_values_of_earlier_weights_are_dropped_and_told_apart(policy, served, engine_of):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    order = [asked.get("method", path) for path, _, asked in served.asked if path != "/v1/completions"]
-    wanted = ["grail_load", "/reset_prefix_cache?reset_running_requests=true", "grail_confirm"]
-    assert [name for name in order if name in wanted] == wanted
-    salts = {asked["cache_salt"] for path, _, asked in served.asked if path == "/v1/completions"}
-    assert salts == {served.worker.grail_version}
+def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served, engine_of):
+    served.loading = time.monotonic() + 1.5
+    with pytest.raises(ValueError, match=r"does not answer \(status 503"):
+        engine_of(served).check("arithmetic", Loading())
+    engine_of(served, wait_seconds=30).check("arithmetic", Loading())
+    assert time.monotonic() > served.loading

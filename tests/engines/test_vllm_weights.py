@@ -2,13 +2,14 @@ import copy
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3MoeConfig
 
 from grail_lightning.distributed.sharding import shard
-from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
+from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 
@@ -105,6 +106,7 @@ def test_a_fingerprint_notices_every_kind_of_write(policy):
     """`_version` misses all but the last two, the sums the last two: a swap in a row, and a write of what was there."""
     weight = policy.blocks[1].mlp.up_proj.weight
     first = fingerprint(policy)
+    assert not same_on_all_ranks(first, None)
     assert same_on_all_ranks(fingerprint(policy), first)
     for write in (
         lambda: weight.data.view(-1)[7:8].mul_(1 + 1e-6),
@@ -132,10 +134,6 @@ def test_fingerprints_of_parts_without_rows_and_of_inference_tensors_are_defined
     assert (fingerprint(policy) != first).any(1).sum() == 1
 
 
-def test_the_first_weights_are_always_new(policy):
-    assert not same_on_all_ranks(fingerprint(policy), None)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_fingerprints_of_other_dtypes_notice_one_rounding(policy, dtype):
     policy.to(dtype)
@@ -144,3 +142,17 @@ def test_fingerprints_of_other_dtypes_notice_one_rounding(policy, dtype):
     with torch.no_grad():
         weight[3, 5] = torch.nextafter(weight[3, 5], weight.new_tensor(torch.inf))
     assert (fingerprint(policy) != first).any(1).sum() == 1
+
+
+def test_matrices_are_written_as_the_server_computes_and_vectors_as_they_are():
+    """In a file without a name, of which whoever reads the earlier weights may go on."""
+    whole = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    file = WeightFile()
+    path = file.write("run-1", [("rows", whole[:2]), ("turned", whole.T), ("norm", whole[0])], torch.bfloat16)
+    with safe_open(path, "pt") as reading:
+        assert reading.metadata() == {"version": "run-1"}
+        file.write("run-2", [("rows", torch.zeros(2, 7))], torch.bfloat16)
+        assert torch.equal(reading.get_tensor("rows"), whole[:2].bfloat16())
+        assert torch.equal(reading.get_tensor("turned"), whole.T.bfloat16())
+        assert torch.equal(reading.get_tensor("norm"), whole[0])
+    file.close()

@@ -10,7 +10,6 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.vllm.client import ServerClient
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.options import resolve_policy
 from tests.runs import problems
@@ -87,13 +86,12 @@ def test_stop_strings_end_responses_as_the_rule_says(policy, engine):
     assert batch.finished.all()
 
 
-def test_weights_reach_a_server_at_another_address_over_http(policy, served):
+def test_weights_reach_a_server_at_another_address_through_a_folder(policy, served, tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # Nothing is sent; it tells our own address.
         address = probe.getsockname()[0]
-    engine, theirs = VLLMServer([f"http://{address}:{served.port}"], patience_seconds=20), HFEngine()
+    engine, theirs = VLLMServer([f"http://{address}:{served.port}"], push_folder=str(tmp_path)), HFEngine()
     engine.update_weights(policy)
-    assert engine._pushed.sources[0].startswith(f"http://{address}:")
     theirs.update_weights(policy)
     assert batch_of(engine).texts == batch_of(theirs).texts
     engine.close()
@@ -102,10 +100,9 @@ def test_weights_reach_a_server_at_another_address_over_http(policy, served):
 def test_one_weight_that_is_changed_behind_the_engine_is_found(policy, served, engine):
     engine.update_weights(policy)
     engine.verify(policy)
-    client = ServerClient(served.url, 60)
     change = {"method": "change_a_norm", "args": ["model.norm.weight", 5, 0.2]}
-    assert client.call("POST", "/collective_rpc", change) == {"results": [{}]}
-    client.close()
+    (server,) = engine._servers
+    assert engine._calls.run(server.call("POST", "/collective_rpc", change)) == {"results": [{}]}
     with pytest.raises(ValueError, match="must agree on the log-probabilities of 256 probe tokens"):
         engine.verify(policy)
 
@@ -126,7 +123,7 @@ def test_a_server_that_is_killed_in_a_batch_and_restarted_changes_nothing(policy
         found = batch_of(engine, DRAWN, 32, 8)
     disturber.join()
     assert found.texts == expected.texts
-    assert "256 responses of this batch are sampled again" in caplog.text
+    assert "256 responses are sampled again" in caplog.text
     assert "has other weights than the last push (those it was started with" in caplog.text
 
 

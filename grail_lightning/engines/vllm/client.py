@@ -1,27 +1,32 @@
-"""A client of one server: JSON over HTTP with a pool of connections, and waiting for a server that went away.
-
-The standard library speaks HTTP here: the clients that dependencies bring along change from version to version.
-"""
+"""One vLLM server as the engine sees it: JSON over HTTP, its state, its weights, and the completions it gives."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import http.client
 import json
+import logging
+import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from grail_lightning.engines.vllm.requests import Completion, Request
+
 T = TypeVar("T")
 
+EXTENSION = "grail_lightning.vllm_worker.WeightReceiver"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
-_CONNECT_SECONDS = 10.0
+_CONTROL_SECONDS = 60.0  # For questions about its state, which a server answers between two steps of decoding.
 # A machine that has gone is noticed although nothing is sent to it while it decodes: after 60 s, then each 15 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+# Lightning prints what this logger is told; unlike `rank_zero_info` from every rank, for one rank alone may notice.
+LOG = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
 
 class ServerGone(ConnectionError):  # noqa: N818  (a state in which one waits, not an error of a caller)
@@ -31,28 +36,46 @@ class ServerGone(ConnectionError):  # noqa: N818  (a state in which one waits, n
 class ServerRefused(ValueError):  # noqa: N818
     """The server answered that it will not do what was asked, however often it is asked."""
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The newest weights: a name that no other weights of any run have, and the file in which servers find them."""
+
+    version: str
+    path: str
 
 
-class Stopped(Exception):  # noqa: N818
-    """The client was closed while a request waited."""
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The state of a server, see `grail_lightning.vllm_worker.WeightReceiver`.
+
+    Attributes:
+        instance: The processes of its workers; a server that was restarted has others.
+        version: The version of its weights; None before the first push, and if its workers differ.
+        dtype: The dtype in which it computes.
+        error: The reason for which a worker could not load weights.
+    """
+
+    instance: str
+    version: str | None
+    dtype: str
+    error: str | None = None
 
 
 class ServerClient:
-    """JSON requests to one server. Its methods may be called by many threads.
+    """The client of one server.
 
     Args:
         url: ``http://HOST:PORT`` or ``https://HOST:PORT``, with a path if a proxy adds one.
+        patience: The seconds for which a server that is gone is asked again.
         answer_seconds: How long an answer may take; a whole response is one answer.
-        api_key: The key of ``vllm serve --api-key``, sent as a bearer token.
+        at_once: Most responses in flight.
 
     Raises:
         ValueError: If the URL is none.
     """
 
-    def __init__(self, url: str, answer_seconds: float, api_key: str | None = None) -> None:
+    def __init__(self, url: str, patience: float, answer_seconds: float, at_once: int) -> None:
         parts = urlsplit(url)
         try:
             self.port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -60,172 +83,178 @@ class ServerClient:
             self.port = 0
         if parts.scheme not in ("http", "https") or not parts.hostname or not self.port or parts.username:
             raise ValueError(f"`urls` must hold addresses such as http://127.0.0.1:8000, but got {url!r}.")
-        self.url, self.host = url.rstrip("/"), parts.hostname
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
-        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._answer_seconds = answer_seconds
-        self._headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.url, self.host = url.rstrip("/").removesuffix("/v1"), parts.hostname
+        self.patience, self.answer_seconds, self.at_once = patience, answer_seconds, at_once
+        self.model = "MODEL"
+        key = os.environ.get("VLLM_API_KEY")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    @property
+    def command(self) -> str:
+        """The command that starts this server."""
+        return (
+            f"VLLM_SERVER_DEV_MODE=1 vllm serve {self.model} --port {self.port} --dtype auto "
+            f"--logprobs-mode processed_logprobs --worker-extension-cls {EXTENSION}"
         )
-        self._idle: list[http.client.HTTPConnection] = []
-        self._busy: set[http.client.HTTPConnection] = set()
-        self._lock, self._closed = threading.Lock(), threading.Event()
 
-    def call(self, method: str, path: str, body: object = None, seconds: float | None = None) -> Any:
-        """The JSON of one answer, or None if it is empty.
+    async def call(self, method: str, path: str, body: object = None, seconds: float | None = None) -> Any:
+        """The JSON of one answer, or None if it is empty."""
+        import aiohttp  # Slow to import, and `--help` is not.
 
-        Args:
-            method: GET or POST.
-            path: The route.
-            body: What is sent as JSON.
-            seconds: How long the answer may take; default `answer_seconds`.
-
-        Raises:
-            ServerGone: If no complete answer came. The request may be sent again.
-            ServerRefused: If the server refuses this request.
-            Stopped: If `close` was called.
-        """
-        sent = None if body is None else json.dumps(body).encode()
-        connection, used = self._take()
+        # Each request has a connection of its own: an idle one may be closed by the server at any moment.
+        connector = aiohttp.TCPConnector(force_close=True, socket_factory=_kept_alive)
+        timeout = aiohttp.ClientTimeout(total=seconds or self.answer_seconds, sock_connect=10)
         try:
-            try:
-                status, answer = self._exchange(connection, method, path, sent, seconds)
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-                if not used:
-                    raise
-                connection.close()  # The server closes idle connections after some seconds; that is no failure.
-                status, answer = self._exchange(connection, method, path, sent, seconds)
-            self._give_back(connection)
-        except (OSError, http.client.HTTPException) as error:
-            self._drop(connection)
-            if self._closed.is_set():
-                raise Stopped from None
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session,
+                session.request(method, self.url + path, json=body) as answer,
+            ):
+                return _read(answer.status, await answer.read())
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, ServerGone):
+                raise
             raise ServerGone(_short(error)) from None
-        except BaseException:
-            self._drop(connection)
-            raise
-        return _read(status, answer)
 
-    def many(self, path: str, bodies: Sequence[object], at_once: int) -> list[Any]:
-        """The answers to many POST requests, in their order, with at most `at_once` in flight.
-
-        Raises:
-            ServerGone: If one got no complete answer; the others are given up.
-            ServerRefused: If one was refused; the others are given up.
-            Stopped: If `close` was called.
-        """
-        errors: list[BaseException] = []
-
-        def one(body: object) -> Any:
-            if errors or self._closed.is_set():
-                return None
-            try:
-                return self.call("POST", path, body)
-            except BaseException as error:
-                errors.append(error)
-                self._interrupt()  # The others' answers are given up: nobody waits for a long one.
-                return None
-
-        with ThreadPoolExecutor(max(1, min(at_once, len(bodies)))) as pool:
-            answers = list(pool.map(one, bodies))
-        if errors:
-            raise errors[0]
-        if self._closed.is_set():
-            raise Stopped
-        return answers
-
-    def until_answered(self, ask: Callable[[], T], seconds: float, said: Callable[[str], None] | None = None) -> T:
+    async def until_answered(
+        self, ask: Callable[[], Awaitable[T]], seconds: float, tell: Callable[[str], None] | None = None
+    ) -> T:
         """The result of `ask`, which is called again, with pauses that double, while the server is gone.
 
-        Args:
-            ask: What calls this client.
-            seconds: How long to try.
-            said: Called once, with the reason, before the first pause.
-
-        Raises:
-            ServerGone: If the server was gone for `seconds`, with the last reason.
+        `tell` is called once, with the reason, before the first pause. After `seconds` the last error is raised.
         """
-        end, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
+        end = clock() + seconds
         while True:
             try:
-                return ask()
+                return await ask()
             except ServerGone as error:
-                left = end - time.monotonic()
+                left = end - clock()
                 if left <= 0:
                     raise
-                if said is not None:
-                    said(str(error))
-                    said = None
-            self.pause(min(pause, left))
+                if tell is not None:
+                    tell(str(error))
+                    tell = None
+            await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def pause(self, seconds: float) -> None:
-        """Wait.
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The result of `ask`, with the patience that a server gets; a `ValueError` if it stays away."""
 
-        Raises:
-            Stopped: If `close` is called meanwhile.
-        """
-        if self._closed.wait(seconds):
-            raise Stopped
+        def tell(reason: str) -> None:
+            LOG.warning(f"{self.url} does not answer ({reason}). It is asked again for {self.patience:g} s.")
 
-    def close(self) -> None:
-        """End every request that waits, in whatever thread, and close all connections."""
-        self._closed.set()
-        self._interrupt()
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        try:
+            return await self.until_answered(ask, self.patience, tell)
+        except ServerGone as error:
+            raise ValueError(
+                f"{self.url} has not answered for {self.patience:g} s ({error}). Start it: {self.command}. Then "
+                "repeat your command; training goes on from its last checkpoint with --ckpt_path=last."
+            ) from None
 
-    def reopen(self) -> None:
-        """Allow requests again after `close`."""
-        self._closed.clear()
+    # --- what a server is asked ---------------------------------------------------------------------------------
 
-    # --- connections ------------------------------------------------------------------------------------------------
+    async def status(self) -> Status:
+        """The state of the server, asked once; it may be gone, or have no worker extension."""
+        return await self._workers("grail_status", seconds=_CONTROL_SECONDS)
 
-    def _interrupt(self) -> None:
-        with self._lock:
-            waiting = [*self._busy]
-        for connection in waiting:
-            _shut(connection)
+    async def load(self, weights: Weights) -> None:
+        """Give the server these weights; a `ValueError` if it stays away, or cannot take them."""
+        status = await self.patiently(lambda: self._workers("grail_load", weights.path, weights.version))
+        if status.error:
+            raise ValueError(
+                f"{self.url} could not take the weights of the policy ({status.error}). Trainer and server must run "
+                "as one user outside of separate containers, or `engine.push_folder` must be a folder that both see "
+                f"under the same path; and the server must serve the policy's model. Start it again: {self.command}"
+            )
+        # Room for new keys and values. Earlier ones are not used again in any case: requests have the version as salt.
+        await self.patiently(lambda: self.call("POST", "/reset_prefix_cache?reset_running_requests=true"))
 
-    def _take(self) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it was used before."""
-        if self._closed.is_set():
-            raise Stopped
-        with self._lock:
-            used = bool(self._idle)
-            connection = self._idle.pop() if used else self._kind(self.host, self.port, timeout=_CONNECT_SECONDS)
-            self._busy.add(connection)
-        return connection, used
+    async def complete(self, requests: Sequence[Request], weights: Weights) -> list[Completion]:
+        """The completions of prompts, asked once."""
+        free = asyncio.Semaphore(self.at_once)
 
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        sent: bytes | None,
-        seconds: float | None,
-    ) -> tuple[int, bytes]:
-        if connection.sock is None:
-            connection.connect()
-            _keep_alive(connection.sock)
-        connection.sock.settimeout(self._answer_seconds if seconds is None else seconds)
-        connection.request(method, self._path + path, body=sent, headers=self._headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        async def one(request: Request) -> Completion:
+            # Keys and values in the prefix cache are told apart by the weights that computed them.
+            body = {"prompt": request.prompt, **request.parameters, "return_token_ids": True}
+            async with free:
+                return _completion(await self.call("POST", "/v1/completions", body | {"cache_salt": weights.version}))
 
-    def _give_back(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-            self._idle.append(connection)
-        if self._closed.is_set():
-            self.close()
+        try:
+            return await all_of(one(request) for request in requests)
+        except ServerRefused as error:
+            raise ValueError(f"{self.url} refused a prompt: {error}") from None
 
-    def _drop(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-        connection.close()
+    async def _workers(self, method: str, *arguments: str, seconds: float | None = None) -> Status:
+        """The state of the workers after a method of the extension."""
+        try:
+            answer = await self.call("POST", "/collective_rpc", {"method": method, "args": arguments}, seconds)
+        except (ServerRefused, ServerGone) as error:
+            if isinstance(error, ServerGone) and f"no attribute '{method}'" not in str(error):
+                raise
+            raise ServerRefused(
+                f"{self.url} takes no weights ({error}). It was started without VLLM_SERVER_DEV_MODE=1 or without "
+                f"--worker-extension-cls. Start it again: {self.command}"
+            ) from None
+        try:
+            workers = answer["results"]
+            versions = {worker["version"] for worker in workers}
+            return Status(
+                instance=" ".join(str(worker["instance"]) for worker in workers),
+                version=versions.pop() if len(versions) == 1 else None,
+                dtype=str(workers[0]["dtype"]),
+                error=next((str(worker["error"]) for worker in workers if worker.get("error")), None),
+            )
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise ServerGone(f"an answer without the workers' state: {str(answer)[:80]}") from None
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of calls that are made side by side. If one fails, the others are given up."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """An event loop in a thread of its own, since that of a notebook is busy."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="vllm-servers", daemon=True).start()
+    return loop
+
+
+class Calls:
+    """Calls that threads wait for, and that any thread can give up."""
+
+    def __init__(self) -> None:
+        self._calls: set[Future[Any]] = set()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call."""
+        future = asyncio.run_coroutine_threadsafe(call, _loop())
+        self._calls.add(future)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # After an interrupt; nothing happens to one that has ended.
+            self._calls.discard(future)
+
+    def cancel(self) -> None:
+        """Give up all calls: their `run` raises `concurrent.futures.CancelledError`."""
+        for future in list(self._calls):
+            future.cancel()
+
+
+def _kept_alive(address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _read(status: int, answer: bytes) -> Any:
@@ -233,11 +262,9 @@ def _read(status: int, answer: bytes) -> Any:
     if status in (408, 425, 429) or status in (500, 502, 503, 504):
         raise ServerGone(f"status {status}: {_message(answer)}")
     if not 200 <= status < 300:
-        raise ServerRefused(f"status {status}: {_message(answer)}", status)
-    if not answer:
-        return None
+        raise ServerRefused(f"status {status}: {_message(answer)}")
     try:
-        return json.loads(answer)
+        return json.loads(answer) if answer else None
     except ValueError:
         raise ServerGone(f"no JSON: {answer[:80]!r}") from None
 
@@ -245,35 +272,25 @@ def _read(status: int, answer: bytes) -> Any:
 def _message(answer: bytes) -> str:
     """The text of an error's answer, on one line; vLLM wraps it in JSON."""
     text = answer.decode(errors="replace")
-    try:
-        inner = json.loads(text)
-        error = inner.get("error", inner) if isinstance(inner, dict) else inner
-        text = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:300]
 
 
 def _short(error: Exception) -> str:
-    if isinstance(error, http.client.IncompleteRead):
-        return "the answer broke off"
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, http.client.RemoteDisconnected):
-        return "it closed the connection"
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error) or type(error).__name__
 
 
-def _keep_alive(sock: Any) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _shut(connection: http.client.HTTPConnection) -> None:
-    sock = connection.sock
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+def _completion(answer: Any) -> Completion:
+    """The ids and log-probabilities of an answer to ``/v1/completions``."""
+    try:
+        choice = answer["choices"][0]
+        ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        if len(ids) == len(logprobs):
+            return Completion([int(token) for token in ids], [float(value) for value in logprobs])
+    except (KeyError, IndexError, TypeError, ValueError):
+        pass
+    raise ServerGone(f"an answer without token ids and log-probabilities: {str(answer)[:120]}")

@@ -18,13 +18,13 @@ from grail_lightning.engines.vllm.probe import (
     Gap,
     check_gap,
     default_bound,
+    describe_gap,
     dtype_name,
     measure_gap,
     probe_requests,
 )
 from grail_lightning.engines.vllm.requests import Completion, Request, SeededEngine, sample
-from grail_lightning.engines.vllm.start import starting
-from grail_lightning.engines.vllm.versions import check_vllm, installed_version
+from grail_lightning.engines.vllm.start import check_vllm, installed_version, starting
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.options import first_line
@@ -132,11 +132,7 @@ class VLLMEngine(SeededEngine):
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """See `RolloutEngine.generate_seeded`.
-
-        Raises:
-            ValueError: Before `update_weights`, and see `grail_lightning.engines.vllm.requests.sample`.
-        """
+        """See `RolloutEngine.generate_seeded`."""
         if self._policy is None:
             raise ValueError("`VLLMEngine` has no weights yet. Call `update_weights(policy)` first.")
         policy = self._policy
@@ -159,7 +155,7 @@ class VLLMEngine(SeededEngine):
         of_trainer = torch.float32 if policy.compute_dtype == torch.float64 else policy.compute_dtype
         self._sampler_dtype = of_trainer if self.dtype == "auto" else getattr(torch, self.dtype)
         cache_gib = _CPU_CACHE_GIB if on_cpu and self.cache_gib is None else self.cache_gib
-        given = {
+        arguments = {
             "load_format": "dummy",
             "generation_config": "vllm",
             "trust_remote_code": policy.loading.trust_remote_code,
@@ -178,7 +174,7 @@ class VLLMEngine(SeededEngine):
             try:
                 from vllm import LLM
 
-                llm = LLM(model=folder, **given | self.options)
+                llm = LLM(model=folder, **arguments | self.options)
             except Exception as error:  # vLLM raises many types.
                 raise ValueError(
                     f"`VLLMEngine` cannot start vLLM: {first_line(error)} Where memory is short, change "
@@ -207,10 +203,7 @@ class VLLMEngine(SeededEngine):
         if self._told:
             return
         self._told = True
-        rank_zero_info(
-            f"vLLM {installed_version()} samples. Log-probabilities of sampler and trainer differ by {gap.mean:.2g} "
-            f"nats on average and {gap.largest:.2g} at most over {gap.tokens} tokens ({dtypes})."
-        )
+        rank_zero_info(f"vLLM {installed_version()} samples. {describe_gap(gap, dtypes)}")
 
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
         """The completions of this rank's requests. Ranks that share weights sample the requests of all of them."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import Sampling, lengths_to_mask, pad_left
+from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seed, sampling_parameters
 from grail_lightning.policy import Policy
 
@@ -55,13 +56,7 @@ EXACT, ROUNDED = Bound(mean=1e-4, largest=1e-3), Bound(mean=0.12, largest=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The differences that a probe found, in nats.
-
-    Attributes:
-        mean: The mean of the absolute differences.
-        largest: The largest one.
-        tokens: The number of tokens that were compared.
-    """
+    """The mean and the largest absolute difference that a probe found, in nats, and the number of its tokens."""
 
     mean: float
     largest: float
@@ -100,14 +95,6 @@ def measure_gap(policy: Policy, requests: Sequence[Request], completions: Sequen
     """The difference of the sampler's log-probabilities to those of the policy, in its present precision.
 
     Every rank makes the same number of forward passes, so sharded weights may be used.
-
-    Args:
-        policy: The policy, which scores the tokens.
-        requests: What was asked for.
-        completions: What the sampler returned for it.
-
-    Raises:
-        ValueError: If the sampler returned other numbers of tokens or of log-probabilities than were asked for.
     """
     for request, row in zip(requests, completions, strict=True):
         if not len(row.ids) == len(row.logprobs) == request.parameters["max_tokens"]:
@@ -120,49 +107,50 @@ def measure_gap(policy: Policy, requests: Sequence[Request], completions: Sequen
         for temperature in sorted({request.parameters["temperature"] for request in requests}):
             places = [k for k, request in enumerate(requests) if request.parameters["temperature"] == temperature]
             sampled = torch.tensor([completions[k].logprobs for k in places], dtype=torch.float64)
-            rows = _Rows.of(policy, [requests[k].prompt for k in places], [completions[k].ids for k in places])
+            rows = _rows(policy, [requests[k].prompt for k in places], [completions[k].ids for k in places])
             trained = policy(policy.layout(rows), temperature=temperature).logprobs
             differences.append((trained.double().cpu() - sampled).abs().flatten())
     every = torch.cat(differences)
     return Gap(float(every.mean()), float(every.max()), len(every))
 
 
-def check_gap(gap: Gap, bound: Bound, *, engine: str, dtypes: str, since: str) -> None:
-    """Check that sampler and trainer agree within a bound.
+def describe_gap(gap: Gap, dtypes: str) -> str:
+    """What the first probe found, as a sentence."""
+    return (
+        f"Log-probabilities of sampler and trainer differ by {gap.mean:.2g} nats on average and {gap.largest:.2g} at "
+        f"most over {gap.tokens} tokens ({dtypes})."
+    )
 
-    Args:
-        gap: What the probe found.
-        bound: The bound.
-        engine: The name of the engine, for the message.
-        dtypes: The dtypes of sampler and trainer, for the message.
-        since: What happened before the probe, for the message.
+
+def check_gap(gap: Gap, bound: Bound, *, engine: str, dtypes: str, since: str) -> None:
+    """Check that sampler and trainer agree within a bound; the other arguments are for the message.
 
     Raises:
-        ValueError: If they do not; infinite and undefined differences are never within a bound.
+        ValueError: If they do not.
     """
+    # Undefined differences are never within a bound.
     if gap.mean <= bound.mean and gap.largest <= bound.largest:
         return
     raise ValueError(
         f"`{engine}` and the trainer must agree on the log-probabilities of {gap.tokens} probe tokens {since}, within "
         f"{bound.mean:g} nats on average and {bound.largest:g} at most, but they differ by {gap.mean:.3g} on average "
         f"and by up to {gap.largest:.3g} ({dtypes}). Likely causes: weights that are not those of the policy (of an "
-        "earlier step, of another model, or pushed in part), another dtype, or another temperature. Nothing was "
-        "trained on such rollouts. If only roundings differ, raise `engine.bound`, or compute in float32."
+        "earlier step, of another model, or pushed in part), another dtype, another temperature, or a server without "
+        "--logprobs-mode processed_logprobs. Nothing was trained on such rollouts. If only roundings differ, raise "
+        "`engine.bound`, or compute in float32."
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Prompts and responses of equal length as the tensors of a layout."""
-
+class _Rows(NamedTuple):
     input_ids: Tensor
     attention_mask: Tensor
     response_mask: Tensor
 
-    @classmethod
-    def of(cls, policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> _Rows:
-        ids, mask = pad_left(prompts, policy.tokenizer.pad_token_id)
-        response = torch.tensor(responses, dtype=torch.long)
-        response_mask = lengths_to_mask(torch.full((len(response),), response.shape[1]), response.shape[1])
-        tensors = torch.cat([ids, response], 1), torch.cat([mask, response_mask], 1), response_mask
-        return cls(*(tensor.to(policy.device) for tensor in tensors))
+
+def _rows(policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> _Rows:
+    """Prompts and responses of equal length as the tensors of a layout."""
+    prompt_ids, prompt_mask = pad_left(prompts, policy.tokenizer.pad_token_id)
+    response_ids = torch.tensor(responses, dtype=torch.long)
+    response_mask = torch.ones_like(response_ids, dtype=torch.bool)
+    tensors = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1), response_mask
+    return _Rows(*(tensor.to(policy.device) for tensor in tensors))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
-from grail_lightning.engines.ending import Ending
+from grail_lightning.engines.draw import Ending
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
@@ -29,12 +29,7 @@ _WINDOWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response that is asked for.
-
-    Attributes:
-        prompt: The token ids to continue.
-        parameters: The sampling parameters, see `sampling_parameters`.
-    """
+    """One response that is asked for: the token ids to continue, and `sampling_parameters`."""
 
     prompt: list[int]
     parameters: dict[str, Any]
@@ -68,18 +63,11 @@ def sample(
 ) -> SampledBatch:
     """A batch of rollouts, see `RolloutEngine.generate`.
 
-    Responses end by the rule of `grail_lightning.engines.ending`, as those of `HFEngine` do. vLLM finds stop strings in
+    Responses end by the rule of `grail_lightning.engines.draw`, as those of `HFEngine` do. vLLM finds stop strings in
     the text that it decodes by itself, which can differ at the borders of tokens: what it sampled beyond the end is cut
     off, and a response that it ended for no reason that the rule knows is continued, without stop strings.
 
-    Args:
-        policy: The policy, which encodes and decodes.
-        prompts: See `RolloutEngine.generate`.
-        group_size: See `RolloutEngine.generate`.
-        sampling: See `RolloutEngine.generate`.
-        seeds: See `RolloutEngine.generate_seeded`.
-        send: What samples.
-        any_rank: Whether a claim holds on any of the ranks that must call `send` equally often; default this rank.
+    Where ranks must call `send` equally often, `any_rank` tells whether a claim holds on any of them.
 
     Raises:
         ValueError: If a prompt and the response limit exceed the model's positions, for a temperature that vLLM would
@@ -92,16 +80,18 @@ def sample(
         Request(ids, sampling_parameters(sampling, policy.end_token_ids, own))
         for ids, own in zip(rows, seeds, strict=True)
     ]
-    found = send(requests)
+    completions = send(requests)
     ending = Ending(policy, sampling)
-    ends = first_ends(ending, [row.ids for row in found])
+    ends = first_ends(ending, [row.ids for row in completions])
     short = [
-        k for k, (row, end) in enumerate(zip(found, ends, strict=True)) if end is None and _left(sampling, row) > 0
+        k
+        for k, (row, end) in enumerate(zip(completions, ends, strict=True))
+        if end is None and _left(sampling, row) > 0
     ]
     if sampling.stop and any_rank(bool(short)):
-        found = _continued(requests, found, short, sampling, send)
-        ends = first_ends(ending, [row.ids for row in found])
-    for end, row in zip(ends, found, strict=True):
+        completions = _continued(requests, completions, short, sampling, send)
+        ends = first_ends(ending, [row.ids for row in completions])
+    for end, row in zip(ends, completions, strict=True):
         if end is None and _left(sampling, row):
             raise ValueError(
                 f"vLLM ended a response after {len(row.ids)} of {sampling.max_response_length} tokens, without an end "
@@ -111,9 +101,9 @@ def sample(
         policy,
         prompts,
         group_size,
-        [row.ids[:end] for row, end in zip(found, ends, strict=True)],
+        [row.ids[:end] for row, end in zip(completions, ends, strict=True)],
         [end is not None for end in ends],
-        [row.logprobs[:end] for row, end in zip(found, ends, strict=True)],
+        [row.logprobs[:end] for row, end in zip(completions, ends, strict=True)],
     )
 
 
@@ -142,11 +132,7 @@ class SeededEngine(RolloutEngine):
     """An engine that draws each row by a seed of its own; a batch's one seed gives each row one."""
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
-        """See `RolloutEngine.generate`.
-
-        Raises:
-            ValueError: See `generate_seeded` of the engine.
-        """
+        """See `RolloutEngine.generate`."""
         seeds = [row_seed(seed, row) for row in range(len(prompts) * group_size)]
         return self.generate_seeded(prompts, group_size, sampling, seeds)
 
@@ -163,14 +149,9 @@ def row_seed(seed: int, row: int) -> int:
 def sampling_parameters(sampling: Sampling, end_token_ids: Sequence[int], seed: int) -> dict[str, Any]:
     """The parameters of one request. Every one that a server could replace by a default of the checkpoint is given.
 
-    Args:
-        sampling: The sampling options.
-        end_token_ids: The policy's end tokens. They alone end a response, beside stop strings.
-        seed: The seed of the row, from `row_seed`.
-
-    Raises:
-        ValueError: For a temperature below 0.01, which vLLM would silently replace.
+    The policy's end tokens alone end a response, beside stop strings; the seed is from `row_seed`.
     """
+    # vLLM would silently replace a lower temperature.
     if 0 < sampling.temperature < _LEAST_TEMPERATURE:
         raise ValueError(
             f"`temperature` must be 0 (greedy) or at least {_LEAST_TEMPERATURE} with vLLM, but got "

