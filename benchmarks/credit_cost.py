@@ -84,7 +84,6 @@ CREDITS = {
     "tree": TreeAdvantage(),
     "tree, left out": TreeAdvantage(own_row=False),
     "tree, numbers": TreeAdvantage(state="numbers"),
-    "tree, memory": TreeAdvantage(memory=1_000_000),
     "prefix weights": PrefixWeights(),
     "optimal baseline": OptimalBaseline(),
     "oracle": Oracle(),

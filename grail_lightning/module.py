@@ -31,9 +31,8 @@ from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
 from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import check_loader, collect
-from grail_lightning.step.continuations import SampledContinuations, check_continuations
+from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.optimizer import take_step
-from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
 from grail_lightning.step.report import SHOWN, report
@@ -91,11 +90,9 @@ class GrailModule(pl.LightningModule):
         self.automatic_optimization = False
         source: PolicySource = as_source(policy)
         check_policy(source, loading, sampling.max_response_length)
-        check_optimizer(optimizer, scheduler)
         self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
-        check_continuations(self.credit, objective)
         check_training(self.credit, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
@@ -265,8 +262,8 @@ class GrailModule(pl.LightningModule):
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if self.credit.refresh == "update":
                     context = replace(self.credit_context(), earlier=update.forward.token_weights())
-                    rollouts = update.forward.rollouts
-                    update.reweigh(token_weights(self.credit, self.control, self._policy, rollouts, context))
+                    batch = update.forward.batch
+                    update.reweigh(token_weights(self.credit, self.control, self._policy, batch, context))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)

@@ -188,11 +188,6 @@ def test_half_precision_does_not_round_what_a_credit_reports():
     assert watch.outputs[0].metrics["credit/third"] == 1 / 3
 
 
-def test_a_schedule_that_needs_a_metric_is_refused():
-    with pytest.raises(ValueError, match="must depend on the step alone, but got ReduceLROnPlateau"):
-        module(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
-
-
 def test_no_kl_loads_no_reference():
     ours = module()
     trainer(1).fit(ours, batches(1))

@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import Logger
 from grail_lightning.answers import AnswerForm
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
-from grail_lightning.step.optimizer_check import UNUSABLE
 from grail_lightning.tasks.base import Task
 
 # For each option that takes a class: its base class and the modules that export the subclasses to users.
@@ -29,6 +28,13 @@ _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
+}
+# Classes of torch that this package cannot use, and the reasons.
+UNUSABLE = {
+    "LBFGS": "`optimizer` must step once for each gradient, but got LBFGS, which evaluates the loss several times a "
+    "step. Use AdamW, say.",
+    "SparseAdam": "`optimizer` must take dense gradients, but got SparseAdam. Use AdamW, say.",
+    "ReduceLROnPlateau": "`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.",
 }
 # Callbacks of Lightning that do not work with this module, and the reasons.
 UNUSABLE_CALLBACKS = {
@@ -67,8 +73,7 @@ def base_classes() -> set[str]:
 
 def unusable(name: str) -> str:
     """The reason why no run can use a class of that name; empty if it can be used."""
-    reasons = {cls.__name__: reason for cls, reason in UNUSABLE.items()}
-    return reasons.get(name.rpartition(".")[2], "")
+    return UNUSABLE.get(name.rpartition(".")[2], "")
 
 
 def imported(path: str) -> Any:

@@ -116,12 +116,6 @@ class TokenCredit(ABC):
     needs_continuations: bool = False
     """Whether the method reads `CreditContext.continuations`."""
 
-    trains_continuations: bool = False
-    """Whether the update also trains on the continuations that the method has drawn.
-
-    They are no part of its result: the step takes them from `Continuations.drawn`, behind the batch's rollouts.
-    """
-
     training: Training | None = None
     """The options of a second model that the run trains for the method, as `CreditContext.second`; None without one."""
 

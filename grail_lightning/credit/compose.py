@@ -22,7 +22,6 @@ class _Around(TokenCredit):
         self.inner = inner
         self.refresh, self.training = inner.refresh, inner.training
         self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
-        self.trains_continuations = inner.trains_continuations
 
     def state_dict(self) -> dict[str, Any]:
         """The inner method's state."""
@@ -111,7 +110,6 @@ class Product(TokenCredit):
         self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
         self.needs_reference = first.needs_reference or second.needs_reference
         self.needs_continuations = first.needs_continuations or second.needs_continuations
-        self.trains_continuations = first.trains_continuations or second.trains_continuations
         if first.training is not None and second.training is not None:
             raise ValueError("Only one of `first` and `second` may train a model, but got two. Replace one of them.")
         self.training = first.training or second.training

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from grail_lightning.batch import GradedBatch, RolloutBatch
+from grail_lightning.batch import RolloutBatch
 
 
 class Place(NamedTuple):
@@ -53,12 +53,4 @@ class Continuations(ABC):
 
         Returns:
             The continuations of each place, None where the budget did not suffice; and the number of sampled tokens.
-        """
-
-    @abstractmethod
-    def drawn(self) -> GradedBatch | None:
-        """All continuations that this rank has drawn, as rows of their own; None before the first.
-
-        The prompt of such a row is that of the rollout with the kept tokens, and its response is the continuation, so
-        that a loss over the response counts sampled tokens alone. Those from one place are a group.
         """

@@ -56,10 +56,6 @@ class Resampled(TokenCredit):
     does not suffice, which count as fallbacks. The continuations are extra tokens: ``credit/continued_tokens`` is their
     number over all ranks.
 
-    With `train_continuations` the update trains on them, too. Those from one place are a group, in which each has its
-    reward less the group's mean, on the same scale as the rollouts; they have weight 1. The kept tokens count as their
-    prompt: they were chosen for the outcome of their rollout, so that a gradient through them would be biased.
-
     Args:
         continuations: K.
         borders: Where steps begin: behind the steps that the task labels (behind lines where it labels none), behind
@@ -73,7 +69,6 @@ class Resampled(TokenCredit):
             VinePPO.
         budget: Most tokens of all continuations for a batch on one rank. It is never exceeded: places for which it
             might not suffice are left out, the latest places first.
-        train_continuations: Whether the continuations are rows of the update, beside the rollouts.
 
     Raises:
         ValueError: For an unknown name, or a number that is too small.
@@ -95,7 +90,6 @@ class Resampled(TokenCredit):
         scale: float = 1.0,
         advantage: bool = True,
         budget: int = 262_144,
-        train_continuations: bool = False,
     ) -> None:
         for name, value, allowed in (
             ("borders", borders, ("steps", "lines", "entropy")),
@@ -108,17 +102,11 @@ class Resampled(TokenCredit):
         for name, number in (("continuations", continuations), ("num_borders", num_borders), ("budget", budget)):
             if number < 1:
                 raise ValueError(f"`{name}` must be at least 1, but got {number}.")
-        if train_continuations and continuations < 2:
-            raise ValueError(
-                "`train_continuations` needs at least 2 `continuations`, since each is judged beside the others from "
-                f"its place, but got {continuations}."
-            )
         if not 0 <= scale < float("inf"):
             raise ValueError(f"`scale` must be finite and at least 0, but got {scale}.")
         self.continuations, self.borders, self.num_borders = continuations, borders, num_borders
         self.search, self.gate, self.outcome = search, gate, outcome
         self.scale, self.advantage, self.budget = scale, advantage, budget
-        self.trains_continuations = train_continuations
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""

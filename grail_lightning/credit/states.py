@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,11 +25,10 @@ Marks = Sequence[tuple[int, str]]
 """Where a text reaches a new state: the number of characters after which it does, and the key of the state."""
 
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_START = hashlib.blake2b(b"", digest_size=7).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
-class States(ABC):
+class States:
     """The states of the rows of a batch, on the CPU.
 
     Attributes:
@@ -38,60 +36,11 @@ class States(ABC):
             no state in common.
         roots: ``[B]`` long, the number of the state before the first token.
         number: The number of states.
-        merge: Whether rows that parted may be in one state again.
     """
 
     after: Tensor
     roots: Tensor
     number: int
-    merge: bool
-
-    @abstractmethod
-    def path(self, row: int) -> Iterator[tuple[int, int]]:
-        """The distinct states of a row in order, each with a key that is the same in every batch of its prompt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Prefixes(States):
-    """Each state is the sequence of tokens so far.
-
-    Attributes:
-        ids: ``[B, T]``, the response tokens.
-        digests: The digests of states that were asked for, so that each is computed once.
-    """
-
-    ids: Tensor
-    digests: dict[int, bytes] = field(default_factory=dict, repr=False)
-
-    def path(self, row: int) -> Iterator[tuple[int, int]]:
-        digest = _START
-        yield int(self.roots[row]), int.from_bytes(digest, "big")
-        for state, token in zip(self.after[row].tolist(), self.ids[row].tolist(), strict=True):
-            if state < 0:
-                return
-            if state not in self.digests:
-                text = digest + token.to_bytes(8, "big")
-                self.digests[state] = hashlib.blake2b(text, digest_size=7).digest()
-            digest = self.digests[state]
-            yield state, int.from_bytes(digest, "big")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Marked(States):
-    """Each state has a key that a function read from the text.
-
-    Attributes:
-        keys: The key of each state.
-    """
-
-    keys: list[str] = field(repr=False)
-
-    def path(self, row: int) -> Iterator[tuple[int, int]]:
-        states = [int(self.roots[row]), *self.after[row][self.after[row] >= 0].tolist()]
-        places = [states[0], *(new for old, new in pairwise(states) if new != old)]
-        for state in dict.fromkeys(places):
-            digest = hashlib.blake2b(self.keys[state].encode(), digest_size=7).digest()
-            yield state, int.from_bytes(digest, "big")
 
 
 def numbers(text: str) -> Marks:
@@ -134,8 +83,7 @@ def prefix_states(batch: RolloutBatch) -> States:
     nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
     start = int(nodes.max()) + 1 if nodes.numel() else 0
     groups, roots = torch.unique(batch.group.cpu(), return_inverse=True)
-    ids = batch.response_ids.cpu()
-    return _Prefixes(after=nodes, roots=start + roots, number=start + len(groups), merge=False, ids=ids)
+    return States(after=nodes, roots=start + roots, number=start + len(groups))
 
 
 def marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> States:
@@ -157,7 +105,7 @@ def marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str],
             while token < len(aligned.stops) - 1 and aligned.stops[token] < stop:
                 token += 1
             after[row, token : len(aligned.stops)] = known.setdefault((groups[row], key), len(known))
-    return _Marked(after=after, roots=roots, number=len(known), merge=True, keys=[key for _, key in known])
+    return States(after=after, roots=roots, number=len(known))
 
 
 def _marks(marks_of: Callable[[str], Marks], text: str) -> list[tuple[int, str]]:

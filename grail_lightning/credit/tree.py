@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.states import States, find_state, marked_states, prefix_states
-from grail_lightning.credit.value_memory import ValueMemory
 from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums
 from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
 from grail_lightning.policy import Policy
@@ -37,8 +36,8 @@ class TreeAdvantage(TokenCredit):
 
     The terms of a row that is alone in its states are 0, so the method becomes GRPO where texts part early: `in_tree`
     is the share of tokens that are in a state with another row. The last change of a row that leaves the tree includes
-    its own outcome, unless `own_row` is off. A group whose outcomes are all equal has no terms without a `memory`, and
-    its rows are not run. Truncated rollouts count in the values.
+    its own outcome, unless `own_row` is off. A group whose outcomes are all equal has no terms, and its rows are
+    not run. Truncated rollouts count in the values.
 
     Args:
         outcome: The outcomes ``r``: the rewards, or 1 for a right response and 0 for a wrong one.
@@ -52,15 +51,12 @@ class TreeAdvantage(TokenCredit):
             path of a function from a text to pairs (number of characters after which a state is reached, its key as a
             string). All tokens from one state to the next get the change between them, those after the last state
             the outcome less its value.
-        memory: The largest number of states whose outcomes are remembered by prompt over training steps; 0 is off.
-            Values are then means over all rows of all steps. The memory is part of checkpoints.
 
     Raises:
         ValueError: For a negative number, or a function that cannot be found.
 
     Source: TEMPO, arXiv 2509.18314, and its published code, which keeps the row, divides by the standard deviation +
-    1e-6 or not at all, and has neither scale nor memory; states and memory: Numca, arXiv 2605.29782; `own_row: false`
-    is ours.
+    1e-6 or not at all, and has no scale; states: Numca, arXiv 2605.29782; `own_row: false` is ours.
     """
 
     def __init__(
@@ -72,9 +68,8 @@ class TreeAdvantage(TokenCredit):
         standardise: bool = False,
         advantage: bool = True,
         state: str = "prefix",
-        memory: int = 0,
     ) -> None:
-        for name, value in (("shrinkage", shrinkage), ("scale", scale), ("memory", memory)):
+        for name, value in (("shrinkage", shrinkage), ("scale", scale)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"`{name}` must be finite and at least 0, but got {value}.")
         if outcome not in ("reward", "correctness"):
@@ -82,7 +77,6 @@ class TreeAdvantage(TokenCredit):
         self.outcome, self.own_row, self.shrinkage, self.scale = outcome, own_row, shrinkage, scale
         self.standardise, self.advantage = standardise, advantage
         self.marks_of = find_state(state)
-        self.memory = ValueMemory(memory)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
@@ -90,13 +84,7 @@ class TreeAdvantage(TokenCredit):
         states = prefix_states(batch) if self.marks_of is None else marked_states(batch, policy, self.marks_of)
         outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
         visits = count_visits(states.after, states.roots, outcomes, states.number)
-        metrics: dict[str, float | Mean] = {"in_tree": self._in_tree(visits, states)}
-        known = visits
-        if self.memory.limit:
-            known = self.memory.recall(visits, states, batch)
-            self.memory.add(visits, states, batch)
-            metrics["remembered"] = float(len(self.memory))
-        terms = self.scale * self._changes(states, outcomes, known)
+        terms = self.scale * self._changes(states, outcomes, visits)
         if self.standardise:
             terms = terms * _inverse_std(outcomes, batch.group.cpu())[:, None]
         additive = terms.to(advantages)
@@ -106,16 +94,8 @@ class TreeAdvantage(TokenCredit):
             scores=advantages.sign()[:, None] * additive,
             additive=additive,
             fallback=torch.zeros_like(advantages, dtype=torch.bool),
-            metrics=metrics,
+            metrics={"in_tree": self._in_tree(visits, states)},
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The memory of values for a checkpoint."""
-        return {"memory": self.memory.state()} if self.memory.limit else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the memory of a checkpoint."""
-        self.memory.load(state.get("memory", {}))
 
     def _changes(self, states: States, outcomes: Tensor, visits: Visits) -> Tensor:
         """``[B, T]`` float64: the changes of value; a rounding error is no change."""

@@ -8,15 +8,14 @@ r"""One training step. The files are listed about in the order in which a step n
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `assign`            Runs the credit method, or leaves it to the first passes of the `Forward` that it makes.
-`continuations`     What a credit method may ask for: rollouts continued from a place, which may become further rows.
+`continuations`     What a credit method may ask for: rollouts continued from a place.
 `second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
 `forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
 `reference`         The frozen reference of the KL term; `distillation` holds the teacher of SDPG.
 `old_logprobs`      Log-probabilities under the weights from before the update, by one of three rules.
 `update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
 `loss`              The counts by which a step's loss is divided, and its summand for each micro-batch.
-`optimizer`         The norm of the gradients, which must be finite, and the optimiser's step; `optimizer_check` tries
-                    the optimiser before a run.
+`optimizer`         The norm of the gradients, which must be finite, and the optimiser's step.
 `schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
                     them for loggers.

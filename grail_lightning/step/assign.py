@@ -20,7 +20,6 @@ from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.advantages import continued_advantages
 from grail_lightning.step.distillation import find_teacher
 from grail_lightning.step.forward import Forward, SaliencyForward
 from grail_lightning.step.options import Objective
@@ -47,7 +46,6 @@ def assign_credit(
 
     - with a control, which may need all weights at once;
     - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
-    - with continuations as further rows, which have no saliency;
     - with dropout, which saliency excludes.
 
     When it is fused, two backward passes follow one forward pass: one to the embeddings, for saliency, and one to the
@@ -66,17 +64,13 @@ def assign_credit(
     """
     teacher = find_teacher(policy, batch, objective.distillation, context.step)
     apart = control is not None or objective.entropy_coefficient > 0 or teacher is not None
-    fused = None if apart or credit.trains_continuations else credit.as_saliency_credit()
+    fused = None if apart else credit.as_saliency_credit()
     with clock.phase("credit"):
         if fused is not None and not has_dropout(policy):
             # A method of saliency adds nothing to advantages, so that no further rows are live.
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
             return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
         weights = token_weights(credit, control, policy, batch, context)
-        continued = None
-        # The method has drawn its continuations while it computed the token weights.
-        if credit.trains_continuations and context.continuations is not None:
-            continued = continued_advantages(context.continuations.drawn(), batch, objective.scale_rewards)
     return Forward(
         policy,
         batch,
@@ -86,7 +80,6 @@ def assign_credit(
         entropy_gradient=objective.entropy_coefficient > 0,
         refreshed=credit.refresh == "update",
         teacher=teacher,
-        continued=continued,
     )
 
 

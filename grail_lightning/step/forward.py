@@ -1,7 +1,6 @@
 """Forward passes of an update: a micro-batch in, log-probabilities and token advantages out.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens. The rows are those of the
-update: rollouts, and with `TokenCredit.trains_continuations` also continuations of rollouts behind them.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional as F
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.batch.rows import join_groups
 from grail_lightning.credit.base import CreditContext, TokenWeights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
 from grail_lightning.credit.weigh import check_weights
@@ -34,21 +31,17 @@ from grail_lightning.step.distillation import Teacher
 class Forward:
     """The rows of an update with their token advantages, and the forward pass of their micro-batches.
 
-    ``B`` counts the continuations, too; token weights are those of the rollouts alone.
-
     Args:
         policy: The policy that is run.
-        rollouts: The rollouts of the batch.
+        batch: The rollouts, ``B`` rows.
         context: The context, with token budget and temperature.
-        weights: The token weights of the rollouts.
+        weights: Their token weights.
         share: Whether common beginnings of rows are run once.
         entropy_gradient: Whether the entropy carries a gradient.
         refreshed: Whether the weights are replaced before each further optimiser step.
         teacher: The teacher from which the divergence is measured in passes with gradient; None without one.
-        continued: Continuations of rollouts with their advantages; their token weights are 1.
 
     Attributes:
-        batch: The rows of the update: the rollouts, and behind them the continuations.
         token_advantages: ``[B, T]``, weights included.
         entropies: ``[B, T]`` in nats, from the first forward pass with gradient of each row; zero on rows without one.
         tokens_run: The number of tokens that all passes have run.
@@ -57,7 +50,7 @@ class Forward:
     def __init__(
         self,
         policy: Policy,
-        rollouts: RolloutBatch,
+        batch: RolloutBatch,
         context: CreditContext,
         weights: TokenWeights,
         *,
@@ -65,13 +58,11 @@ class Forward:
         entropy_gradient: bool = False,
         refreshed: bool = False,
         teacher: Teacher | None = None,
-        continued: RolloutBatch | None = None,
     ) -> None:
-        self.policy, self.rollouts, self.context = policy, rollouts, context
+        self.policy, self.batch, self.context = policy, batch, context
         self.share, self.entropy_gradient, self.refreshed = share, entropy_gradient, refreshed
-        self.teacher, self.continued = teacher, continued
-        self.batch = rollouts if continued is None else join_groups(rollouts, continued)
-        self.token_advantages = self._token_advantages(weights)
+        self.teacher = teacher
+        self.token_advantages = token_advantages(batch.advantages, weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
         self.tokens_run = 0
         self._weights, self._scored = weights, torch.zeros(len(self.batch), dtype=torch.bool)
@@ -84,17 +75,16 @@ class Forward:
         """
         if self._weights.additive is None:
             return None
-        added = (self._weights.additive != 0).any(1) | self.refreshed
-        return F.pad(added, (0, len(self.batch) - len(self.rollouts)))
+        return (self._weights.additive != 0).any(1) | self.refreshed
 
     def token_weights(self) -> TokenWeights:
-        """The token weights of the rollouts that are known so far."""
+        """The token weights that are known so far."""
         return self._weights
 
     def reweighed(self, weights: TokenWeights) -> Forward:
         """A forward pass of the same rows with other token weights, for credit that is refreshed before each step."""
         made = copy.copy(self)
-        made._weights, made.token_advantages = weights, self._token_advantages(weights)
+        made._weights, made.token_advantages = weights, token_advantages(self.batch.advantages, weights)
         return made
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
@@ -134,15 +124,6 @@ class Forward:
                 if not micro.stands_in:
                     scatter(found, micro.rows, stats.logprobs)
         return found
-
-    def _token_advantages(self, weights: TokenWeights) -> Tensor:
-        """``[B, T]``, from the token weights of the rollouts."""
-        found = token_advantages(self.rollouts.advantages, weights)
-        if self.continued is None:
-            return found
-        columns = self.batch.response_mask.shape[1]
-        further = self.continued.advantages[:, None] * self.continued.response_mask
-        return torch.cat([F.pad(part, (0, columns - part.shape[1])) for part in (found, further.to(found))])
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
         return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share)

@@ -28,7 +28,7 @@ class LossCounts:
     The aggregation ``grpo`` also divides by the number of a row's own tokens, which needs no count.
 
     Attributes:
-        num_rollouts: The number of rows with a token in the loss; continuations that are trained on are rows, too.
+        num_rollouts: The number of rows with a token in the loss.
         num_tokens: The number of tokens in the loss.
         max_response_length: The limit of a response in tokens.
     """

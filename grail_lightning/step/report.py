@@ -97,11 +97,9 @@ def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str,
 
 def report(forward: Forward, weights: TokenWeights, steps: dict[StepKind, Tensor] | None) -> dict[str, float]:
     """The figures of a step: of its rollouts and of their credit. A collective."""
-    tally, batch = Tally(), forward.rollouts
+    tally, batch = Tally(), forward.batch
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, steps, forward.entropies[: len(batch), : batch.response_mask.shape[1]])
-    if forward.continued is not None:
-        tally.add("credit/continued_live", forward.continued.advantages != 0)
+    add_credit(tally, batch, weights, steps, forward.entropies)
     figures = tally.compute()
     on_flawed, on_sound = figures.pop("credit/weight_flawed", None), figures.pop("credit/weight_sound", None)
     if on_flawed is not None and on_sound:  # A method may give no sound token any weight.

@@ -21,7 +21,6 @@ from grail_lightning.policy.options import PolicySource, read_config
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
-from grail_lightning.step.optimizer_check import check_optimizer
 from grail_lightning.step.schedule import configured_options, keep_options, option_record
 
 
@@ -34,15 +33,9 @@ def check_training(credit: TokenCredit, policy: PolicySource, *, trust_remote_co
         trust_remote_code: `Loading.trust_remote_code`.
 
     Raises:
-        ValueError: If the optimiser or its schedule cannot be made, or the model's tokens are not those of the policy.
+        ValueError: If the model's tokens are not those of the policy.
     """
-    if credit.training is None:
-        return
-    try:
-        check_optimizer(credit.training.optimizer, credit.training.scheduler)
-    except ValueError as error:
-        raise ValueError(f"{error} It is that of `model.credit`.") from error
-    if credit.training.model is None:
+    if credit.training is None or credit.training.model is None:
         return
     read_config(credit.training.model, trust_remote_code)  # It says what is wrong with the name.
     ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, credit.training.model))

@@ -21,7 +21,6 @@ from grail_lightning.credit import (
     SaliencyOptions,
     Shuffled,
     TokenCredit,
-    TreeAdvantage,
     Uniform,
     WarmUp,
 )
@@ -76,24 +75,6 @@ def test_permuted_rewards_are_those_of_the_group_in_another_order(mirrored, gold
 
 def _pairs(rewards, correct):
     return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
-
-
-def test_permuted_rewards_save_and_restore_the_memory_of_the_method_inside(golden_policy, golden_batch):
-    batch = in_groups(golden_batch)
-
-    def fresh():
-        return PermutedRewards(TreeAdvantage(outcome="correctness", memory=10_000))
-
-    whole, half, resumed = fresh(), fresh(), fresh()
-    for step in range(6):
-        expected = whole(golden_policy, batch, context(step=step, seed=step))
-    for step in range(5):
-        half(golden_policy, batch, context(step=step, seed=step))
-    resumed.load_state_dict(half.state_dict())
-    found = resumed(golden_policy, batch, context(step=5, seed=5))
-    forgetful = fresh()(golden_policy, batch, context(step=5, seed=5))
-    assert torch.equal(found.additive, expected.additive)
-    assert not torch.equal(forgetful.additive, expected.additive)
 
 
 def test_a_warm_up_refreshes_as_its_inner_method_does():

@@ -47,7 +47,7 @@ METHODS = {
     "RLSD": RLSD,
     "TreeAdvantage": lambda: TreeAdvantage(outcome="correctness"),
     "TreeAdvantage-left_out": lambda: TreeAdvantage(outcome="correctness", own_row=False, advantage=False),
-    "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers", memory=100),
+    "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers"),
     "PrefixWeights": PrefixWeights,
     "OptimalBaseline": OptimalBaseline,
     "Oracle": lambda: Oracle("balanced"),

@@ -49,7 +49,7 @@ METHODS = [
     RLSD,
     GRAIL,
     OARGradient,
-    lambda: TreeAdvantage(outcome="correctness", memory=500),
+    lambda: TreeAdvantage(outcome="correctness"),
     PrefixWeights,
     OptimalBaseline,
     DGPO,

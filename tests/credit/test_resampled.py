@@ -255,11 +255,9 @@ def test_a_run_logs_what_it_cost_and_can_be_repeated():
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.parametrize("trained", ["false", "true"])
-def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(trained, tmp_path, monkeypatch):
+def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(tmp_path, monkeypatch):
     """Continuations need no state of their own: their random numbers belong to the step, the row and the place."""
     options = ["--model.credit=Resampled", "--model.credit.continuations=2", "--model.execution.mini_batches=1"]
-    options.append(f"--model.credit.train_continuations={trained}")
     whole, halves = whole_and_resumed(tmp_path, monkeypatch, *options)
     assert whole["global_step"] == halves["global_step"] == 2
     assert all(torch.equal(weight, halves["state_dict"][name]) for name, weight in whole["state_dict"].items())

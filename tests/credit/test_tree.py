@@ -224,7 +224,6 @@ def test_what_a_users_function_returns_is_checked(name, message, arithmetic, bat
     ("options", "message"),
     [
         ({"shrinkage": -1.0}, "`shrinkage` must be finite and at least 0, but got -1.0"),
-        ({"memory": -1}, "`memory` must be finite and at least 0, but got -1"),
         ({"outcome": "length"}, "`outcome` must be reward or correctness, but got 'length'"),
         ({"state": "sets"}, r"`state` must be one of \['numbers', 'prefix'\] or an import path .* but got 'sets'"),
         ({"state": "mypkg.lemmas"}, r"but got 'mypkg.lemmas' \(No module named 'mypkg'\)"),
