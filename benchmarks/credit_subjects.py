@@ -41,8 +41,8 @@ from grail_lightning.credit import (
     TreeAdvantage,
     Uniform,
 )
-from grail_lightning.credit.forward import entropies, logprobs
-from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.credit.measure import entropies, logprobs
+from grail_lightning.credit.oar import perturbation_scores
 from grail_lightning.policy import Policy
 from grail_lightning.policy.aligned import response_nodes
 

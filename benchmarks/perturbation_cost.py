@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch, Sampling
-from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.credit.oar import perturbation_scores
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.grading.locate import align_rows, answer_masks

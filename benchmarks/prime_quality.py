@@ -18,7 +18,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import PRIME, CreditContext, PermutedRewards, TokenCredit
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.credit.forward import logprobs
+from grail_lightning.credit.measure import logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.second_model import TrainedModel
@@ -63,7 +63,7 @@ class TrainedPRIME(TokenCredit):
         """The reward model, which the first call trains, and the reference."""
         if self._models is None:
             model = copy.deepcopy(policy).requires_grad_(True).train()
-            second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
+            second = TrainedModel(model, self.credit.needs().training, SingleDeviceStrategy("cpu"), 1.0)
             self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))
             for number, earlier in enumerate(self.rollouts(policy), start=1):
                 found = self(policy, earlier, replace(context, step=number))

@@ -60,8 +60,8 @@ def measure(length: int, group: int, vocabulary: int, width: int) -> None:
         objective, execution = Objective(), Execution(group_size=size, token_budget=1024)
         context = CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=1024)
         clock = PhaseClock(policy.device)
-        forward = assign_credit(GRAIL(), None, policy, ready, context, objective, clock)
-        update = prepare(forward, objective, execution, None, limit=length, seed=0)
+        forward, weights = assign_credit(GRAIL(), None, policy, ready, context, objective, clock)
+        update = prepare(forward, weights, objective, execution, None, limit=length, seed=0)
         for number in range(len(update.plan.steps)):
             update.accumulate(number, lambda loss, last: loss.backward(), in_place=True)
         policy.zero_grad(set_to_none=True)

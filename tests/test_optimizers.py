@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grail_lightning.policy import Loading, load_policy
-from grail_lightning.step.schedule import keep_options, option_record
+from grail_lightning.step.optimizer import keep_options, option_record
 from tests.runs import Watch, batches, module, trainer, weights
 from tests.shell import SHORT, main
 

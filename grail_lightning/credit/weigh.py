@@ -26,19 +26,14 @@ def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: Cre
 def weigh_part(
     credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, part: int = 0
 ) -> TokenWeights:
-    """The weights of a method inside a composed one, computed as often as its own `refresh` says.
+    """The weights of a method inside a composed one, computed as often as its own `Needs.refresh` says.
 
-    Args:
-        credit: The inner method.
-        policy: See `TokenCredit`.
-        batch: See `TokenCredit`.
-        context: The outer method's context.
-        part: The index of these weights in the `TokenWeights.parts` that the outer method returns.
+    `part` is the index of these weights in the `TokenWeights.parts` that the outer method returns.
     """
     # A user's outer method may return no parts.
     parts = () if context.earlier is None else context.earlier.parts
     earlier = parts[part] if part < len(parts) else None
-    if earlier is not None and credit.refresh == "rollout":
+    if earlier is not None and credit.needs().refresh == "rollout":
         return earlier
     return weigh(credit, policy, batch, replace(context, earlier=earlier))
 
@@ -53,12 +48,7 @@ def controlled(
 
 
 def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: RolloutBatch) -> None:
-    """Check that these are token weights for `batch`; synchronises with the device once.
-
-    Args:
-        giver: The method or control that returned them, for the message.
-        weights: The value that it returned.
-        batch: The rollouts, ``B`` rows of ``T`` response tokens.
+    """Check what a method or control returned for `batch`; synchronises with the device once.
 
     Raises:
         ValueError: If it is no `TokenWeights`; if a tensor in it has the wrong dtype, shape or device, requires a

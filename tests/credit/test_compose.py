@@ -10,14 +10,18 @@ import grail_lightning.credit as credits
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
 from grail_lightning.credit import (
+    DGPO,
     GRAIL,
+    PRIME,
     RLSD,
     UCAS,
     AdvantageReweighting,
     HighEntropy,
+    Needs,
     OARGradient,
     PermutedRewards,
     Product,
+    Resampled,
     SaliencyOptions,
     Shuffled,
     TokenCredit,
@@ -77,11 +81,16 @@ def _pairs(rewards, correct):
     return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
 
 
-def test_a_warm_up_refreshes_as_its_inner_method_does():
-    assert WarmUp(GRAIL(saliency=SaliencyOptions(refresh="update"))).refresh == "update"
-    assert WarmUp(GRAIL()).refresh == "rollout"
-    assert Product(GRAIL(), GRAIL(saliency=SaliencyOptions(refresh="update"))).refresh == "update"
-    assert Product(GRAIL(), UCAS()).refresh == "rollout"
+def test_composed_methods_need_what_their_parts_need():
+    anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
+    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, UCAS()), lambda i: Product(Uniform(), i)):
+        assert composed(anew).needs().refresh == "update"
+        assert composed(GRAIL()).needs().refresh == "rollout"
+        assert composed(DGPO()).needs().reference
+        assert composed(Resampled()).needs().continuations
+        assert composed(prime).needs().training is prime.training
+        assert (composed(GRAIL()).needs().saliency is None) == (composed is not WarmUp)
+    assert Product(Uniform(), Uniform()).needs() == Needs()
 
 
 def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, golden_batch):
@@ -105,7 +114,10 @@ class Watched(TokenCredit):
     """Another method, and what it gave for each step."""
 
     def __init__(self, inner):
-        self.inner, self.refresh, self.found = inner, inner.refresh, []
+        self.inner, self.found = inner, []
+
+    def needs(self):
+        return Needs(refresh=self.inner.needs().refresh)
 
     def __call__(self, policy, batch, context):
         self.found.append((context.step, self.inner(policy, batch, context)))
@@ -146,11 +158,6 @@ def test_inner_methods_are_computed_again_if_a_composed_method_keeps_no_parts(go
     without = replace(first, parts=())
     again = anew(golden_policy, batch, replace(context(), earlier=without))
     assert torch.equal(again.values, first.values)
-
-
-def test_a_warm_up_of_no_steps_is_refused():
-    with pytest.raises(ValueError, match="`steps` must be at least 1, but got 0"):
-        WarmUp(GRAIL(), steps=0)
 
 
 def _built(monkeypatch, tmp_path, *options):
