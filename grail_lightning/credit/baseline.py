@@ -56,12 +56,12 @@ class OptimalBaseline(TokenCredit):
             if self.tail == "zero":
                 baseline = torch.where(mask[rows].sum(0) > 1, baseline, 0)
             additive[rows] = (rewards[rows, None] - baseline) * mask[rows]
-        kept = live[:, None] & mask
+        counted = live[:, None] & mask
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
             additive=additive.to(batch.advantages.dtype),
             fallback=torch.zeros_like(live),
-            metrics={"gradient_energy": Mean(float(energy[kept].sum()), float(kept.sum()))},
+            metrics={"gradient_energy": Mean(float(energy[counted].sum()), float(counted.sum()))},
         )
 
     def _energy(self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:

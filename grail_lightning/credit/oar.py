@@ -329,8 +329,8 @@ def _states(
         return policy.hidden(perturbed.attention_mask, input_ids=perturbed.input_ids)
     trimmed = batch.prompt_width - perturbed.prompt_width
     begun = perturbed.prompt_width + first
-    kept = slice(trimmed, trimmed + begun)
-    return trunk.branch(rows, kept, perturbed.input_ids[:, begun:], perturbed.attention_mask)
+    columns = slice(trimmed, trimmed + begun)
+    return trunk.branch(rows, columns, perturbed.input_ids[:, begun:], perturbed.attention_mask)
 
 
 def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBatch:

@@ -158,12 +158,12 @@ def forward_with_saliency(
         Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
         once. It keeps the graph of the log-probabilities for the caller's backward pass.
     """
-    kept: list[Tensor] = []
+    forward: list[Tensor] = []
 
     def decode(layout: TokenLayout) -> Tensor:
         with torch.enable_grad():
-            kept.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen))
-        return kept[0]
+            forward.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen))
+        return forward[0]
 
     def mode() -> AbstractContextManager[None]:
         return explaining(policy, checkpointed=True) if frozen else nullcontext()
@@ -174,7 +174,7 @@ def forward_with_saliency(
     def saliency() -> Tensor:
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
         with mode(), torch.enable_grad():
-            states, activation = kept
+            states, activation = forward
             reading = target.alignment, temperature
             return _explain(policy, layout, target.objective, states, activation, *reading, keep=not frozen)
 

@@ -61,17 +61,17 @@ def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: Ro
             f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
             "Return `TokenWeights(values=…, fallback=…)`, of grail_lightning.credit."
         )
-    given: dict[str, Tensor] = {"values": weights.values}
+    tensors: dict[str, Tensor] = {"values": weights.values}
     optional = {"scores": weights.scores, "additive": weights.additive}
-    given |= {field: tensor for field, tensor in optional.items() if tensor is not None}
-    for field, tensor in given.items():
+    tensors |= {field: tensor for field, tensor in optional.items() if tensor is not None}
+    for field, tensor in tensors.items():
         check_tensor(f"{name} must return `{field}`", tensor, "floating-point", mask.shape, mask.device)
     check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)
-    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in given.items()]
+    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in tensors.items()]
     claims.append(Claim(f"{name} must return `values` of at least 0", weights.values < 0, weights.values))
     claims += [
         Claim(f"{name} must return `{f}` that are 0 outside `batch.response_mask`", (tensor != 0) & ~mask, tensor)
-        for f, tensor in given.items()
+        for f, tensor in tensors.items()
         if f != "scores"
     ]
     check_claims(claims, "See `batch.texts` of that row; `.masked_fill(~batch.response_mask, 0)` clears padding.")

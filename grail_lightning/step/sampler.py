@@ -157,8 +157,8 @@ class SampledContinuations(Continuations):
         keys = batch.row.tolist()
         prompts, seeds = [], []
         for row, length in places:
-            kept = batch.attention_mask[row, : batch.prompt_width].nonzero().flatten()
-            ids = [*batch.input_ids[row, kept].tolist(), *batch.response_ids[row, :length].tolist()]
+            prompt = batch.attention_mask[row, : batch.prompt_width].nonzero().flatten()
+            ids = [*batch.input_ids[row, prompt].tolist(), *batch.response_ids[row, :length].tolist()]
             text = self.sampler.policy.tokenizer.decode(ids)
             prompts.append(replace(batch.prompts[row], messages=TokenText(text, ids)))
             seeds += [derive_seed(run_seed(), "continuation", self.step, keys[row], length, k) for k in range(number)]

@@ -191,8 +191,8 @@ def _of_tensors(
 ) -> dict[int, dict[str, object]]:
     """An optimiser's state with `change` applied to the parameter's index and each of its tensors."""
     return {
-        index: {name: change(index, value) if isinstance(value, Tensor) else value for name, value in found.items()}
-        for index, found in state.items()
+        index: {name: change(index, value) if isinstance(value, Tensor) else value for name, value in tensors.items()}
+        for index, tensors in state.items()
     }
 
 

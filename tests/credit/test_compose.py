@@ -183,29 +183,6 @@ def test_methods_are_found_by_their_short_names(name, monkeypatch, tmp_path):
     assert type(_built(monkeypatch, tmp_path, f"--model.credit={name}")) is getattr(credits, name)
 
 
-def test_options_reach_the_method(monkeypatch, tmp_path):
-    found = _built(
-        monkeypatch,
-        tmp_path,
-        "--model.credit=OARPerturbation",
-        "--model.credit.distribution=last",
-        "--model.credit.bilevel.boost=3",
-    )
-    assert (found.distribution, found.bilevel.boost, found.bilevel.quantile) == ("last", 3.0, 0.4)
-
-
-def test_a_warm_up_is_composed_on_the_command_line(monkeypatch, tmp_path):
-    found = _built(
-        monkeypatch,
-        tmp_path,
-        "--model.credit=WarmUp",
-        "--model.credit.inner=GRAIL",
-        "--model.credit.inner.w_max=3",
-        "--model.credit.steps=7",
-    )
-    assert (type(found), found.steps, type(found.inner), found.inner.w_max) == (WarmUp, 7, GRAIL, 3.0)
-
-
 def test_a_product_is_composed_in_a_file(monkeypatch, tmp_path):
     (tmp_path / "mine.yaml").write_text(
         """

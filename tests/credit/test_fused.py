@@ -25,7 +25,7 @@ from grail_lightning.step.fused import SaliencyForward
 from grail_lightning.step.options import Distillation, Objective
 from tests.batches import rollouts
 from tests.runs import Watch, batches, module, problems, sampled, trainer
-from tests.steps import backward, gap, update_of
+from tests.steps import backward, update_of
 
 SAMPLING = Sampling(max_response_length=40)
 
@@ -120,41 +120,6 @@ def test_checkpointed_blocks_give_the_same_to_the_bit(batch, leaf, share_prefixe
         assert torch.equal(found.scores, expected.scores)
         for ours, theirs in zip(recomputed, kept, strict=True):
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_checkpointed_blocks_run_rows_with_saliency_three_times_in_training_and_twice_before(batch):
-    """A forward pass and the recomputation of each backward pass; frozen rows have one backward pass."""
-    rows = (batch.advantages < 0) & batch.answer.whole.any(1)
-    for frozen, times in ((False, 3), (True, 2)):
-        policy = load_policy("arithmetic", CHECKPOINTED).double().train()
-        forward = update_of(policy, batch, credit=GRAIL(), limit=40, token_budget=4000).forward
-        runs = []
-        assert policy.supports_prefix_trees  # It tries that once, with passes of its own.
-        for block in policy.blocks:  # A recomputation ends early, but begins with the norm.
-            block.input_layernorm.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
-        assert forward.pending[rows].all()
-        if frozen:
-            list(forward.without_gradient(rows.nonzero().flatten()))
-        else:
-            (micro,) = forward.cut(rows.nonzero().flatten())
-            forward(micro).stats.logprobs.sum().backward()
-        assert not forward.pending.any()
-        assert len(runs) == times * len(policy.blocks)
-
-
-@pytest.mark.parametrize("loading", [Loading(), CHECKPOINTED], ids=["kept", "checkpointed"])
-def test_half_precision_by_autocast_is_as_exact_beside_the_update(batch, loading):
-    """To 8 bits, so both ways are compared with float64."""
-    (exact,), expected = _run(load_policy("arithmetic").double().train(), batch, GRAIL(), share=False)
-    gaps, errors = {}, {}
-    for share in (False, True):
-        policy = load_policy("arithmetic", loading).train()
-        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-            (found,), made = _run(policy, batch, GRAIL(), share=share)
-        gaps[share] = gap({name: g.double() for name, g in found.items()}, exact)
-        errors[share] = ((made.scores - expected.scores).norm() / expected.scores.norm()).item()
-    assert 0 < errors[True] <= 1.2 * errors[False] < 0.1
-    assert 0 < gaps[True] <= 1.2 * gaps[False]
 
 
 def test_adapters_over_frozen_embeddings_can_share(batch):

@@ -24,6 +24,7 @@ from grail_lightning.credit import (
     Uniform,
     WarmUp,
 )
+from grail_lightning.step.options import Distillation
 from tests.credit.rollouts import context
 
 REFUSED = [
@@ -60,6 +61,12 @@ REFUSED = [
     (lambda: Oracle(w_max=0.0), r"`w_max` must lie in \(0, inf\), but got 0\.0"),
     (lambda: PRIME(beta=0.0), r"`beta` must lie in \(0, inf\), but got 0\.0"),
     (lambda: PRIME(accuracy=(0.9, 0.1)), r"`accuracy` must be two rising numbers in \[0, 1\], but got \[0\.9, 0\.1\]"),
+    (
+        lambda: Distillation(coefficient=0.0),
+        "`objective.distillation.coefficient` must be finite and positive, but got 0",
+    ),
+    (lambda: Distillation(decay_steps=0), "`decay_steps` at least 1 or null, but got 0 and 0"),
+    (lambda: Distillation(sentence="Look."), r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
     (lambda: Product(PRIME(), PRIME()), "Only one of `first` and `second` may train a model"),
     (lambda: WarmUp(Uniform(), steps=0), r"`steps` must lie in \[1, inf\), but got 0"),
 ]

@@ -41,9 +41,6 @@ class Table(Continuations):
             found.append(Outcomes(outcomes, [o > 0 for o in outcomes]))
         return found, spent
 
-    def drawn(self):
-        return None  # Nothing is sampled.
-
 
 @pytest.fixture(scope="module")
 def policy():
