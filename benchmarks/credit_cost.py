@@ -38,6 +38,7 @@ from grail_lightning.credit import (
     GRAIL,
     PRIME,
     AttentionRhythm,
+    Needs,
     OptimalBaseline,
     Oracle,
     PrefixWeights,
@@ -59,7 +60,9 @@ from grail_lightning.step.second_model import TrainedModel
 class Published(TokenCredit):
     """GRAIL's weights, computed as in published code."""
 
-    refresh = "update"
+    def needs(self) -> Needs:
+        """Weights before every optimiser step."""
+        return Needs(refresh="update")
 
     def __call__(self, policy, batch, context):
         embeds = policy.embed(batch.input_ids)
@@ -84,7 +87,6 @@ CREDITS = {
     "tree": TreeAdvantage(),
     "tree, left out": TreeAdvantage(own_row=False),
     "tree, numbers": TreeAdvantage(state="numbers"),
-    "tree, memory": TreeAdvantage(memory=1_000_000),
     "prefix weights": PrefixWeights(),
     "optimal baseline": OptimalBaseline(),
     "oracle": Oracle(),
@@ -157,7 +159,9 @@ class Alternate(pl.Callback):
 def build(case: str, repeats: int, mini_batches: int = 1, credits: Iterable = ()) -> tuple[GrailModule, list]:
     """The module, with what the credit methods need beside it, and the prompts of a batch for any number of rounds."""
     # The one that needs the most: a run loads what its first credit method needs.
-    credit = max(credits, key=lambda method: (method.training is not None, method.needs_reference), default=None)
+    credit = max(
+        credits, key=lambda method: (method.needs().training is not None, method.needs().reference), default=None
+    )
 
     def still(parameters):
         return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
@@ -172,11 +176,11 @@ def build(case: str, repeats: int, mini_batches: int = 1, credits: Iterable = ()
     execution, sampling = Execution(group_size=4), Sampling(max_response_length=512)
     made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still)
     made.policy = random_qwen3(hidden=512, layers=8, vocabulary=8192).train()
-    if credit is not None and credit.needs_reference:
+    if credit is not None and credit.needs().reference:
         made.reference = Reference(copy.deepcopy(made.policy).requires_grad_(False))
-    if credit is not None and credit.training is not None:
+    if credit is not None and (training := credit.needs().training) is not None:
         made.credit = credit
-        made.second = TrainedModel(copy.deepcopy(made.policy), credit.training, SingleDeviceStrategy("cpu"), 1.0)
+        made.second = TrainedModel(copy.deepcopy(made.policy), training, SingleDeviceStrategy("cpu"), 1.0)
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
 

@@ -40,8 +40,8 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
-from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.forward import Forward
+from grail_lightning.step.sampler import SampledContinuations
 
 PROMPTS = 16  # A batch of the quickstart.
 DEFAULT = (
@@ -87,10 +87,10 @@ def batches(
 
 def gradient(policy: Policy, batch: RolloutBatch, context: CreditContext, weights: TokenWeights) -> Tensor:
     """``[P]``: of the sum of advantage times log-probability over all response tokens."""
-    forward = Forward(policy, batch, context, weights)
+    forward, advantages = Forward(policy, batch, context), token_advantages(batch.advantages, weights)
     policy.zero_grad(set_to_none=True)
     for micro in forward.cut(torch.arange(len(batch))):
-        (forward.token_advantages[micro.rows] * padded(forward(micro).logprobs, batch)).sum().backward()
+        (advantages[micro.rows] * padded(forward(micro).stats.logprobs, batch)).sum().backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 

@@ -40,8 +40,7 @@ from torch import Tensor
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit
-from grail_lightning.credit.base import TokenWeights
-from grail_lightning.credit.continuations import Continuations, Continued, Place
+from grail_lightning.credit.base import Continuations, Outcomes, Place, TokenWeights
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import grade_and_locate
@@ -49,8 +48,7 @@ from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
-from grail_lightning.step.continuations import SampledContinuations
-from grail_lightning.step.sampler import Sampler
+from grail_lightning.step.sampler import SampledContinuations, Sampler
 from grail_lightning.tasks.base import Prompt
 
 PROMPTS_PER_BATCH = 32
@@ -111,7 +109,7 @@ class Counted(SampledContinuations):
 
     def draw(
         self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
-    ) -> tuple[list[Continued | None], int]:
+    ) -> tuple[list[Outcomes | None], int]:
         found, tokens = super().draw(batch, places, number, budget)
         drawn = sum(one is not None for one in found)
         self.places, self.continuations = self.places + drawn, self.continuations + drawn * number

@@ -45,8 +45,8 @@ from grail_lightning.credit import (
     Uniform,
 )
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.credit.forward import entropies, logprobs
-from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.credit.measure import entropies, logprobs
+from grail_lightning.credit.oar import perturbation_scores
 from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes

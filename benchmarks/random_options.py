@@ -85,7 +85,6 @@ CREDIT: dict[str, dict[str, list[str | None]]] = {
         "search": [None, "everywhere"],
         "gate": [None, "positive", "all"],
         "advantage": FLAG,
-        "train_continuations": FLAG,
     },
     "TreeAdvantage": {"own_row": FLAG, "standardise": FLAG, "advantage": FLAG, "outcome": [None, "reward"]},
     "PrefixWeights": {},

@@ -34,30 +34,34 @@ class AnswerAccuracy(MeanMetric):
     """
 
     def update(self, correct: Tensor) -> None:  # type: ignore[override]
-        """Add responses.
-
-        Args:
-            correct: ``[B]`` bool, the right responses.
-        """
+        """Add responses, of which ``correct [B]`` are right."""
         super().update(correct.float())
 
 
-class _ProblemMean(Metric):
-    """Mean over problems of a figure in [0, 1]."""
+class _Summed(Metric):
+    """A metric whose states are sums over updates and ranks."""
 
     is_differentiable = False
-    higher_is_better = True
     full_state_update = False
+
+    def __init__(self, **states: Tensor) -> None:
+        super().__init__()
+        for name, start in states.items():
+            self.add_state(name, start, dist_reduce_fx="sum")
+
+
+class _ProblemMean(_Summed):
+    """Mean over problems of a figure in [0, 1]."""
+
+    higher_is_better = True
     total: Tensor
     count: Tensor
 
     def __init__(self, k: int) -> None:
-        super().__init__()
+        super().__init__(total=torch.tensor(0), count=torch.tensor(0))
         if k < 1:
             raise ValueError(f"`k` must be at least 1, but got {k}.")
         self.k = k
-        for name in ("total", "count"):
-            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def _add(self, values: Tensor) -> None:
         """Add problems by their figures ``[N]`` float64 on the CPU."""
@@ -77,16 +81,10 @@ class PassAtK(_ProblemMean):
     >>> metric.update(torch.tensor([True, False, False, False, False, False]), torch.tensor([0, 0, 0, 1, 1, 1]))
     >>> metric.compute()  # 1 of 3 right: 1 - C(2,2)/C(3,2) = 2/3; 0 of 3: 0
     tensor(0.3333)
-
-    Args:
-        k: The number of samples of which one must be right.
-
-    Raises:
-        ValueError: In `update`, if a problem has fewer than `k` samples.
     """
 
     def update(self, correct: Tensor, group: Tensor) -> None:
-        """Add problems, each with all its samples.
+        """Add problems, each with all its samples, at least `k`.
 
         Args:
             correct: ``[B]`` bool, the right responses.
@@ -105,16 +103,10 @@ class MajAtK(_ProblemMean):
     >>> metric.update(torch.tensor([True, True, False, True, False, False]), torch.tensor([0, 0, 0, 1, 1, 1]), votes)
     >>> metric.compute()  # right, and outvoted
     tensor(0.5000)
-
-    Args:
-        k: The number of samples that vote.
-
-    Raises:
-        ValueError: In `update`, if a problem has fewer than `k` samples.
     """
 
     def update(self, correct: Tensor, group: Tensor, votes: Tensor) -> None:
-        """Add problems, each with all its samples.
+        """Add problems, each with all its samples, at least `k`.
 
         Args:
             correct: ``[B]`` bool, the right responses.
@@ -122,21 +114,19 @@ class MajAtK(_ProblemMean):
             votes: ``[B]`` long, equal within a problem for equal answers; negative without an answer
                 (`grail_lightning.answers.answer_classes`).
         """
-        rows: dict[int, list[tuple[int, bool]]] = {}
+        samples: dict[int, list[tuple[int, bool]]] = {}
         for problem, vote, right in zip(group.tolist(), votes.tolist(), correct.tolist(), strict=True):
-            rows.setdefault(problem, []).append((vote, right))
-        values = [maj_at_k([v for v, _ in found], [r for _, r in found], self.k) for found in rows.values()]
+            samples.setdefault(problem, []).append((vote, right))
+        values = [maj_at_k([v for v, _ in own], [r for _, r in own], self.k) for own in samples.values()]
         self._add(torch.tensor(values, dtype=torch.float64))
 
 
-class ResponseLengths(Metric):
+class ResponseLengths(_Summed):
     """Mean, shortest and longest response in tokens, and the share of responses that hit the limit.
 
     The keys are those that are usual for GRPO: `mean_length`, `min_length`, `max_length`, `clipped_ratio`.
     """
 
-    is_differentiable = False
-    full_state_update = False
     total: Tensor
     count: Tensor
     clipped: Tensor
@@ -144,19 +134,12 @@ class ResponseLengths(Metric):
     longest: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        for name in ("total", "count", "clipped"):
-            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+        super().__init__(total=torch.tensor(0), count=torch.tensor(0), clipped=torch.tensor(0))
         self.add_state("shortest", torch.tensor(torch.inf), dist_reduce_fx="min")
         self.add_state("longest", torch.tensor(-torch.inf), dist_reduce_fx="max")
 
     def update(self, lengths: Tensor, finished: Tensor) -> None:
-        """Add responses.
-
-        Args:
-            lengths: ``[B]`` long, the numbers of generated tokens.
-            finished: ``[B]`` bool, whether the response ended by itself.
-        """
+        """Add responses by their numbers of tokens ``[B]``, and whether each ended by itself ``[B]``."""
         if not len(lengths):
             return
         self.total += lengths.sum()
@@ -176,26 +159,17 @@ class ResponseLengths(Metric):
         }
 
 
-class LengthsByVerdict(Metric):
+class LengthsByVerdict(_Summed):
     """Mean length in tokens of right and of wrong responses: `mean_length_right` and `mean_length_wrong`."""
 
-    is_differentiable = False
-    full_state_update = False
     total: Tensor
     count: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        for name in ("total", "count"):
-            self.add_state(name, torch.zeros(2, dtype=torch.long), dist_reduce_fx="sum")
+        super().__init__(total=torch.zeros(2, dtype=torch.long), count=torch.zeros(2, dtype=torch.long))
 
     def update(self, lengths: Tensor, correct: Tensor) -> None:
-        """Add responses.
-
-        Args:
-            lengths: ``[B]`` long, the numbers of generated tokens.
-            correct: ``[B]`` bool, the right responses.
-        """
+        """Add responses by their numbers of tokens ``[B]``, and whether each is right ``[B]``."""
         for place, rows in enumerate((~correct, correct)):
             self.total[place] += lengths[rows].sum()
             self.count[place] += rows.sum()
@@ -206,29 +180,17 @@ class LengthsByVerdict(Metric):
         return {"mean_length_right": right, "mean_length_wrong": wrong}
 
 
-class StatusCounts(Metric):
-    """The number of verdicts with each status."""
+class StatusCounts(_Summed):
+    """The number of verdicts with each `Verdict.status`."""
 
-    is_differentiable = False
-    full_state_update = False
     counts: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        self.add_state("counts", torch.zeros(len(STATUSES), dtype=torch.long), dist_reduce_fx="sum")
+        super().__init__(counts=torch.zeros(len(STATUSES), dtype=torch.long))
 
     def update(self, statuses: Sequence[str]) -> None:
-        """Add verdicts.
-
-        Args:
-            statuses: The `Verdict.status` of each verdict.
-
-        Raises:
-            ValueError: If one is unknown.
-        """
+        """Add verdicts by their statuses."""
         for status in statuses:
-            if status not in STATUSES:
-                raise ValueError(f"A status must be one of {', '.join(STATUSES)}, but got {status!r}.")
             self.counts[STATUSES.index(status)] += 1
 
     def compute(self) -> dict[str, Tensor]:

@@ -31,14 +31,18 @@ from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.ahead import Ahead, check_engine
 from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import check_loader, collect
-from grail_lightning.step.continuations import SampledContinuations, check_continuations
-from grail_lightning.step.optimizer import take_step
-from grail_lightning.step.optimizer_check import check_optimizer
+from grail_lightning.step.optimizer import (
+    configured_options,
+    keep_options,
+    option_record,
+    steps_beyond,
+    take_step,
+    with_schedule,
+)
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
 from grail_lightning.step.report import SHOWN, report
-from grail_lightning.step.sampler import Sampler
-from grail_lightning.step.schedule import configured_options, keep_options, option_record, steps_beyond, with_schedule
+from grail_lightning.step.sampler import SampledContinuations, Sampler
 from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update, prepare
@@ -91,12 +95,11 @@ class GrailModule(pl.LightningModule):
         self.automatic_optimization = False
         source: PolicySource = as_source(policy)
         check_policy(source, loading, sampling.max_response_length)
-        check_optimizer(optimizer, scheduler)
         self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
+        self.needs = self.credit.needs()
         check_engine(self.engine, execution, self.credit)
-        check_continuations(self.credit, objective)
-        check_training(self.credit, source, trust_remote_code=loading.trust_remote_code)
+        check_training(self.needs.training, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
@@ -139,11 +142,11 @@ class GrailModule(pl.LightningModule):
                 check_dtype(self.policy_name, self.loading)
                 check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
             self.policy = load(self.policy_name, trainable=True)
-        for_credit = self.credit.needs_reference and self.trainer.state.fn in ("fit", "predict")
+        for_credit = self.needs.reference and self.trainer.state.fn in ("fit", "predict")
         if (for_credit or (fits and self.objective.kl_coefficient)) and self.reference is None:
             apart = self.loading.lora is None
             self.reference = Reference(load(self.policy_name, trainable=False) if apart else self.policy)
-        if fits and (training := self.credit.training) is not None and self.second is None:
+        if fits and (training := self.needs.training) is not None and self.second is None:
             model = load(training.model or self.policy_name, trainable=True)
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
@@ -213,17 +216,18 @@ class GrailModule(pl.LightningModule):
         graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
         context, share = self.credit_context(), self.execution.share_prefixes
-        forward = assign_credit(
+        forward, weights = assign_credit(
             self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
         )
         with clock.phase("update"):
             seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
-            limit = self.sampling.max_response_length
-            update = prepare(forward, self.objective, self.execution, self.reference, limit=limit, seed=seed)
+            limit, refreshed = self.sampling.max_response_length, self.credit.needs().refresh == "update"
+            options = self.objective, self.execution, self.reference
+            update = prepare(forward, weights, *options, limit=limit, seed=seed, refreshed=refreshed)
             figures = self.take_steps(update)
-        weights = update.forward.token_weights()
+        weights = update.token_weights()
         labelled = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
-        figures = report(update.forward, weights, labelled) | of_sampling | figures
+        figures = report(batch, weights, update.entropies, labelled) | of_sampling | figures
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
@@ -264,10 +268,9 @@ class GrailModule(pl.LightningModule):
         for number in range(planned - self.steps_cut):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
-                if self.credit.refresh == "update":
-                    context = replace(self.credit_context(), earlier=update.forward.token_weights())
-                    rollouts = update.forward.rollouts
-                    update.reweigh(token_weights(self.credit, self.control, self._policy, rollouts, context))
+                if self.credit.needs().refresh == "update":
+                    context = replace(self.credit_context(), earlier=update.token_weights())
+                    update.reweigh(token_weights(self.credit, self.control, self._policy, update.batch, context))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)

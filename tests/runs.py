@@ -9,7 +9,7 @@ from grail_lightning.credit import GRAIL, SaliencyOptions
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
-from grail_lightning.step.forward import SaliencyForward
+from grail_lightning.step.fused import SaliencyForward
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.arithmetic import ProblemSpace
 from tests.batches import rollouts
@@ -53,7 +53,7 @@ def beside_the_update(policy, batch, leaf, sampling, token_budget, **options):
     assert isinstance(update.forward, SaliencyForward)
     assert update.forward.pending.any()
     update.accumulate(0, backward)
-    return {name: p.grad for name, p in policy.named_parameters()}, update.forward.token_weights()
+    return {name: p.grad for name, p in policy.named_parameters()}, update.token_weights()
 
 
 def batches(number, size=4, seed=0):

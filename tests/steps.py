@@ -73,13 +73,13 @@ def update_of(
     context = context_for(policy, execution.token_budget, temperature=temperature, continuations=continuations)
     if credit is not None:
         clock = PhaseClock(policy.device)
-        forward = assign_credit(credit, None, policy, batch, context, objective, clock, share=share)
+        forward, given = assign_credit(credit, None, policy, batch, context, objective, clock, share=share)
     else:
         given = weights if isinstance(weights, TokenWeights) else token_weights(batch, weights)
         entropy = objective.entropy_coefficient > 0
-        forward = Forward(policy, batch, context, given, share=share, entropy_gradient=entropy)
+        forward = Forward(policy, batch, context, share=share, entropy_gradient=entropy)
     frozen = None if reference is None else Reference(reference)
-    return prepare(forward, objective, execution, frozen, limit=limit, seed=seed)
+    return prepare(forward, given, objective, execution, frozen, limit=limit, seed=seed)
 
 
 def backward(loss, last):
@@ -114,7 +114,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     hook.remove()
     for name, p in policy.named_parameters():
         p.data.copy_(start[name])
-    return (found, embedded) if credit is None else (found, embedded, update.forward.token_weights())
+    return (found, embedded) if credit is None else (found, embedded, update.token_weights())
 
 
 def largest_gap(ours, theirs):

@@ -45,31 +45,6 @@ def test_figures_of_made_gradients_are_those_of_the_closed_form(gradients):
     }
 
 
-def test_a_method_that_points_the_other_way_has_the_cosine_and_gains_of_minus_one(gradients):
-    uniform = made(gradients, 3.0, 4.0, noise=7.0)
-    against = gradients.Gradients(each=-uniform.each, largest=LARGEST)
-    found = figures(gradients, against, uniform)
-    assert {name: found[name] for name in ("direction", "size", "gain, SGD", "gain, Adam", "noise")} == {
-        "direction": near([-1.0], 100),
-        "size": near([1.0], 100),
-        "gain, SGD": near([-1.0], 100),
-        "gain, Adam": near([-1.0], 100),
-        "noise": near([49 / 25], 100),
-    }
-
-
-def test_adams_entries_are_divided_by_their_root_mean_square_over_batches(gradients):
-    """The second entry is 1 ± 3 in half of the batches each: its root mean square is √10, and its mean is 1."""
-    swing = torch.tensor([4.0, -2.0] * (NUM_BATCHES // 2), dtype=torch.float64)
-    ours = gradients.Gradients(each=torch.stack([torch.full_like(swing, 5.0), swing], 1), largest=LARGEST)
-    along_the_second = torch.tensor([0.0, 2.0], dtype=torch.float64).expand(NUM_BATCHES, -1)
-    uniform = gradients.Gradients(each=along_the_second, largest=LARGEST)
-    found = figures(gradients, ours, uniform)
-    assert found["gain, Adam"] == near([1 / math.sqrt(10)], 100)
-    # The deviations of ±3 add up to 0, so that the product of those of two different batches is −9/5 on average.
-    assert found["noise"] == near([(25 + 10) / (25 + 1 - 9 / 5) - 1], 100)
-
-
 def dot(one, other):
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
@@ -119,12 +94,3 @@ def test_noise_alone_is_no_signal_in_the_mean_over_many_sets_of_batches(gradient
     assert abs(found.mean() - 0.25) < 5 * found.std() / math.sqrt(len(found))
     # What a product of a batch with itself would add is far outside.
     assert 5 * found.std() / math.sqrt(len(found)) < 0.5 * (2 * 2**2 / NUM_BATCHES)
-
-
-@pytest.mark.parametrize(
-    ("first", "said"), [(0.5, "0.500 ±1.900"), (-0.25, "-0.250 ±1.900"), (12.0, "12.00 ±1.90"), (1.0, "1.00 ±1.90")]
-)
-def test_a_cell_is_the_sample_and_half_of_the_interval_of_the_draws(gradients, first, said):
-    """1,001 draws from 0 to 4 in equal steps: 95 % of them lie between 0.1 and 3.9."""
-    values = torch.cat([torch.tensor([first]), torch.linspace(0, 4, 1001)])
-    assert gradients.cell(values.double()) == said

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from scipy.stats import spearmanr
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
@@ -13,7 +12,6 @@ from grail_lightning.policy.layout import response_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
 from tests.runs import TASK, problems, sampled
-from tests.tolerance import near
 
 GREEDY = Sampling(max_response_length=48, temperature=0)
 SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
@@ -45,17 +43,6 @@ def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):
     assert kinds == [["sound"] * 3, ["misconception", "inherited", "slip"], ["sound", "sound", "slip"]]
     columns = torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
     assert torch.equal(lines.highest(columns), lines.stop - 1.0)
-
-
-def test_rank_correlation_is_scipys_row_by_row(truth):
-    one, other = torch.randint(0, 4, (6, 9)).float(), torch.randn(6, 9)
-    mask = torch.rand(6, 9) < 0.8
-    one[2] = 1.0
-    found = truth.rank_correlation(one, other, mask)
-    assert found[2].isnan()
-    for row in (0, 1, 3, 4, 5):
-        expected = spearmanr(one[row][mask[row]], other[row][mask[row]]).statistic
-        assert found[row].item() == near(expected, 1000, scale=1.0)
 
 
 def test_forks_are_where_a_wrong_and_a_sound_result_part(truth, arithmetic):
@@ -92,22 +79,6 @@ def test_the_forks_that_training_reports_are_those_of_the_table(truth, arithmeti
         found = set(zip(*(x.tolist() for x in forks(nodes, batch.group, masks[kind], masks["sound"])), strict=True))
         assert found == expected
         assert len(found) > 5
-
-
-def test_the_interval_is_that_of_prompts_drawn_with_replacement(truth):
-    totals, counts = torch.tensor([3.0, 0.0, 8.0, 2.0]), torch.tensor([4.0, 0.0, 10.0, 2.0])
-    draws = truth.resamplings(4, 500, seed=1)
-    assert (draws.sum(1) == 4).all()
-    means = []
-    for draw in draws.long().tolist():
-        prompts = [k for k, times in enumerate(draw) for _ in range(times)]
-        seen = sum(counts[k].item() for k in prompts)
-        if seen:
-            means.append(sum(totals[k].item() for k in prompts) / seen)
-    low, high = torch.tensor(means, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
-    found = truth.over_prompts(totals, counts, draws)
-    assert found == pytest.approx((13 / 16, low, high))
-    assert low < 13 / 16 < high
 
 
 def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithmetic):

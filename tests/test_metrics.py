@@ -124,8 +124,6 @@ def test_statuses_are_counted_by_name():
     metric.update(["right", "wrong", "right"])
     metric.update(["timeout"])
     assert {name: n for name, n in _figures(metric).items() if n} == {"right": 2, "wrong": 1, "timeout": 1}
-    with pytest.raises(ValueError, match=r"must be one of right, wrong.*but got 'fine'"):
-        metric.update(["fine"])
 
 
 @pytest.mark.parametrize("make", [lambda: PassAtK(k=2), lambda: MajAtK(k=2)])

@@ -69,8 +69,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
             "`overlong` must begin below .*longest response, .* 44, but",
         ),
         (["--evaluation.pass_at=[8]"], "must lie between 1 and `num_samples`"),
-        (["--model.optimizer.lr=-1"], "`optimizer` cannot be made: Invalid learning rate: -1"),
-        (["--model.optimizer.lr=.inf"], "`optimizer.lr` must be finite, but got inf"),
+        (["--model.optimizer.lr=-1"], "Invalid learning rate: -1"),
         (["--model.optimizer.lr=abc"], "`model.optimizer.lr` must be a number, but got 'abc'"),
         (["--model.optimizer.weight_deacy=1"], "no option .*weight_deacy`. Did you mean `.*weight_decay`"),
         (["--model.optimizer.betas=0.9"], "`model.optimizer.betas` must be a list, but got '0.9'"),
@@ -81,14 +80,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--model.scheduler=LinearR"], "`model.scheduler` must be one of .*Did you mean LinearLR"),
         (["--model.scheduler=StepLR"], "`model.scheduler` must be given step_size"),
         (["--model.scheduler=ReduceLROnPlateau"], "must depend on the step alone, but got ReduceLROnPlateau"),
-        (
-            ["--model.scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"],
-            "must depend on the step alone, but got ReduceLROnPlateau",
-        ),
-        (
-            ["--model.scheduler=OneCycleLR", "--model.scheduler.max_lr=1e-4"],
-            "`scheduler` cannot be made: You must define either total_steps",
-        ),
+        (["--model.scheduler=OneCycleLR", "--model.scheduler.max_lr=1e-4"], "You must define either total_steps"),
         (["--trainer.val_check_interval=0"], "`trainer.val_check_interval` must be positive, but got 0"),
         (
             ["--trainer.val_check_interval=99", "--trainer.check_val_every_n_epoch=1"],

@@ -5,10 +5,9 @@ import torch
 
 from grail_lightning.batch import AnswerMasks, Sampling
 from grail_lightning.credit import GRAIL, RLSD, Uniform
-from grail_lightning.credit.shown_answer import SENTENCE, with_shown_answers
+from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.policy import load_policy
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
-from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Distillation
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
@@ -118,12 +117,6 @@ def test_a_prompt_with_two_references_has_the_gradients_of_rows_run_apart(case, 
     assert largest_gap(found[True], found[False]) <= roundings(64, torch.float32)
 
 
-def test_saliency_has_a_pass_of_its_own_beside_a_teacher(policy, batch):
-    update = update_of(policy, batch, credit=GRAIL(), limit=LIMIT, distillation=Distillation())
-    assert type(update.forward) is Forward
-    assert update.forward.teacher is not None
-
-
 def test_beta_warms_up_and_decays():
     options = Distillation(coefficient=1.0, warm_up_steps=3, decay_steps=4)
     assert [options.strength(step) for step in range(9)] == [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
@@ -144,17 +137,3 @@ def test_after_its_decay_a_run_is_that_of_no_teacher_bit_for_bit():
     assert watches[2][0] == watches[1][0]
     assert watches[2][1] > 0
     assert any(not torch.equal(p, ends[2][name]) for name, p in ends[1].items())
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"coefficient": 0.0}, "`objective.distillation.coefficient` must be finite and positive, but got 0.0"),
-        ({"clamp": -1.0}, "`objective.distillation.clamp` must be finite and positive, but got -1.0"),
-        ({"decay_steps": 0}, "`decay_steps` at least 1 or null, but got 0 and 0"),
-        ({"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* but got 'Look.'"),
-    ],
-)
-def test_a_wrong_option_is_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        Distillation(**options)

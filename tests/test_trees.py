@@ -25,7 +25,7 @@ from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
 from grail_lightning.policy.trees import tree_layout
 from grail_lightning.runtime.collectives import whole_tensor
-from grail_lightning.step.forward import SaliencyForward
+from grail_lightning.step.fused import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 from tests.steps import FEWER, gap, steps, update_of

@@ -121,31 +121,6 @@ def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, b
     assert (differs > 1e-6) == (more.keys() <= {"entropy_coefficient", "sampler_cap", "mask_truncated"})
 
 
-@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
-def test_entropy_bonus_and_sampler_correction_equal_a_loss_written_by_hand(how, policy, batch, given):
-    noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5)).double()
-    batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
-    options = {"aggregation": how, "entropy_coefficient": 0.03, "sampler_cap": 1.5}
-    found, _ = _gradients(policy, batch, given, token_budget=150, **options)
-    policy.zero_grad(set_to_none=True)
-    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
-    width = batch.response_mask.shape[1]
-    logs = logits[:, -width - 1 : -1].log_softmax(-1)
-    lp = logs.gather(-1, batch.response_ids[..., None]).squeeze(-1)
-    correction = (lp.detach() - batch.sampling_logprobs).exp().clamp(max=1.5)
-    assert (correction == 1.5).any()
-    mask = batch.response_mask & batch.finished[:, None]
-    token = -lp * batch.advantages[:, None] * given * correction + 0.03 * (logs.exp() * logs).sum(-1)
-    token = token.masked_fill(~mask, 0)
-    rows = batch.finished.sum()
-    {
-        "grpo": (token.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows,
-        "dr_grpo": token.sum() / (rows * LIMIT),
-        "dapo": token.sum() / mask.sum(),
-    }[how].backward()
-    assert largest_gap(found, {n: p.grad for n, p in policy.named_parameters()}) <= roundings(64, torch.float32)
-
-
 def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_level(policy, reference, batch):
     """The surrogate may take the sequence's ratio; who drew a token is a matter of the token."""
     moved = load_policy("arithmetic").double().train()
@@ -170,17 +145,22 @@ def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_
     assert largest_gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= roundings(64, torch.float32)
 
 
+@pytest.mark.parametrize("more", [{}, {"entropy_coefficient": 0.03, "sampler_cap": 1.5}], ids=["plain", "both"])
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
-def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, policy, batch, given):
+def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, more, policy, batch, given):
     """No row is left out here, no micro-batch is cut: dead rows, trimming and shared prompts must not change that."""
-    found, metrics = _gradients(policy, batch, given, aggregation=how, token_budget=150)
+    noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5)).double()
+    batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
+    found, metrics = _gradients(policy, batch, given, aggregation=how, token_budget=150, **more)
     policy.zero_grad(set_to_none=True)
     logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
-    width = batch.response_mask.shape[1]
-    lp = logits[:, -width - 1 : -1].log_softmax(-1).gather(-1, batch.response_ids[..., None]).squeeze(-1)
-    mask = batch.response_mask & batch.finished[:, None]
-    token = -(lp - lp.detach()).exp() * batch.advantages[:, None] * given * mask
-    rows = batch.finished.sum()
+    logs = logits[:, -batch.response_mask.shape[1] - 1 : -1].log_softmax(-1)
+    lp = logs.gather(-1, batch.response_ids[..., None]).squeeze(-1)
+    correction = (lp.detach() - batch.sampling_logprobs).exp().clamp(max=1.5) if more else 1
+    mask, rows = batch.response_mask & batch.finished[:, None], batch.finished.sum()
+    token = -(lp - lp.detach()).exp() * batch.advantages[:, None] * given * correction
+    token = token + (0.03 * (logs.exp() * logs).sum(-1) if more else 0)
+    token = token.masked_fill(~mask, 0)
     loss = {
         "grpo": (token.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows,
         "dr_grpo": token.sum() / (rows * LIMIT),
@@ -232,11 +212,11 @@ def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
 
 
 def test_weights_that_are_refreshed_may_add_to_any_row_later(policy, batch):
-    none = token_weights(batch, additive=torch.zeros(batch.response_mask.shape))
-    context = context_for(policy)
-    assert not Forward(policy, batch, context, none).additive_rows.any()
-    assert Forward(policy, batch, context, none, refreshed=True).additive_rows.all()
-    assert Forward(policy, batch, context, token_weights(batch), refreshed=True).additive_rows is None
+    none, forward = torch.zeros(batch.response_mask.shape), Forward(policy, batch, context_for(policy))
+    for additive, refreshed, everything in ((none, False, False), (none, True, True), (None, True, False)):
+        weights = token_weights(batch, additive=additive)
+        update = prepare(forward, weights, *configured({}), None, limit=LIMIT, seed=0, refreshed=refreshed)
+        assert torch.equal(update.plan.live, (batch.advantages != 0) & batch.finished | everything & batch.finished)
 
 
 def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, batch, given):
@@ -292,14 +272,13 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     without = batch.replace(response_mask=mask)
     micro = stand_in(without)
     assert micro.rows.tolist() == [1]
-    forward = WithoutRows(policy, without, context_for(policy), token_weights(without))
-    assert forward(micro).logprobs.shape == without.select(micro.rows).response_mask.shape
+    forward = WithoutRows(policy, without, context_for(policy))
+    assert forward(micro).stats.logprobs.shape == without.select(micro.rows).response_mask.shape
     policy.zero_grad(set_to_none=True)
-    metrics = prepare(forward, *configured({}), None, limit=LIMIT, seed=0).accumulate(0, backward)
-    assert metrics.get("loss", 0.0) == 0
+    update = prepare(forward, token_weights(without), *configured({}), None, limit=LIMIT, seed=0)
+    assert update.accumulate(0, backward).get("loss", 0.0) == 0
     assert all((p.grad == 0).all() for p in policy.parameters())
-    assert (forward.entropies == 0).all()
-    assert forward.tokens_run == 0
+    assert (update.entropies == 0).all()
 
 
 @pytest.mark.parametrize("cuts", [{"updates_per_batch": 2}, {"mini_batches": 2}], ids=str)
@@ -363,6 +342,6 @@ def test_entropies_of_the_rows_that_were_run_are_kept(mini_batches, policy, batc
     logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
     width = batch.response_mask.shape[1]
     expected = torch.distributions.Categorical(logits=logits[:, -width - 1 : -1]).entropy() * batch.response_mask
-    live, entropies = update.plan.live, update.forward.entropies
+    live, entropies = update.plan.live, update.entropies
     assert_near(entropies[live].double(), expected[live], 64, torch.float32)
     assert (entropies[~live] == 0).all()

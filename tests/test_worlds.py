@@ -5,7 +5,7 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import Oracle, Resampled, TreeAdvantage
-from grail_lightning.credit.borders import find_borders
+from grail_lightning.credit.resampled import find_borders
 from grail_lightning.data import WordProblemData
 from grail_lightning.engines import build_batch
 from grail_lightning.module import GrailModule

@@ -6,7 +6,7 @@ import torch
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import logprobs
+from grail_lightning.credit.measure import logprobs
 from grail_lightning.policy import Policy
 
 

@@ -49,11 +49,6 @@ def join(first: Batch, second: Batch) -> Batch:
     return first.replace(**{name: both(name, value, others[name]) for name, value in first.fields().items()})
 
 
-def join_groups(first: Batch, second: Batch) -> Batch:
-    """The rows of both batches, whose groups have different numbers: those of the second follow those of the first."""
-    return join(first, second.replace(group=second.group + int(first.group.max()) + 1))
-
-
 def _or_nan(values: dict[str, Tensor], key: str, batch: SampledBatch) -> Tensor:
     missing = torch.full((len(batch),), torch.nan, device=batch.input_ids.device)
     return values.get(key, missing)

@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import Logger
 from grail_lightning.answers import AnswerForm
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
-from grail_lightning.step.optimizer_check import UNUSABLE
 from grail_lightning.tasks.base import Task
 
 # For each option that takes a class: its base class and the modules that export the subclasses to users.
@@ -55,8 +54,7 @@ def base_classes() -> set[str]:
 
 def unusable(name: str) -> str:
     """The reason why no run can use a class of that name; empty if it can be used."""
-    reasons = {cls.__name__: reason for cls, reason in UNUSABLE.items()}
-    return reasons.get(name.rpartition(".")[2], "")
+    return UNUSABLE.get(name.rpartition(".")[2], "")
 
 
 def imported(path: str) -> Any:

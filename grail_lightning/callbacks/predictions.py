@@ -99,14 +99,15 @@ class PredictionWriter(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the checkpoint of an earlier stage, and check that the further methods find what they need."""
         self._loaded = None
-        training = [type(m).__name__ for m in (module_of(pl_module).credit, *self.compare) if m.training is not None]
+        methods = (module_of(pl_module).credit, *self.compare)
+        training = [type(m).__name__ for m in methods if m.needs().training is not None]
         if stage == "predict" and training:
             raise ValueError(
                 f"`model.credit` must not be `{training[0]}` in `predict`, since it trains a model beside the policy. "
                 "Set another method, such as --model.credit=TreeAdvantage."
             )
-        needy = [type(method).__name__ for method in self.compare if method.needs_reference]
-        if stage == "predict" and needy and not module_of(pl_module).credit.needs_reference:
+        needy = [type(method).__name__ for method in self.compare if method.needs().reference]
+        if stage == "predict" and needy and not module_of(pl_module).needs.reference:
             raise ValueError(
                 f"`{needy[0]}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
                 f"first: --model.credit={needy[0]} --model.credit={type(module_of(pl_module).credit).__name__}."

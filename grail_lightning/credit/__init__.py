@@ -1,23 +1,19 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments."""
 
-from grail_lightning.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.base import CreditContext, CreditControl, Mean, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.baseline import OptimalBaseline
 from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Random, SameMagnitude, Shuffled
 from grail_lightning.credit.distillation import RLSD
-from grail_lightning.credit.divergence import DGPO
+from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
-from grail_lightning.credit.less import LESS
-from grail_lightning.credit.likelihood import AdvantageReweighting, HighEntropy
-from grail_lightning.credit.oar import BilevelOptions, OARGradient
+from grail_lightning.credit.oar import BilevelOptions, OARGradient, OARPerturbation
 from grail_lightning.credit.oracle import Oracle
-from grail_lightning.credit.perturbation import OARPerturbation
 from grail_lightning.credit.prime import PRIME
 from grail_lightning.credit.resampled import Resampled
 from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.saliency import input_saliency
 from grail_lightning.credit.tree import PrefixWeights, TreeAdvantage
-from grail_lightning.credit.ucas import UCAS
 
 __all__ = [
     "DGPO",
@@ -35,6 +31,7 @@ __all__ = [
     "CreditControl",
     "HighEntropy",
     "Mean",
+    "Needs",
     "OARGradient",
     "OARPerturbation",
     "OptimalBaseline",

@@ -1,4 +1,4 @@
-"""The interface of credit methods and controls: their inputs and their results.
+"""The interface of credit methods and controls: what they may ask of the run, what they are given, what they return.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.credit.continuations import Continuations
-from grail_lightning.credit.second_model import SecondModel, Training
 from grail_lightning.policy import Policy
+from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.reference import Reference
 
 if TYPE_CHECKING:
     from grail_lightning.credit.saliency import SaliencyCredit
 
 Refresh = Literal["rollout", "update"]
+
+# --- what a method returns ----------------------------------------------------------------------------------------
 
 
 class Mean(NamedTuple):
@@ -63,6 +64,117 @@ class TokenWeights:
     parts: tuple[TokenWeights, ...] = ()
 
 
+def uniform_weights(batch: RolloutBatch) -> TokenWeights:
+    """Weight 1 on the valid tokens."""
+    return TokenWeights(values=batch.response_mask.float(), fallback=torch.zeros_like(batch.finished))
+
+
+# --- what a method may ask of the run -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The options of a second model that the run trains for a method.
+
+    Attributes:
+        model: A model as `model.policy` names it, with the policy's tokenizer; None is the policy before training.
+        optimizer: A function from the trainable parameters to their optimiser.
+        scheduler: A function from the optimiser to its schedule, which counts this model's steps; None has none.
+    """
+
+    model: str | None
+    optimizer: Callable[[Any], Any]
+    scheduler: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a credit method needs of the run beside policy and rollouts.
+
+    Attributes:
+        refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
+            optimiser step.
+        reference: Whether it reads `CreditContext.reference`. The run then keeps the policy before training.
+        continuations: Whether it reads `CreditContext.continuations`.
+        training: The model that the run trains for it, as `CreditContext.second`; None without one.
+        saliency: The method as a function of saliency, which the update's first forward pass may then provide
+            (`grail_lightning.step.assign.fused_saliency` lists when); None if it is no such function.
+    """
+
+    refresh: Refresh = "rollout"
+    reference: bool = False
+    continuations: bool = False
+    training: Training | None = None
+    saliency: SaliencyCredit | None = None
+
+
+class SecondModel(ABC):
+    """A model that is loaded as the policy is: with the same adapters, sharded alike. It is part of checkpoints."""
+
+    @abstractmethod
+    def beside(self, policy: Policy) -> Policy:
+        """The model, on the device and in the dtype of the policy. Every rank must call it."""
+
+    @abstractmethod
+    def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
+        """Take an optimiser step. A collective: every rank must call it, with equally many parts.
+
+        Args:
+            parts: The micro-batches.
+            loss: A function from a micro-batch to its summand of the loss. The losses of all ranks are added.
+
+        Returns:
+            The norm of the gradients before clipping, and the learning rate.
+        """
+
+
+class Place(NamedTuple):
+    """A place within a rollout.
+
+    Attributes:
+        row: The rollout's index in the batch.
+        length: The number of its response tokens that are kept.
+    """
+
+    row: int
+    length: int
+
+
+class Outcomes(NamedTuple):
+    """The outcomes of the continuations from a place.
+
+    Attributes:
+        rewards: The reward of each whole response, kept tokens included.
+        correct: Whether each of them is right.
+    """
+
+    rewards: list[float]
+    correct: list[bool]
+
+
+class Continuations(ABC):
+    """A source of continuations by the policy with its present weights, graded like rollouts."""
+
+    @abstractmethod
+    def draw(
+        self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
+    ) -> tuple[list[Outcomes | None], int]:
+        """Continue from places in rollouts. A collective: every rank must call it, also without a place.
+
+        A continuation depends on the run's seed, the step, the row's identity (`RolloutBatch.row`), the place and its
+        number, not on the other places. It ends where the rollout would have: at the same limit in tokens.
+
+        Args:
+            batch: The rollouts.
+            places: Places of this rank's rollouts, each before the rollout's end.
+            number: Continuations of each place.
+            budget: Most tokens that all continuations of this call may have on this rank.
+
+        Returns:
+            The outcomes from each place, None where the budget did not suffice; and the number of sampled tokens.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class CreditContext:
     """The inputs of a method beside policy and rollouts.
@@ -73,9 +185,9 @@ class CreditContext:
             depend on how rows are ordered, padded or cut into micro-batches.
         token_budget: Most tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
-        reference: The frozen policy before training; None unless the run has one (`TokenCredit.needs_reference`).
+        reference: The frozen policy before training; None unless the run has one (`Needs.reference`).
         continuations: What samples continuations of rollouts; None outside of a run.
-        second: The model that the run trains for the method (`TokenCredit.training`); None outside of `fit`.
+        second: The model that the run trains for the method (`Needs.training`); None outside of `fit`.
         earlier: The weights of the previous call for this batch, if the method is called again before a further
             optimiser step; None in the first call for a batch.
     """
@@ -96,6 +208,9 @@ class CreditContext:
         return torch.Generator().manual_seed(seed)
 
 
+# --- methods and controls -----------------------------------------------------------------------------------------
+
+
 class TokenCredit(ABC):
     """A method that distributes a rollout's advantage over its tokens.
 
@@ -104,37 +219,13 @@ class TokenCredit(ABC):
     arguments of its constructor become options: ``--model.credit=package.module.Name --model.credit.option=value``.
     """
 
-    refresh: Refresh = "rollout"
-    """Whether weights are computed once for a batch of rollouts, or again before every optimiser step.
-
-    A composed method calls its inner methods through `weigh_part`, which applies the `refresh` of each.
-    """
-
-    needs_reference: bool = False
-    """Whether the method reads `CreditContext.reference`. The run then keeps the policy before training."""
-
-    needs_continuations: bool = False
-    """Whether the method reads `CreditContext.continuations`."""
-
-    trains_continuations: bool = False
-    """Whether the update also trains on the continuations that the method has drawn.
-
-    They are no part of its result: the step takes them from `Continuations.drawn`, behind the batch's rollouts.
-    """
-
-    training: Training | None = None
-    """The options of a second model that the run trains for the method, as `CreditContext.second`; None without one."""
-
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into the batch."""
 
-    def as_saliency_credit(self) -> SaliencyCredit | None:
-        """The method as a function of saliency scores that the update's first forward pass can provide, or None.
-
-        A method that is refreshed before every optimiser step returns None, since there is one such pass a batch.
-        """
-        return None
+    def needs(self) -> Needs:
+        """What the method needs of the run. The module reads it once, when it is made."""
+        return Needs()
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state for a checkpoint: tensors and plain values."""
@@ -161,7 +252,18 @@ class Uniform(TokenCredit):
         return uniform_weights(batch)
 
 
-def uniform_weights(batch: RolloutBatch) -> TokenWeights:
-    """Weight 1 on the valid tokens."""
-    none = torch.zeros(len(batch), dtype=torch.bool, device=batch.response_mask.device)
-    return TokenWeights(values=batch.response_mask.float(), fallback=none)
+# --- options of methods -------------------------------------------------------------------------------------------
+
+
+def check_choice(name: str, value: str, choices: object) -> None:
+    """Check that an option is one of the values of a `Literal`. From Python nothing else does."""
+    if value not in get_args(choices):
+        raise ValueError(f"`{name}` must be one of {', '.join(get_args(choices))}, but got {value!r}.")
+
+
+def check_number(name: str, value: float, interval: str) -> None:
+    """Check that an option lies in an interval such as ``(0, 1]`` or ``[1, inf)``. NaN lies in none."""
+    low, high = map(float, interval[1:-1].split(","))
+    ends = (interval[0] == "[" and value == low) or (interval[-1] == "]" and value == high)
+    if not (low < value < high or ends):
+        raise ValueError(f"`{name}` must lie in {interval}, but got {value}.")

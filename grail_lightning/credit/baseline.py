@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import measure_logits
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice
+from grail_lightning.credit.measure import measure_logits
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.policy import Policy
 
 Tail = Literal["zero", "own"]
-
 _EPS = 1e-8
 
 
@@ -36,16 +35,12 @@ class OptimalBaseline(TokenCredit):
         tail: The baseline of tokens at positions that only the group's longest row reaches: 0, or the row's own reward,
             so that these tokens have no advantage. Published is zero.
 
-    Raises:
-        ValueError: If `tail` is neither.
-
     Source: the published code of verl, `compute_optimal_token_baseline_advantage`. There ``1e-8`` is added to the
     denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
     """
 
     def __init__(self, tail: Tail = "zero") -> None:
-        if tail not in ("zero", "own"):
-            raise ValueError(f"`tail` must be zero or own, but got {tail!r}.")
+        check_choice("tail", tail, Tail)
         self.tail = tail
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -61,12 +56,12 @@ class OptimalBaseline(TokenCredit):
             if self.tail == "zero":
                 baseline = torch.where(mask[rows].sum(0) > 1, baseline, 0)
             additive[rows] = (rewards[rows, None] - baseline) * mask[rows]
-        kept = live[:, None] & mask
+        counted = live[:, None] & mask
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
             additive=additive.to(batch.advantages.dtype),
             fallback=torch.zeros_like(live),
-            metrics={"gradient_energy": Mean(float(energy[kept].sum()), float(kept.sum()))},
+            metrics={"gradient_energy": Mean(float(energy[counted].sum()), float(counted.sum()))},
         )
 
     def _energy(self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:

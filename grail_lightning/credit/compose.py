@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
+from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights, check_number
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.credit.weigh import weigh_part
 from grail_lightning.policy import Policy
@@ -20,9 +20,10 @@ class _Around(TokenCredit):
 
     def __init__(self, inner: TokenCredit) -> None:
         self.inner = inner
-        self.refresh, self.training = inner.refresh, inner.training
-        self.needs_reference, self.needs_continuations = inner.needs_reference, inner.needs_continuations
-        self.trains_continuations = inner.trains_continuations
+
+    def needs(self) -> Needs:
+        """What the inner method needs, but no saliency: it is called as a whole."""
+        return replace(self.inner.needs(), saliency=None)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner method's state."""
@@ -44,13 +45,10 @@ class WarmUp(_Around):
         inner: The method whose weights are reached.
         steps: The number of optimiser steps until then.
 
-    Raises:
-        ValueError: If `steps` is not positive.
     """
 
     def __init__(self, inner: TokenCredit, steps: int = 50) -> None:
-        if steps < 1:
-            raise ValueError(f"`steps` must be at least 1, but got {steps}. Use the inner method itself for none.")
+        check_number("steps", steps, "[1, inf)")
         super().__init__(inner)
         self.steps = steps
 
@@ -68,10 +66,10 @@ class WarmUp(_Around):
         additive = None if weights.additive is None else strength * weights.additive
         return replace(weights, values=values, additive=additive, metrics=metrics, parts=(weights,))
 
-    def as_saliency_credit(self) -> SaliencyCredit | None:
-        """The transition uses only a token's own weight, so the inner method decides."""
-        inner = self.inner.as_saliency_credit()
-        return None if inner is None else _FadedSaliency(inner, self)
+    def needs(self) -> Needs:
+        """What the inner method needs, also of saliency: the transition uses only a token's own weight."""
+        inner = self.inner.needs()
+        return replace(inner, saliency=None if inner.saliency is None else _FadedSaliency(inner.saliency, self))
 
 
 class _FadedSaliency(SaliencyCredit):
@@ -102,19 +100,22 @@ class Product(TokenCredit):
         first: The first method.
         second: The second method.
 
-    Raises:
-        ValueError: If both train a model beside the policy.
     """
 
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:
         self.first, self.second = first, second
-        self.refresh = "update" if "update" in (first.refresh, second.refresh) else "rollout"
-        self.needs_reference = first.needs_reference or second.needs_reference
-        self.needs_continuations = first.needs_continuations or second.needs_continuations
-        self.trains_continuations = first.trains_continuations or second.trains_continuations
-        if first.training is not None and second.training is not None:
+        if first.needs().training is not None and second.needs().training is not None:
             raise ValueError("Only one of `first` and `second` may train a model, but got two. Replace one of them.")
-        self.training = first.training or second.training
+
+    def needs(self) -> Needs:
+        """What either method needs, but no saliency: the product is computed as a whole."""
+        one, two = self.first.needs(), self.second.needs()
+        return Needs(
+            refresh="update" if "update" in (one.refresh, two.refresh) else "rollout",
+            reference=one.reference or two.reference,
+            continuations=one.continuations or two.continuations,
+            training=one.training or two.training,
+        )
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""

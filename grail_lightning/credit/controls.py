@@ -97,10 +97,10 @@ class SameMagnitude(CreditControl):
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The scaled weights, and the additive stage scaled alike."""
         advantages = batch.advantages.double()[:, None]
-        given = advantages * weights.values
+        credit = advantages * weights.values
         if weights.additive is not None:
-            given = given + weights.additive
-        sums = torch.stack([(advantages * batch.response_mask).abs().sum(), given.abs().sum()])
+            credit = credit + weights.additive
+        sums = torch.stack([(advantages * batch.response_mask).abs().sum(), credit.abs().sum()])
         uniform, total = all_reduce(sums, "sum").tolist()
         if uniform == 0 or total == 0:
             return weights

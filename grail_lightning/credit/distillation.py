@@ -1,4 +1,4 @@
-"""RLSD: credit from the same model when its prompt contains the answer (arXiv 2604.03128).
+"""RLSD: credit from the same model when its prompt contains the answer (arXiv 2604.03128). SDPG uses such prompts, too.
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import logprobs
-from grail_lightning.credit.shown_answer import SENTENCE, check_sentence, with_shown_answers
+from grail_lightning.batch import RolloutBatch, pad_left
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, check_number
+from grail_lightning.credit.measure import logprobs
 from grail_lightning.policy import Policy
+from grail_lightning.tasks.base import Messages
+
+_PLACE = "{answer}"
+SENTENCE = "The correct answer is {answer}."
 
 
 class RLSD(TokenCredit):
@@ -42,9 +45,6 @@ class RLSD(TokenCredit):
             copy.
         sentence: The sentence that is appended to the problem; {answer} is replaced by the gold answer.
 
-    Raises:
-        ValueError: For numbers out of range, or a sentence without {answer}.
-
     Source: arXiv 2604.03128; the wording of the sentence is ours.
     """
 
@@ -56,12 +56,10 @@ class RLSD(TokenCredit):
         refresh_steps: int = 10,
         sentence: str = SENTENCE,
     ) -> None:
-        if not 0 <= strength <= 1 or not 0 <= clip <= 1:
-            raise ValueError(f"`strength` and `clip` must lie in [0, 1], but got {strength} and {clip}.")
-        if decay_steps < 1 or refresh_steps < 1:
-            raise ValueError(
-                f"`decay_steps` and `refresh_steps` must be at least 1, but got {decay_steps} and {refresh_steps}."
-            )
+        check_number("strength", strength, "[0, 1]")
+        check_number("clip", clip, "[0, 1]")
+        check_number("decay_steps", decay_steps, "[1, inf)")
+        check_number("refresh_steps", refresh_steps, "[1, inf)")
         check_sentence("sentence", sentence)
         self.strength, self.decay_steps, self.clip = strength, decay_steps, clip
         self.refresh_steps, self.sentence = refresh_steps, sentence
@@ -106,7 +104,37 @@ class RLSD(TokenCredit):
 
         def run(*inputs: Tensor, **options: object) -> Tensor:
             # The copies replace the parameters during the call; the parameters themselves are not written to.
-            found: Tensor = functional_call(policy, weights, inputs, options).logprobs
-            return found
+            logprobs: Tensor = functional_call(policy, weights, inputs, options).logprobs
+            return logprobs
 
         return run
+
+
+def check_sentence(name: str, sentence: str) -> None:
+    """Check that a sentence has a place for the answer."""
+    if _PLACE not in sentence:
+        raise ValueError(f"`{name}` must contain {_PLACE}, where the gold answer goes, but got {sentence!r}.")
+
+
+def with_shown_answers(policy: Policy, batch: RolloutBatch, sentence: str) -> RolloutBatch:
+    """The same responses after prompts that end with `sentence`, in which {answer} is the reference answer."""
+    sentences = [sentence.replace(_PLACE, prompt.reference) for prompt in batch.prompts]
+    messages = [with_sentence(p.messages, s) for p, s in zip(batch.prompts, sentences, strict=True)]
+    ids, mask = pad_left([policy.encode(m) for m in messages], policy.tokenizer.pad_token_id)
+    device = batch.input_ids.device
+    return batch.replace(
+        input_ids=torch.cat([ids.to(device), batch.response_ids], 1),
+        attention_mask=torch.cat([mask.to(device), batch.response_mask], 1),
+    )
+
+
+def with_sentence(messages: Messages | str, sentence: str) -> Messages | str:
+    """The problem with a sentence appended to the last turn of the user, before any white space at its end."""
+    if isinstance(messages, str):
+        text = messages.rstrip()
+        return f"{text} {sentence}{messages[len(text) :]}"
+    last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
+    return [
+        {**message, "content": str(with_sentence(message["content"], sentence))} if k == last else message
+        for k, message in enumerate(messages)
+    ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, Refresh, TokenWeights
+from grail_lightning.credit.base import CreditContext, Mean, Needs, Refresh, TokenWeights, check_choice, check_number
 from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.grading import WhichBox, align_rows, answer_masks
@@ -31,8 +31,8 @@ class SaliencyOptions:
         box: The box whose likelihood is explained: last is the box that is graded; first is that of the published code.
         refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
             optimiser step, as the published code does.
-        fuse: Whether saliency is taken from the update's first forward pass where the result is the same (no dropout,
-            no control, no entropy bonus, refresh: rollout). Otherwise it needs a forward pass of its own.
+        fuse: Whether saliency is taken from the update's first forward pass where the result is the same
+            (`grail_lightning.step.assign.fused_saliency` lists when). Otherwise it needs a forward pass of its own.
     """
 
     leaf: Leaf | int = "embeddings"
@@ -63,9 +63,6 @@ class GRAIL(SaliencyCredit):
         normalise: none; or mean_one, which keeps the total step size of each rollout.
         saliency: Where and when saliency is measured.
 
-    Raises:
-        ValueError: For clamps that contain no value, a negative `std` or an unknown name.
-
     Source: arXiv 2606.04889 and its published trainer.
     """
 
@@ -82,19 +79,17 @@ class GRAIL(SaliencyCredit):
     ) -> None:
         if not 0 <= w_min <= w_max:
             raise ValueError(f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {w_min} and {w_max}.")
-        if std < 0:
-            raise ValueError(f"`std` must not be negative, but got {std}. Use 0 for the same weight everywhere.")
-        for name, value, known in (
-            ("gate", gate, ("negative", "positive", "all")),
-            ("answer_overwrite", answer_overwrite, ("always", "gated", "never")),
-            ("normalise", normalise, ("none", "mean_one")),
-        ):
-            if value not in known:
-                raise ValueError(f"`{name}` must be one of {', '.join(known)}, but got {value!r}.")
+        check_number("std", std, "[0, inf)")
+        check_choice("gate", gate, Gate)
+        check_choice("answer_overwrite", answer_overwrite, Overwrite)
+        check_choice("normalise", normalise, Normalise)
         self.gate, self.overwrite, self.normalise = gate, answer_overwrite, normalise
         self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
         self.saliency = saliency
-        self.refresh, self.fuse_saliency = saliency.refresh, saliency.fuse
+
+    def needs(self) -> Needs:
+        """Saliency, as often as `saliency.refresh` says."""
+        return Needs(refresh=self.saliency.refresh, saliency=self if self.saliency.fuse else None)
 
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
         """The likelihood of the answer, in the rows inside the gate."""

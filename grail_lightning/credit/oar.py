@@ -1,11 +1,11 @@
-"""OAR: outcome-grounded advantage reshaping (arXiv 2601.07408), approximated by one gradient.
+"""OAR: outcome-grounded advantage reshaping (arXiv 2601.07408), by one gradient or by a perturbation of each token.
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens, ``D`` width, ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch, micro_batches
 from grail_lightning.batch.rows import cut_responses, last_marked
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
+from grail_lightning.policy.capabilities import Trunk
 from grail_lightning.policy.layout import Alignment
 
 AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
 Scope = Literal["reasoning", "response"]
+Factor = Literal["clean", "noisy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +68,6 @@ class OARGradient(TokenCredit):
         at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
         bilevel: Options of the map from scores to weights.
 
-    Raises:
-        ValueError: For noise that is not positive or an unknown name.
-
     Source: arXiv 2601.07408 and its published scorer.
     """
 
@@ -77,23 +76,16 @@ class OARGradient(TokenCredit):
         distribution: AnswerDistribution = "answer_mean",
         scope: Scope = "reasoning",
         alignment: Alignment = "token",
-        product: Literal["clean", "noisy"] = "clean",
+        product: Factor = "clean",
         noise: float = 1e-3,
         at_temperature: bool = False,
         bilevel: BilevelOptions = BilevelOptions(),
     ) -> None:
-        if noise <= 0:
-            raise ValueError(
-                f"`noise` must be positive, but got {noise}. Without noise the gradient of the KL is zero."
-            )
-        for name, value, known in (
-            ("distribution", distribution, ("answer_mean", "last", "answer_joint")),
-            ("scope", scope, ("reasoning", "response")),
-            ("alignment", alignment, ("token", "predictor")),
-            ("product", product, ("clean", "noisy")),
-        ):
-            if value not in known:
-                raise ValueError(f"`{name}` must be one of {', '.join(known)}, but got {value!r}.")
+        check_number("noise", noise, "(0, inf)")  # Without noise the gradient of the KL is zero.
+        check_choice("distribution", distribution, AnswerDistribution)
+        check_choice("scope", scope, Scope)
+        check_choice("alignment", alignment, Alignment)
+        check_choice("product", product, Factor)
         self.distribution, self.scope, self.alignment, self.product = distribution, scope, alignment, product
         self.noise, self.at_temperature, self.bilevel = noise, at_temperature, bilevel
 
@@ -114,7 +106,7 @@ class OARGradient(TokenCredit):
         for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
             micro_batch = short.select(part)
             noise = self.draw_noise(policy, micro_batch, context)
-            found = gradient_scores(
+            part_scores = gradient_scores(
                 policy,
                 micro_batch,
                 noise,
@@ -123,8 +115,8 @@ class OARGradient(TokenCredit):
                 product=self.product,
                 temperature=context.temperature if self.at_temperature else 1.0,
             )
-            scores = scores.to(found.dtype)
-            scores[part.to(scores.device), : found.shape[1]] = found
+            scores = scores.to(part_scores.dtype)
+            scores[part.to(scores.device), : part_scores.shape[1]] = part_scores
         return scores
 
     def draw_noise(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
@@ -147,22 +139,12 @@ def gradient_scores(
     *,
     distribution: AnswerDistribution = "answer_mean",
     alignment: Alignment = "token",
-    product: Literal["clean", "noisy"] = "clean",
+    product: Factor = "clean",
     temperature: float = 1.0,
 ) -> Tensor:
-    """OAR-G's scores under given noise: ``|Σ_d g_d·e_d|`` at each response token.
+    """``[B, T]``: OAR-G's scores ``|Σ_d g_d·e_d|`` under given noise ``[B, P+T, D]`` on the embeddings.
 
-    Args:
-        policy: The policy that gives the distributions.
-        batch: The rollouts, ``B`` rows, each with an answer.
-        noise: ``[B, P+T, D]``, added to the embeddings.
-        distribution: The distribution of the answer (`OARGradient`).
-        alignment: The position that is read for a token.
-        product: Whether the gradient is multiplied with the clean or the noisy embedding.
-        temperature: The number by which the logits are divided.
-
-    Returns:
-        ``[B, T]``, zero outside the response mask.
+    Every row must have an answer; the options are those of `OARGradient`.
     """
     length = batch.response_mask.shape[1]
     clean = policy.embed(batch.input_ids).detach()
@@ -188,16 +170,7 @@ def gradient_scores(
 def bilevel_weights(
     scores: Tensor, mapped_scores: Tensor, scope: Tensor, eligible: Tensor, batch: RolloutBatch, options: BilevelOptions
 ) -> TokenWeights:
-    """The bi-level map on the scoped tokens of eligible rows, weight 1 on all other response tokens.
-
-    Args:
-        scores: ``[B, T]``, the scores to report.
-        mapped_scores: ``[B, T]``, the scores to map, not negative.
-        scope: ``[B, T]`` bool, the tokens that are weighted.
-        eligible: ``[B]`` bool, the rows that were scored.
-        batch: The rollouts, with answer masks.
-        options: The options of the map.
-    """
+    """The bi-level map of `mapped_scores` on the scoped tokens of eligible rows; weight 1 on other response tokens."""
     mapped = bilevel_map(mapped_scores, scope, **asdict(options))
     return TokenWeights(
         values=torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype)),
@@ -220,14 +193,8 @@ def answer_log_distribution(
 ) -> Tensor:
     """Log-probabilities ``[B, V]`` of the answer's distribution, or one log-likelihood of the answer a row ``[B]``.
 
+    `states` ``[B, W, D]`` are the decoder's output at the last ``W`` columns, which include the answer's predictors.
     Besides the result, logits exist for `Loading.chunk_tokens` positions at one time.
-
-    Args:
-        policy: The policy that gives the logits.
-        batch: The rollouts, ``B`` rows, each with an answer.
-        states: ``[B, W, D]``, the decoder's output at the last ``W`` columns, which include the answer's predictors.
-        distribution: answer_mean or last; answer_joint gives the mean log-likelihood of the answer's tokens.
-        temperature: The number by which the logits are divided.
     """
     length = batch.response_mask.shape[1]
     if distribution == "last":
@@ -249,3 +216,131 @@ def answer_log_distribution(
         sums = sums.index_add(0, owner, logits)
     assert sums is not None
     return (sums / counts[:, None]).log_softmax(-1)
+
+
+class OARPerturbation(TokenCredit):
+    r"""Weights that grow with the change of the answer's distribution when a token becomes the pad token (OAR-P).
+
+    .. math:: I_j = KL(p_0 \,\Vert\, p_j), \quad w = \text{bilevel}(I) \text{ on the reasoning},\ 1 \text{ elsewhere}
+
+    This is the costly original that OAR-G approximates. It needs one forward pass for each reasoning token (those
+    before the answer), in rows with a box and an advantage. The tokens before the replaced one are run once for all of
+    these passes. Perturbed sequences are batched within the token budget, so that memory does not grow with the
+    response. There is no gate by sign; rows without a box or an advantage have weight 1.
+
+    Args:
+        distribution: The distribution of the answer: answer_mean is the softmax of the mean logits that predict its
+            tokens, last is the softmax at the last token before it, and answer_joint uses the decrease of its mean
+            log-likelihood instead (a negative decrease counts as zero in the weights).
+        at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
+        share_prefix: Whether keys and values of the tokens before the replaced one are reused from the unperturbed
+            pass. Models with recurrent states cannot reuse them. False runs every sequence whole, as published.
+        bilevel: Options of the map from scores to weights.
+
+    Source: arXiv 2601.07408; the functions for answer_mean and answer_joint are those of OAR-G's published scorer.
+    """
+
+    def __init__(
+        self,
+        distribution: AnswerDistribution = "answer_mean",
+        at_temperature: bool = False,
+        share_prefix: bool = True,
+        bilevel: BilevelOptions = BilevelOptions(),
+    ) -> None:
+        check_choice("distribution", distribution, AnswerDistribution)
+        self.distribution, self.at_temperature, self.bilevel = distribution, at_temperature, bilevel
+        self.share_prefix = share_prefix
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages and answer masks are set."""
+        eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
+        scores = perturbation_scores(
+            policy,
+            batch,
+            eligible.nonzero().flatten(),
+            token_budget=context.token_budget,
+            distribution=self.distribution,
+            temperature=context.temperature if self.at_temperature else 1.0,
+            share_prefix=self.share_prefix,
+        )
+        scope = scoped_tokens(batch, batch.answer, "reasoning")
+        return bilevel_weights(scores, scores.clamp(min=0), scope, eligible, batch, self.bilevel)
+
+
+@torch.no_grad()
+def perturbation_scores(
+    policy: Policy,
+    batch: RolloutBatch,
+    rows: Tensor,
+    *,
+    token_budget: int,
+    distribution: AnswerDistribution = "answer_mean",
+    temperature: float = 1.0,
+    share_prefix: bool = True,
+) -> Tensor:
+    r"""``[B, T]``: OAR-P's scores of some rows, :math:`KL(p_0 \Vert p_j)` with token ``j`` replaced by the pad token.
+
+    They are zero outside the reasoning and on all other rows; for answer_joint they are the signed decrease of the
+    answer's mean log-likelihood. The budget counts padded tokens of a forward pass, reused ones included.
+    """
+    scope = scoped_tokens(batch, batch.answer, "reasoning")
+    target = _final(scope) if distribution == "last" else batch.answer.whole
+    ends = last_marked(target)
+    # Tokens after the last one whose prediction is read cannot change that prediction.
+    short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
+    costs = torch.stack([batch.prompt_lengths, ends], 1)
+    scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
+    rows = rows.to(scope.device)
+    share_prefix = share_prefix and policy.supports_kv_continuation
+    with explaining(policy):
+        policy.eval()  # `explaining` leaves checkpointed blocks in training mode, in which they refuse a cache.
+        for part in micro_batches(costs, token_budget, rows[scope[rows].any(1)]):
+            clean = short.select(part)
+            part = part.to(scope.device)
+            trunk = Trunk(policy, clean.input_ids, clean.attention_mask) if share_prefix else None
+            states = policy.hidden(clean.attention_mask, input_ids=clean.input_ids) if trunk is None else trunk.states
+            reference = answer_log_distribution(policy, clean, states, distribution, temperature)
+            scores = scores.to(reference.dtype)
+            for k, t in _branches(scope[part], costs[part], token_budget, share_prefix):
+                perturbed = _perturbed(policy, clean.select(k), t)
+                states = _states(policy, clean, perturbed, trunk, k, int(t.min()))
+                moved = answer_log_distribution(policy, perturbed, states, distribution, temperature)
+                drop = reference[k] - moved
+                scores[part[k], t] = drop if distribution == "answer_joint" else (reference[k].exp() * drop).sum(1)
+    return scores
+
+
+def _branches(scope: Tensor, costs: Tensor, token_budget: int, in_order: bool) -> list[tuple[Tensor, Tensor]]:
+    """The scoped tokens cut into passes: the rows and columns ``[n]`` of each. If `in_order`, columns are adjacent."""
+    row, column = scope.nonzero(as_tuple=True)
+    if in_order:
+        order = column.argsort(stable=True)
+        cuts = torch.split(order, max(1, token_budget // int(costs.amax(0).sum())))
+    else:
+        cuts = tuple(cut.to(row.device) for cut in micro_batches(costs[row], token_budget))
+    return [(row[cut], column[cut]) for cut in cuts]
+
+
+def _states(
+    policy: Policy, batch: RolloutBatch, perturbed: RolloutBatch, trunk: Trunk | None, rows: Tensor, first: int
+) -> Tensor:
+    """``[n, w, D]``: the decoder's output at the last columns, from response column `first` or an earlier one on."""
+    if trunk is None:
+        return policy.hidden(perturbed.attention_mask, input_ids=perturbed.input_ids)
+    trimmed = batch.prompt_width - perturbed.prompt_width
+    begun = perturbed.prompt_width + first
+    columns = slice(trimmed, trimmed + begun)
+    return trunk.branch(rows, columns, perturbed.input_ids[:, begun:], perturbed.attention_mask)
+
+
+def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBatch:
+    """The batch with one response token of each row ``[B]`` replaced by the pad token; it is still attended to."""
+    ids = batch.input_ids.clone()
+    ids[torch.arange(len(ids), device=ids.device), batch.prompt_width + tokens] = policy.tokenizer.pad_token_id
+    return batch.replace(input_ids=ids)
+
+
+def _final(mask: Tensor) -> Tensor:
+    """``[B, T]`` bool: only the last True column of each row."""
+    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return mask & (columns == last_marked(mask)[:, None])

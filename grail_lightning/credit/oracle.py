@@ -11,7 +11,14 @@ from typing import Literal
 import torch
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, uniform_weights
+from grail_lightning.credit.base import (
+    CreditContext,
+    TokenCredit,
+    TokenWeights,
+    check_choice,
+    check_number,
+    uniform_weights,
+)
 from grail_lightning.grading import LocatedStep, located_steps
 from grail_lightning.policy import Policy
 
@@ -39,17 +46,13 @@ class Oracle(TokenCredit):
         right: The weights of right responses: uniform | balanced.
         w_max: The largest weight; None keeps the sum of the weights.
 
-    Raises:
-        ValueError: If `w_max` is not positive, or `right` is none of its values.
-
     Source: the idea of EGCA, arXiv 2603.16158, with the task in place of its executor. `balanced` is ours.
     """
 
     def __init__(self, right: Right = "uniform", w_max: float | None = None) -> None:
-        if right not in ("uniform", "balanced"):
-            raise ValueError(f"`right` must be uniform or balanced, but got {right!r}.")
-        if w_max is not None and not w_max > 0:
-            raise ValueError(f"`w_max` must be positive, but got {w_max}. Use null to keep the sum of the weights.")
+        check_choice("right", right, Right)
+        if w_max is not None:
+            check_number("w_max", w_max, "(0, inf)")
         self.right, self.w_max = right, w_max
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -69,13 +72,13 @@ class Oracle(TokenCredit):
             else:
                 flaws = (flaw for flaw, group in zip(first, groups, strict=True) if group == groups[row])
                 places = Counter(flaw for flaw in flaws if flaw is not None)
-            found = steps[row] or []
-            places = {k: number for k, number in places.items() if k < len(found) and found[k].tokens}
+            own = steps[row] or []
+            places = {k: number for k, number in places.items() if k < len(own) and own[k].tokens}
             fallback[row] = not places
             if places:
                 values[row] = 0
             for k, number in places.items():
-                tokens = found[k].tokens
+                tokens = own[k].tokens
                 values[row, tokens] += lengths[row] / len(tokens) * number / sum(places.values())
         if self.w_max is not None:
             treated = batch.advantages.cpu() < 0 if self.right == "uniform" else batch.advantages.cpu() != 0

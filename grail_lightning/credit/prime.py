@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import logprobs
-from grail_lightning.credit.second_model import Training
+from grail_lightning.credit.base import CreditContext, Mean, Needs, TokenCredit, TokenWeights, Training, check_number
+from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import TokenStats
 from grail_lightning.functional.advantages import group_sums
 from grail_lightning.functional.process_rewards import discounted_returns, process_advantages, ranked_pairs
@@ -57,14 +56,9 @@ class PRIME(TokenCredit):
         optimizer: The optimiser of ``φ``. Its gradient is clipped to `execution.max_grad_norm`, too.
         scheduler: The learning-rate schedule of ``φ``, which counts its steps.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Source: arXiv 2502.01456, and its published code, which leaves out the last token's reward, takes the largest return
     of each rank, and scales deviations within a row by n / (n − 1).
     """
-
-    needs_reference = True
 
     def __init__(
         self,
@@ -78,22 +72,23 @@ class PRIME(TokenCredit):
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-6, weight_decay=0.0),
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
-        if not 0 < beta < float("inf"):
-            raise ValueError(f"`beta` must be finite and positive, but got {beta}. Published is 0.05.")
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"`weight` must be finite and at least 0, but got {weight}. Published is 5.")
-        if not 0 <= discount <= 1:
-            raise ValueError(f"`discount` must lie in [0, 1], but got {discount}. Published is 1.")
+        check_number("beta", beta, "(0, inf)")
+        check_number("weight", weight, "[0, inf)")
+        check_number("discount", discount, "[0, 1]")
         if not 0 <= accuracy[0] <= accuracy[1] <= 1:
             raise ValueError(f"`accuracy` must be two rising numbers in [0, 1], but got {list(accuracy)}.")
         self.beta, self.weight, self.discount = beta, weight, discount
         self.double_forward, self.normalise, self.accuracy = double_forward, normalise, tuple(accuracy)
         self.training = Training(model=model, optimizer=optimizer, scheduler=scheduler)
 
+    def needs(self) -> Needs:
+        """The reference, and a second model."""
+        return Needs(reference=True, training=self.training)
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Train the reward model on the batch. Weights of 0, and the advantage as an additive stage."""
-        mask, kept = batch.response_mask, self._kept(batch)
-        rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), kept)
+        mask, used = batch.response_mask, self._used(batch)
+        rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), used)
         scaled = rewards
         if self.normalise:
             largest = all_reduce(discounted_returns(rewards).abs().amax().reshape(1), "max")
@@ -104,21 +99,21 @@ class PRIME(TokenCredit):
         dtype = torch.promote_types(batch.advantages.dtype, torch.float32)
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=dtype),
-            additive=whiten(advantages, mask & kept[:, None]).to(dtype),
+            additive=whiten(advantages, mask & used[:, None]).to(dtype),
             # In the direction of the outcome: what a token gave to a right response, or took from a wrong one.
             scores=((2 * batch.correct.double() - 1)[:, None] * rewards).to(dtype),
-            fallback=torch.zeros_like(kept),
+            fallback=torch.zeros_like(used),
             metrics=metrics,
         )
 
-    def _kept(self, batch: RolloutBatch) -> Tensor:
+    def _used(self, batch: RolloutBatch) -> Tensor:
         """``[B]`` bool: rows of the groups whose accuracy is within the bounds, with a token."""
         right, size = group_sums(batch.correct.double(), batch.group)
         low, high = self.accuracy
         return (right / size >= low) & (right / size <= high) & batch.response_mask.any(1)
 
     def _rewards(
-        self, policy: Policy, batch: RolloutBatch, context: CreditContext, kept: Tensor
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, used: Tensor
     ) -> tuple[Tensor, dict[str, float | Mean]]:
         """``[B, T]`` float64, the rewards ``r``, zero on other rows; and figures to log. Takes a step of ``φ``."""
         second, reference = context.second, context.reference
@@ -127,13 +122,13 @@ class PRIME(TokenCredit):
                 "`PRIME` needs the frozen reference and the model that it trains, but the context has none. They are "
                 "there in `fit`: set `model.credit` to another method elsewhere."
             )
-        rows, model = kept.nonzero().flatten(), second.beside(policy)
+        rows, model = used.nonzero().flatten(), second.beside(policy)
         with reference.running(policy) as frozen:
             base = logprobs(frozen, batch, context, rows).double()
         number = float(all_reduce(torch.tensor(float(len(rows)), device=base.device), "sum"))
         if not number:
             return torch.zeros_like(base), {"filtered": Mean(float(len(batch)), len(batch))}
-        found, losses = torch.zeros_like(base), torch.zeros(len(batch), dtype=torch.float64, device=base.device)
+        log_ratios, losses = torch.zeros_like(base), torch.zeros(len(batch), dtype=torch.float64, device=base.device)
 
         def loss(micro: MicroBatch) -> Tensor:
             piece = batch.select(micro.rows)
@@ -142,25 +137,25 @@ class PRIME(TokenCredit):
                 return stats.logprobs.sum() * 0
             places, width = micro.rows.to(base.device), piece.response_mask.shape[1]
             gaps = stats.logprobs - base[places, :width].to(stats.logprobs.dtype)
-            scatter(found, micro.rows, gaps)
+            scatter(log_ratios, micro.rows, gaps)
             logits = self.beta * gaps.sum(1)
             each = binary_cross_entropy_with_logits(logits, batch.correct[places].to(logits), reduction="none")
             losses[places] = each.detach().double()
             return each.sum() / number
 
         parts = cut_rows(model, batch, rows, context.token_budget)
-        taken = second.step(pad_to_longest_rank(parts, stand_in(batch), base.device), loss)
+        step_figures = second.step(pad_to_longest_rank(parts, stand_in(batch), base.device), loss)
         # Before the step: the model has not seen these rollouts.
-        right, pairs = ranked_pairs(found[rows].sum(1), batch.correct[rows], batch.group[rows])
+        right, pairs = ranked_pairs(log_ratios[rows].sum(1), batch.correct[rows], batch.group[rows])
         metrics: dict[str, float | Mean] = {
             "reward_model_loss": Mean(float(losses.sum()), len(rows)),
             "reward_model_accuracy": Mean(right, pairs),
             "filtered": Mean(float(len(batch) - len(rows)), len(batch)),
         }
-        metrics |= {f"reward_model_{name}": value for name, value in taken.items()}
+        metrics |= {f"reward_model_{name}": value for name, value in step_figures.items()}
         if self.double_forward:
-            found = logprobs(model, batch, context, rows).double() - base
-        return self.beta * found, metrics
+            log_ratios = logprobs(model, batch, context, rows).double() - base
+        return self.beta * log_ratios, metrics
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:

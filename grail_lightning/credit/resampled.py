@@ -10,16 +10,30 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.borders import Borders, find_borders
-from grail_lightning.credit.continuations import Continuations, Place
+from grail_lightning.credit.base import (
+    Continuations,
+    CreditContext,
+    Mean,
+    Needs,
+    Place,
+    TokenCredit,
+    TokenWeights,
+    check_choice,
+    check_number,
+)
+from grail_lightning.credit.measure import entropies
+from grail_lightning.functional.attention import top_tokens
+from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 
+Borders = Literal["steps", "lines", "entropy"]
 Search = Literal["bisection", "everywhere"]
 Outcome = Literal["reward", "correctness"]
+Gate = Literal["negative", "positive", "all"]
 
 
 @dataclass
@@ -56,10 +70,6 @@ class Resampled(TokenCredit):
     does not suffice, which count as fallbacks. The continuations are extra tokens: ``credit/continued_tokens`` is their
     number over all ranks.
 
-    With `train_continuations` the update trains on them, too. Those from one place are a group, in which each has its
-    reward less the group's mean, on the same scale as the rollouts; they have weight 1. The kept tokens count as their
-    prompt: they were chosen for the outcome of their rollout, so that a gradient through them would be biased.
-
     Args:
         continuations: K.
         borders: Where steps begin: behind the steps that the task labels (behind lines where it labels none), behind
@@ -73,16 +83,10 @@ class Resampled(TokenCredit):
             VinePPO.
         budget: Most tokens of all continuations for a batch on one rank. It is never exceeded: places for which it
             might not suffice are left out, the latest places first.
-        train_continuations: Whether the continuations are rows of the update, beside the rollouts.
-
-    Raises:
-        ValueError: For an unknown name, or a number that is too small.
 
     Source: VinePPO, arXiv 2410.01679 (everywhere, 9 continuations); segments as in SPO, arXiv 2505.23564. Bisection is
     ours.
     """
-
-    needs_continuations = True
 
     def __init__(
         self,
@@ -90,35 +94,26 @@ class Resampled(TokenCredit):
         borders: Borders = "steps",
         num_borders: int = 8,
         search: Search = "bisection",
-        gate: Literal["negative", "positive", "all"] = "negative",
+        gate: Gate = "negative",
         outcome: Outcome = "reward",
         scale: float = 1.0,
         advantage: bool = True,
         budget: int = 262_144,
-        train_continuations: bool = False,
     ) -> None:
-        for name, value, allowed in (
-            ("borders", borders, ("steps", "lines", "entropy")),
-            ("search", search, ("bisection", "everywhere")),
-            ("gate", gate, ("negative", "positive", "all")),
-            ("outcome", outcome, ("reward", "correctness")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"`{name}` must be {', '.join(allowed[:-1])} or {allowed[-1]}, but got {value!r}.")
+        check_choice("borders", borders, Borders)
+        check_choice("search", search, Search)
+        check_choice("gate", gate, Gate)
+        check_choice("outcome", outcome, Outcome)
         for name, number in (("continuations", continuations), ("num_borders", num_borders), ("budget", budget)):
-            if number < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {number}.")
-        if train_continuations and continuations < 2:
-            raise ValueError(
-                "`train_continuations` needs at least 2 `continuations`, since each is judged beside the others from "
-                f"its place, but got {continuations}."
-            )
-        if not 0 <= scale < float("inf"):
-            raise ValueError(f"`scale` must be finite and at least 0, but got {scale}.")
+            check_number(name, number, "[1, inf)")
+        check_number("scale", scale, "[0, inf)")
         self.continuations, self.borders, self.num_borders = continuations, borders, num_borders
         self.search, self.gate, self.outcome = search, gate, outcome
         self.scale, self.advantage, self.budget = scale, advantage, budget
-        self.trains_continuations = train_continuations
+
+    def needs(self) -> Needs:
+        """Continuations of rollouts."""
+        return Needs(continuations=True)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
@@ -160,11 +155,11 @@ class Resampled(TokenCredit):
         """The rollouts inside the gate with their borders, the beginning, the end, and the values of both."""
         sign = {"negative": batch.advantages < 0, "positive": batch.advantages > 0, "all": batch.advantages != 0}
         inside = sign[self.gate].nonzero().flatten()
-        found = find_borders(policy, batch, context, inside, self.borders, self.num_borders)
+        borders = find_borders(policy, batch, context, inside, self.borders, self.num_borders)
         outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
         group, lengths = batch.group.cpu(), batch.response_lengths.tolist()
         rows = []
-        for row, places in zip(inside.tolist(), found, strict=True):
+        for row, places in zip(inside.tolist(), borders, strict=True):
             if places:
                 ends = {0: float(outcomes[group == group[row]].mean()), len(places) + 1: float(outcomes[row])}
                 rows.append(_Row(row, [0, *places, lengths[row]], ends))
@@ -179,13 +174,13 @@ class Resampled(TokenCredit):
             if not all_reduce(torch.tensor(len(asked), device=device), "max"):
                 return spent
             places = [Place(row.row, row.places[k]) for row, k in asked]
-            found, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
+            drawn, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
             spent += tokens
-            for (row, k), drawn in zip(asked, found, strict=True):
-                if drawn is None:
+            for (row, k), ends in zip(asked, drawn, strict=True):
+                if ends is None:
                     row.lost = True
                     continue
-                outcomes = drawn.rewards if self.outcome == "reward" else [float(right) for right in drawn.correct]
+                outcomes = ends.rewards if self.outcome == "reward" else [float(right) for right in ends.correct]
                 row.values[k] = sum(outcomes) / len(outcomes)
 
     def _unknown(self, row: _Row) -> list[int]:
@@ -205,3 +200,36 @@ class Resampled(TokenCredit):
                 return low, k
             low = k
         return low, low
+
+
+def find_borders(
+    policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, borders: Borders, most: int
+) -> list[list[int]]:
+    """The borders of some rows, each as the number of response tokens before it, in rising order.
+
+    A border behind a piece of text is the one behind the token that holds its last character. Rows whose steps the
+    task cannot label are divided behind lines. `most` is the largest number of borders by entropy.
+    """
+    if borders == "entropy":
+        return _before_choices(entropies(policy, batch, context, rows), batch, rows, most)
+    some = batch.select(rows.cpu())
+    of_rows = []
+    for aligned, prompt, length in zip(
+        align_rows(some, policy.tokenizer), some.prompts, some.response_lengths.tolist(), strict=True
+    ):
+        steps = labelled_steps(aligned.text, prompt) if borders == "steps" else None
+        ends = [step.stop for step in steps] if steps else _line_ends(aligned.text)
+        behind = {max(tokens) + 1 for end in ends if end and (tokens := aligned.overlapping(end - 1, end))}
+        of_rows.append(sorted(place for place in behind if 0 < place < length))
+    return of_rows
+
+
+def _line_ends(text: str) -> list[int]:
+    return [place + 1 for place, character in enumerate(text) if character == "\n"]
+
+
+def _before_choices(entropy: Tensor, batch: RolloutBatch, rows: Tensor, most: int) -> list[list[int]]:
+    mask = batch.response_mask.clone()
+    mask[:, 0] = False  # A border before the first token divides nothing.
+    chosen = top_tokens(entropy, mask, torch.full((len(mask),), most, device=mask.device))
+    return [chosen[row].nonzero().flatten().tolist() for row in rows.tolist()]

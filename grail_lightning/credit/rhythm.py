@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.forward import measure_rows
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
+from grail_lightning.credit.measure import measure_rows
 from grail_lightning.functional.attention import future_influence, lookback, top_share
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 
 Rhythm = Literal["pre_plan", "anchor", "coupled"]
+Gate = Literal["positive", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,6 @@ class AttentionOptions:
         nearest: The smallest distance at which a later token's attention counts as influence.
         farthest: The largest such distance.
 
-    Raises:
-        ValueError: If a number is out of range.
     """
 
     blocks: int = 5
@@ -48,15 +47,10 @@ class AttentionOptions:
     farthest: int = 50
 
     def __post_init__(self) -> None:
-        if self.blocks < 1 or self.window < 1:
-            raise ValueError(f"`blocks` and `window` must be at least 1, but got {self.blocks} and {self.window}.")
-        if not 0 < self.head_share <= 0.5:
-            raise ValueError(f"`head_share` must lie in (0, 0.5], but got {self.head_share}. Use 0.3.")
-        if not 1 <= self.nearest <= self.farthest:
-            raise ValueError(
-                f"`nearest` must lie between 1 and `farthest`, but got {self.nearest} and {self.farthest}. "
-                "Use 10 and 50."
-            )
+        for name in ("blocks", "window"):
+            check_number(name, getattr(self, name), "[1, inf)")
+        check_number("head_share", self.head_share, "(0, 0.5]")
+        check_number("nearest", self.nearest, f"[1, {self.farthest}]")
 
 
 class AttentionRhythm(TokenCredit):
@@ -85,9 +79,6 @@ class AttentionRhythm(TokenCredit):
         gate: Which rollouts are reweighted, by the sign of their advantage: positive, as published, or all.
         attention: How attention maps are read.
 
-    Raises:
-        ValueError: If a number is out of range; in a call, if the model reports no attention maps.
-
     Source: arXiv 2510.13554. No official code was found. Which heads are local or global, the thresholds and the share
     passed on follow a third party's description; each is an option.
     """
@@ -99,20 +90,15 @@ class AttentionRhythm(TokenCredit):
         share: float = 0.4,
         passed_on: float = 0.5,
         reach: int = 3,
-        gate: Literal["positive", "all"] = "positive",
+        gate: Gate = "positive",
         attention: AttentionOptions = AttentionOptions(),
     ) -> None:
-        if rhythm not in ("pre_plan", "anchor", "coupled"):
-            raise ValueError(f"`rhythm` must be pre_plan, anchor or coupled, but got {rhythm!r}.")
-        if bonus < 0:
-            raise ValueError(f"`bonus` must not be negative, but got {bonus}. Published is 0.5.")
-        for name, value in (("share", share), ("passed_on", passed_on)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"`{name}` must lie in [0, 1], but got {value}.")
-        if reach < 1:
-            raise ValueError(f"`reach` must be at least 1, but got {reach}. Use 3, or another `rhythm`.")
-        if gate not in ("positive", "all"):
-            raise ValueError(f"`gate` must be positive or all, but got {gate!r}.")
+        check_choice("rhythm", rhythm, Rhythm)
+        check_choice("gate", gate, Gate)
+        check_number("bonus", bonus, "[0, inf)")
+        check_number("share", share, "[0, 1]")
+        check_number("passed_on", passed_on, "[0, 1]")
+        check_number("reach", reach, "[1, inf)")
         self.rhythm, self.bonus, self.share, self.gate = rhythm, bonus, share, gate
         self.passed_on, self.reach, self.attention = passed_on, reach, attention
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.batch.rows import cut_responses, last_marked
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
+from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment, TokenLayout
@@ -52,9 +52,6 @@ class SaliencyCredit(TokenCredit):
     training step decides whether the scores need a forward pass of their own, so a subclass must not define `__call__`.
     """
 
-    fuse_saliency: bool = True
-    """Whether the scores may be taken from the update's first forward pass."""
-
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "__call__" in vars(cls):
@@ -75,9 +72,9 @@ class SaliencyCredit(TokenCredit):
         policy: sharded weights (FSDP2) are not whole here.
         """
 
-    def as_saliency_credit(self) -> SaliencyCredit | None:
-        """The method itself; None if its scores need a forward pass of their own."""
-        return self if self.fuse_saliency and self.refresh == "rollout" else None
+    def needs(self) -> Needs:
+        """Saliency alone."""
+        return Needs(saliency=self)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch, from saliency in a forward pass of its own."""
@@ -161,12 +158,12 @@ def forward_with_saliency(
         Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
         once. It keeps the graph of the log-probabilities for the caller's backward pass.
     """
-    kept: list[Tensor] = []
+    forward: list[Tensor] = []
 
     def decode(layout: TokenLayout) -> Tensor:
         with torch.enable_grad():
-            kept.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen))
-        return kept[0]
+            forward.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen))
+        return forward[0]
 
     def mode() -> AbstractContextManager[None]:
         return explaining(policy, checkpointed=True) if frozen else nullcontext()
@@ -177,7 +174,7 @@ def forward_with_saliency(
     def saliency() -> Tensor:
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
         with mode(), torch.enable_grad():
-            states, activation = kept
+            states, activation = forward
             reading = target.alignment, temperature
             return _explain(policy, layout, target.objective, states, activation, *reading, keep=not frozen)
 
@@ -187,42 +184,27 @@ def forward_with_saliency(
 def saliency_of_rows(
     policy: Policy, batch: RolloutBatch, target: SaliencyTarget, *, token_budget: int, temperature: float = 1.0
 ) -> Tensor:
-    """`input_saliency` of some rows in micro-batches; each row ends with its last masked token.
-
-    Args:
-        policy: The policy whose log-probabilities are explained.
-        batch: The rollouts, ``B`` rows.
-        target: The rows and tokens, and the position at which saliency is read.
-        token_budget: Most tokens of a micro-batch.
-        temperature: The number by which the logits are divided.
-
-    Returns:
-        ``[B, T]``, zero on all other rows and after the last masked token.
-    """
+    """``[B, T]``: `input_saliency` of some rows in micro-batches, zero elsewhere and after the last masked token."""
     short = cut_responses(batch, last_marked(target.objective))
     objective = short.response_mask & target.objective
     scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
     wanted = target.rows.nonzero().flatten()
     with explaining(policy):
         for micro in cut_rows(policy, short, wanted, token_budget, share_responses=False):
-            cut_batch = short.select(micro.rows)
-            part, columns = micro.rows.to(scores.device), cut_batch.response_mask.shape[1]
-            layout = policy.layout(cut_batch, micro.starts, share_responses=False)
+            some = short.select(micro.rows)
+            part, columns = micro.rows.to(scores.device), some.response_mask.shape[1]
+            layout = policy.layout(some, micro.starts, share_responses=False)
             with torch.enable_grad():
                 states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
                 masked = objective[part, :columns]
-                found = _explain(policy, layout, masked, states, activation, target.alignment, temperature)
-            scores = scores.to(found.dtype)
-            scores[part, :columns] = found
+                saliency = _explain(policy, layout, masked, states, activation, target.alignment, temperature)
+            scores = scores.to(saliency.dtype)
+            scores[part, :columns] = saliency
     return scores
 
 
 def block_number(leaf: Leaf | int, num_blocks: int) -> int:
-    """The number of the block whose output is the leaf, counted from 1; 0 stands for the embeddings.
-
-    Raises:
-        ValueError: For an unknown name or a number outside the stack.
-    """
+    """The number of the block whose output is the leaf, counted from 1; 0 stands for the embeddings."""
     named = {"embeddings": 0, "first": 1, "middle": num_blocks // 2, "last": num_blocks - 1}
     number = named.get(leaf, -1) if isinstance(leaf, str) else leaf
     if not 0 <= number <= num_blocks or (number == 0 and leaf not in ("embeddings", 0)):

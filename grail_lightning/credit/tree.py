@@ -5,21 +5,30 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.states import States, find_state, marked_states, prefix_states
-from grail_lightning.credit.value_memory import ValueMemory
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
 from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums
 from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
+from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
+from grail_lightning.tasks.import_path import import_function
 
 Outcome = Literal["reward", "correctness"]
+Marks = Sequence[tuple[int, str]]
+"""Where a text reaches a new state: the number of characters after which it does, and the key of the state."""
+
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class TreeAdvantage(TokenCredit):
@@ -37,8 +46,8 @@ class TreeAdvantage(TokenCredit):
 
     The terms of a row that is alone in its states are 0, so the method becomes GRPO where texts part early: `in_tree`
     is the share of tokens that are in a state with another row. The last change of a row that leaves the tree includes
-    its own outcome, unless `own_row` is off. A group whose outcomes are all equal has no terms without a `memory`, and
-    its rows are not run. Truncated rollouts count in the values.
+    its own outcome, unless `own_row` is off. A group whose outcomes are all equal has no terms, and its rows are
+    not run. Truncated rollouts count in the values.
 
     Args:
         outcome: The outcomes ``r``: the rewards, or 1 for a right response and 0 for a wrong one.
@@ -52,15 +61,9 @@ class TreeAdvantage(TokenCredit):
             path of a function from a text to pairs (number of characters after which a state is reached, its key as a
             string). All tokens from one state to the next get the change between them, those after the last state
             the outcome less its value.
-        memory: The largest number of states whose outcomes are remembered by prompt over training steps; 0 is off.
-            Values are then means over all rows of all steps. The memory is part of checkpoints.
-
-    Raises:
-        ValueError: For a negative number, or a function that cannot be found.
 
     Source: TEMPO, arXiv 2509.18314, and its published code, which keeps the row, divides by the standard deviation +
-    1e-6 or not at all, and has neither scale nor memory; states and memory: Numca, arXiv 2605.29782; `own_row: false`
-    is ours.
+    1e-6 or not at all, and has no scale; states: Numca, arXiv 2605.29782; `own_row: false` is ours.
     """
 
     def __init__(
@@ -72,17 +75,13 @@ class TreeAdvantage(TokenCredit):
         standardise: bool = False,
         advantage: bool = True,
         state: str = "prefix",
-        memory: int = 0,
     ) -> None:
-        for name, value in (("shrinkage", shrinkage), ("scale", scale), ("memory", memory)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"`{name}` must be finite and at least 0, but got {value}.")
-        if outcome not in ("reward", "correctness"):
-            raise ValueError(f"`outcome` must be reward or correctness, but got {outcome!r}.")
+        check_number("shrinkage", shrinkage, "[0, inf)")
+        check_number("scale", scale, "[0, inf)")
+        check_choice("outcome", outcome, Outcome)
         self.outcome, self.own_row, self.shrinkage, self.scale = outcome, own_row, shrinkage, scale
         self.standardise, self.advantage = standardise, advantage
         self.marks_of = find_state(state)
-        self.memory = ValueMemory(memory)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
@@ -90,13 +89,7 @@ class TreeAdvantage(TokenCredit):
         states = prefix_states(batch) if self.marks_of is None else marked_states(batch, policy, self.marks_of)
         outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
         visits = count_visits(states.after, states.roots, outcomes, states.number)
-        metrics: dict[str, float | Mean] = {"in_tree": self._in_tree(visits, states)}
-        known = visits
-        if self.memory.limit:
-            known = self.memory.recall(visits, states, batch)
-            self.memory.add(visits, states, batch)
-            metrics["remembered"] = float(len(self.memory))
-        terms = self.scale * self._changes(states, outcomes, known)
+        terms = self.scale * self._changes(states, outcomes, visits)
         if self.standardise:
             terms = terms * _inverse_std(outcomes, batch.group.cpu())[:, None]
         additive = terms.to(advantages)
@@ -106,23 +99,15 @@ class TreeAdvantage(TokenCredit):
             scores=advantages.sign()[:, None] * additive,
             additive=additive,
             fallback=torch.zeros_like(advantages, dtype=torch.bool),
-            metrics=metrics,
+            metrics={"in_tree": self._in_tree(visits, states)},
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The memory of values for a checkpoint."""
-        return {"memory": self.memory.state()} if self.memory.limit else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the memory of a checkpoint."""
-        self.memory.load(state.get("memory", {}))
 
     def _changes(self, states: States, outcomes: Tensor, visits: Visits) -> Tensor:
         """``[B, T]`` float64: the changes of value; a rounding error is no change."""
         path = states.after, states.roots, outcomes
         values = state_values(*path, visits, own_row=self.own_row, shrinkage=self.shrinkage)
-        found = value_changes(*path, values)
-        return found.masked_fill(found.abs() <= EQUAL_REWARDS, 0)
+        changes = value_changes(*path, values)
+        return changes.masked_fill(changes.abs() <= EQUAL_REWARDS, 0)
 
     def _in_tree(self, visits: Visits, states: States) -> Mean:
         """The share of tokens after which another row is in the same state."""
@@ -157,3 +142,94 @@ def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
     squares, _ = group_sums((outcomes - total / size).square(), group)
     std = (squares / (size - 1).clamp(min=1)).sqrt()
     return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The states of the rows of a batch, on the CPU.
+
+    Attributes:
+        after: ``[B, T]`` long, the number of the state after each token; −1 on padding. Rows of different groups have
+            no state in common.
+        roots: ``[B]`` long, the number of the state before the first token.
+        number: The number of states.
+    """
+
+    after: Tensor
+    roots: Tensor
+    number: int
+
+
+def numbers(text: str) -> Marks:
+    """The states of a text by the set of numbers that it has completed, in any order.
+
+    A number is complete when the character after it has been read. Numbers have no sign, since ``12-3`` is no −3.
+
+    Source: Numca, arXiv 2605.29782.
+    """
+    seen: set[str] = set()
+    # The sum of the numbers' digests stands for their set: the keys of a text of n numbers have n, not n², characters.
+    total, marks = 0, []
+    for match in _NUMBER.finditer(text):
+        if match[0] in seen or match.end() == len(text):
+            continue
+        seen.add(match[0])
+        total = (total + int.from_bytes(hashlib.blake2b(match[0].encode(), digest_size=8).digest(), "big")) % 2**64
+        marks.append((match.end() + 1, f"{len(seen)} {total}"))
+    return marks
+
+
+_BUILT_IN: dict[str, Callable[[str], Marks]] = {"numbers": numbers}
+
+
+def find_state(name: str) -> Callable[[str], Marks] | None:
+    """The function of the texts' states; None for ``prefix``, whose states are the tokens so far."""
+    if name == "prefix":
+        return None
+    known: dict[str, Any] = {"prefix": None, **_BUILT_IN}
+    function: Callable[[str], Marks] = import_function(name, known, "`state`", "mypkg.lemmas")
+    return function
+
+
+def prefix_states(batch: RolloutBatch) -> States:
+    """The prefixes of each group's responses: the nodes of its prefix tree."""
+    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    start = int(nodes.max()) + 1 if nodes.numel() else 0
+    groups, roots = torch.unique(batch.group.cpu(), return_inverse=True)
+    return States(after=nodes, roots=start + roots, number=start + len(groups))
+
+
+def marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> States:
+    """The states that a function reads from each text.
+
+    A token that covers the last character of a mark reaches its state. The first state of a row has the empty key.
+    """
+    known: dict[tuple[int, str], int] = {}
+    after = torch.full(batch.response_mask.shape, -1, dtype=torch.long)
+    groups = batch.group.tolist()
+    roots = torch.tensor([known.setdefault((group, ""), len(known)) for group in groups], dtype=torch.long)
+    for row, aligned in enumerate(align_rows(batch, policy.tokenizer)):
+        after[row, : len(aligned.stops)] = roots[row]
+        token = 0
+        for stop, key in _marks(marks_of, aligned.text):
+            while token < len(aligned.stops) - 1 and aligned.stops[token] < stop:
+                token += 1
+            after[row, token : len(aligned.stops)] = known.setdefault((groups[row], key), len(known))
+    return States(after=after, roots=roots, number=len(known))
+
+
+def _marks(marks_of: Callable[[str], Marks], text: str) -> list[tuple[int, str]]:
+    """The marks of a text. They are checked, because the function may be the user's own."""
+    name = f"`state` ({getattr(marks_of, '__name__', marks_of)})"
+    wanted = f"{name} must return pairs (number of characters, key as a string), ascending, up to {len(text)},"
+    try:
+        marks = [(stop, key) for stop, key in marks_of(text)]
+    except Exception as error:
+        raise ValueError(
+            f"{wanted} but it raised {type(error).__name__}: {error}. Call it by hand on {text[-200:]!r}."
+        ) from error
+    stops = [0, *(stop for stop, _ in marks)]
+    typed = all(isinstance(stop, int) for stop in stops) and all(isinstance(key, str) for _, key in marks)
+    if not typed or any(later < earlier for earlier, later in pairwise(stops)) or stops[-1] > len(text):
+        raise ValueError(f"{wanted} but got {str(marks)[:200]}.")
+    return marks

@@ -26,19 +26,14 @@ def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: Cre
 def weigh_part(
     credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext, part: int = 0
 ) -> TokenWeights:
-    """The weights of a method inside a composed one, computed as often as its own `refresh` says.
+    """The weights of a method inside a composed one, computed as often as its own `Needs.refresh` says.
 
-    Args:
-        credit: The inner method.
-        policy: See `TokenCredit`.
-        batch: See `TokenCredit`.
-        context: The outer method's context.
-        part: The index of these weights in the `TokenWeights.parts` that the outer method returns.
+    `part` is the index of these weights in the `TokenWeights.parts` that the outer method returns.
     """
     # A user's outer method may return no parts.
     parts = () if context.earlier is None else context.earlier.parts
     earlier = parts[part] if part < len(parts) else None
-    if earlier is not None and credit.refresh == "rollout":
+    if earlier is not None and credit.needs().refresh == "rollout":
         return earlier
     return weigh(credit, policy, batch, replace(context, earlier=earlier))
 
@@ -53,12 +48,7 @@ def controlled(
 
 
 def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: RolloutBatch) -> None:
-    """Check that these are token weights for `batch`; synchronises with the device once.
-
-    Args:
-        giver: The method or control that returned them, for the message.
-        weights: The value that it returned.
-        batch: The rollouts, ``B`` rows of ``T`` response tokens.
+    """Check what a method or control returned for `batch`; synchronises with the device once.
 
     Raises:
         ValueError: If it is no `TokenWeights`; if a tensor in it has the wrong dtype, shape or device, requires a
@@ -71,17 +61,17 @@ def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: Ro
             f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
             "Return `TokenWeights(values=…, fallback=…)`, of grail_lightning.credit."
         )
-    given: dict[str, Tensor] = {"values": weights.values}
+    tensors: dict[str, Tensor] = {"values": weights.values}
     optional = {"scores": weights.scores, "additive": weights.additive}
-    given |= {field: tensor for field, tensor in optional.items() if tensor is not None}
-    for field, tensor in given.items():
+    tensors |= {field: tensor for field, tensor in optional.items() if tensor is not None}
+    for field, tensor in tensors.items():
         check_tensor(f"{name} must return `{field}`", tensor, "floating-point", mask.shape, mask.device)
     check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)
-    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in given.items()]
+    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in tensors.items()]
     claims.append(Claim(f"{name} must return `values` of at least 0", weights.values < 0, weights.values))
     claims += [
         Claim(f"{name} must return `{f}` that are 0 outside `batch.response_mask`", (tensor != 0) & ~mask, tensor)
-        for f, tensor in given.items()
+        for f, tensor in tensors.items()
         if f != "scores"
     ]
     check_claims(claims, "See `batch.texts` of that row; `.masked_fill(~batch.response_mask, 0)` clears padding.")

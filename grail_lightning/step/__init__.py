@@ -2,22 +2,17 @@ r"""One training step. The files are listed about in the order in which a step n
 
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
-`sampler`           Prompts → sampled, graded rollouts.
+`sampler`           Prompts → sampled, graded rollouts; and continuations of rollouts for credit methods that ask.
 `ahead`             The next batch, which an engine elsewhere may sample while this one trains.
 `collect`           The rollouts of a batch, by one of the two. Groups that are all right or all wrong may be replaced.
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
-`plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
-`assign`            Runs the credit method, or leaves it to the first passes of the `Forward` that it makes.
-`continuations`     What a credit method may ask for: rollouts continued from a place, which may become further rows.
+`assign`            Runs the credit method, and lists when its saliency comes from the update's own passes (`fused`).
 `second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
-`forward`           Micro-batch → log-probabilities. It holds the advantages of tokens, or finds them, too.
-`reference`         The frozen reference of the KL term; `distillation` holds the teacher of SDPG.
-`old_logprobs`      Log-probabilities under the weights from before the update, by one of three rules.
+`plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
+`forward`           Micro-batch → log-probabilities: of the policy, of the reference, of SDPG's teacher.
 `update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
 `loss`              The counts by which a step's loss is divided, and its summand for each micro-batch.
-`optimizer`         The norm of the gradients, which must be finite, and the optimiser's step; `optimizer_check` tries
-                    the optimiser before a run.
-`schedule`          The learning rate, the options after a resume, and the steps that `max_steps` allows.
+`optimizer`         The norm of the gradients, which must be finite, the step, its schedule, and options after a resume.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
                     them for loggers.
 ==================  ================================================================================================
@@ -29,19 +24,22 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── ahead.Ahead                               one batch off-policy
     ├── advantages.with_advantages                    → RolloutBatch
-    ├── assign.assign_credit                          → Forward with the token weights, or SaliencyForward, whose first
-    │   │                                             passes find them
+    ├── assign.assign_credit                          → Forward, and the token weights: **here they become known**
     │   └── assign.token_weights                      the credit method, which may draw continuations and train a
     │                                                 second model
     ├── update.prepare                                → Update
     │   ├── plan.plan_steps
-    │   ├── reference.reference_logprobs              with a KL term
-    │   └── old_logprobs                              of rows of later steps; those of the first step come from its pass
+    │   ├── forward.reference_logprobs                with a KL term
+    │   └── Update.compute_before                     old log-probabilities of rows of later steps
     ├── GrailModule.take_steps                        for each optimiser step:
     │   ├── Update.reweigh                            from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
     └── report.report
+
+With *fused saliency* (GRAIL, where `assign.fused_saliency` allows it) the weights of a row become known later: the
+first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or
+in `Update.accumulate`, which then computes the loss with them.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.

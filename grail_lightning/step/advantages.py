@@ -23,33 +23,10 @@ def with_advantages(batch: GradedBatch, group_size: int, scale: Scaling) -> Roll
         group_size: The number of rows of each prompt.
         scale: `Objective.scale_rewards`; statistics of the batch are those of all ranks.
     """
-    statistics = _statistics(batch.rewards, group_size, scale)
-    return batch.with_advantages(group_advantages(batch.rewards, group_size, scale, *statistics))
-
-
-def continued_advantages(drawn: GradedBatch | None, batch: RolloutBatch, scale: Scaling) -> RolloutBatch | None:
-    """Continuations with advantages ``[B]``: rewards relative to those from the same place, on the rollouts' scale.
-
-    Args:
-        drawn: The continuations of this rank (`Continuations.drawn`); None for none.
-        batch: The rollouts that they continue, for the statistics of the batch. A collective where the scale has them.
-        scale: See `with_advantages`.
-    """
-    statistics = _statistics(batch.rewards, _group_size(batch), scale)
-    if drawn is None:
-        return None
-    return drawn.with_advantages(group_advantages(drawn.rewards, _group_size(drawn), scale, *statistics))
-
-
-def _group_size(batch: GradedBatch) -> int:
-    return len(batch) // len(torch.unique(batch.group))
-
-
-def _statistics(rewards: Tensor, group_size: int, scale: Scaling) -> tuple[Tensor | None, Tensor | None]:
-    """The standard deviation of all rewards, and the mean rewards of all groups, where the scale needs them."""
+    rewards = batch.rewards
     std = all_gather_rows(rewards).std() if scale == "batch" else None
     means = all_gather_rows(rewards.double().reshape(-1, group_size).mean(1)) if scale == "bnpo" else None
-    return std, means
+    return batch.with_advantages(group_advantages(rewards, group_size, scale, std, means))
 
 
 def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:

@@ -23,7 +23,6 @@ from weakref import WeakSet
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.credit import TokenCredit
@@ -38,12 +37,8 @@ _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in fli
 
 
 def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredit) -> None:
-    """Check that the engine can sample while the policy trains, if that is asked for.
-
-    Raises:
-        ValueError: If it samples with the weights that are being trained, or has to sample for the credit method, too.
-    """
-    if execution.sample_ahead and credit.needs_continuations:
+    """Check that the engine can sample while the policy trains, if that is asked for."""
+    if execution.sample_ahead and credit.needs().continuations:
         raise ValueError(
             f"`execution.sample_ahead` must be off with `{type(credit).__name__}`, which asks the engine for "
             "continuations while it samples the next batch. Set it to false."
@@ -57,8 +52,8 @@ def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredi
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Drawn:
-    """A sampled batch.
+class AheadBatch:
+    """A batch that was sampled ahead.
 
     Attributes:
         batch: This rank's rollouts.
@@ -72,15 +67,9 @@ class _Drawn:
 
 
 class _Flight(NamedTuple):
-    """A sampling in a thread.
+    """A sampling in a thread: its result, the engine that samples, and the options, as text."""
 
-    Attributes:
-        drawn: What it will have sampled.
-        engine: The engine that samples.
-        options: What it samples with, as text.
-    """
-
-    drawn: Future[_Drawn]
+    result: Future[AheadBatch]
     engine: RolloutEngine
     options: str
 
@@ -111,61 +100,49 @@ class Ahead:
             The rollouts, and their staleness in optimiser steps and seconds of sampling, to log.
         """
         with sampler.clock.phase("sample"):
-            drawn = self._landed(prompts, sampler)
+            sampled = self._landed(prompts, sampler)
             sampler.push()  # After the engine has finished with the weights before, and before these change.
-            if drawn is None:
-                drawn = _Drawn(batch=sampler.draw(prompts, training_key(step)), step=step)
+            if sampled is None:
+                sampled = AheadBatch(batch=sampler.draw(prompts, training_key(step)), step=step)
             self._begin(sampler, peek(), step, training_key(step + planned))
-        figures = {"sampling/staleness": float(step - drawn.step)}
-        if drawn.seconds is not None:
-            figures["time/sample_ahead"] = drawn.seconds
-        return sampler.grade(drawn.batch), figures
+        figures = {"sampling/staleness": float(step - sampled.step)}
+        if sampled.seconds is not None:
+            figures["time/sample_ahead"] = sampled.seconds
+        return sampler.grade(sampled.batch), figures
 
     def settle(self) -> None:
-        """Wait until no sampling is in flight, so that the engine can be used for something else.
-
-        Raises:
-            BaseException: What the thread raised.
-        """
+        """Wait until no sampling is in flight, so that the engine can be used for something else."""
         if self._flight is not None:
-            self._flight.drawn.result()
+            self._flight.result.result()
 
     def cancel(self, patience: float | None = None) -> None:
-        """Give up a sampling in flight.
-
-        Args:
-            patience: The seconds after which its thread is left alone; None waits until it has ended.
-        """
-        if self._flight is not None and not self._flight.drawn.done():
+        """Give up a sampling in flight; wait for the end of its thread, at most `patience` seconds if it is given."""
+        if self._flight is not None and not self._flight.result.done():
             self._flight.engine.cancel()
-            wait([self._flight.drawn], patience)
+            wait([self._flight.result], patience)
 
     def reset(self) -> None:
         """Forget the batch of an earlier run."""
         self.cancel()
         self._flight, self._restored = None, {}
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
-        """The tokens of the batch in flight, of all ranks; empty if there is none. A collective, after a wait."""
+        """The rollouts of the batch in flight, of all ranks; empty if there is none. A collective, after a wait."""
         if self._flight is None:
             return self._restored
-        drawn = self._flight.drawn.result()
-        ranks = all_gather_objects(_to_tensors(drawn.batch))
-        rows = {name: torch.cat([rank[name] for rank in ranks]) for name in ranks[0]}
-        return {"step": drawn.step, "options": self._flight.options, "rows": rows}
+        sampled = self._flight.result.result()
+        ranks = all_gather_objects(_records(sampled.batch))
+        rows = {row: record for records in ranks for row, record in records.items()}
+        return {"step": sampled.step, "options": self._flight.options, "rows": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the batch for the next `collect`."""
         self.reset()
         self._restored = state
 
-    # --- the flight -------------------------------------------------------------------------------------------------
-
     def _begin(self, sampler: Sampler, prompts: list[Prompt], step: int, key: SeedKey) -> None:
         """Sample in a thread. It is no pool's, for which an interrupted process would wait at its end."""
-        drawn: Future[_Drawn] = Future()
+        result: Future[AheadBatch] = Future()
 
         def sample() -> None:
             try:
@@ -173,30 +150,31 @@ class Ahead:
                     torch.cuda.set_device(sampler.policy.device)  # Threads begin with the first one.
                 begun = time.perf_counter()
                 batch = sampler.draw(prompts, key)
-                drawn.set_result(_Drawn(batch=batch, step=step, seconds=time.perf_counter() - begun))
+                result.set_result(AheadBatch(batch=batch, step=step, seconds=time.perf_counter() - begun))
             except BaseException as error:
-                drawn.set_exception(error)
+                result.set_exception(error)
 
-        self._flight = _Flight(drawn, sampler.engine, _options(sampler))
+        self._flight = _Flight(result, sampler.engine, _options(sampler))
         _IN_USE.add(self)
         threading.Thread(target=sample, name="sample-ahead", daemon=True).start()
 
-    def _landed(self, prompts: list[Prompt], sampler: Sampler) -> _Drawn | None:
+    def _landed(self, prompts: list[Prompt], sampler: Sampler) -> AheadBatch | None:
         """The batch that was in flight, or in the checkpoint; None if there is none, or if it is of other prompts."""
         if self._flight is not None:
-            drawn = self._flight.drawn.result()
-            given = [prompt.messages for prompt in drawn.batch.prompts[:: sampler.group_size]]
-            found = drawn if given == [prompt.messages for prompt in prompts] else None
-            again = "The training loader yields another batch than the one at which it peeked"
+            sampled: AheadBatch | None = self._flight.result.result()
+            assert sampled is not None
+            sampled_for = [prompt.messages for prompt in sampled.batch.prompts[:: sampler.group_size]]
+            sampled = sampled if sampled_for == [prompt.messages for prompt in prompts] else None
+            reason = "The training loader yields another batch than the one at which it peeked"
         elif self._restored:
-            found = _from_tensors(self._restored, prompts, sampler)
-            again = "Prompts or sampling are not the checkpoint's"
+            sampled = _restore(self._restored, prompts, sampler)
+            reason = "Prompts or sampling are not the checkpoint's"
         else:
             return None
         self._flight, self._restored = None, {}
-        if found is None:
-            rank_zero_warn(f"{again}: a batch that was sampled ahead is sampled anew, with the present weights.")
-        return found
+        if sampled is None:
+            rank_zero_warn(f"{reason}: a batch that was sampled ahead is sampled anew, with the present weights.")
+        return sampled
 
 
 _IN_USE: WeakSet[Ahead] = WeakSet()
@@ -220,44 +198,37 @@ def _options(sampler: Sampler) -> str:
     return repr((sampler.group_size, sampler.sampling))
 
 
-def _to_tensors(batch: SampledBatch) -> dict[str, Tensor]:
-    """The rollouts without their padding: tokens row after row, and the number of tokens of each row."""
-    responses, prompts = batch.response_mask, batch.attention_mask[:, : batch.prompt_width]
-    found = {
-        "row": batch.row,
-        "finished": batch.finished,
-        "prompt_lengths": batch.prompt_lengths,
-        "prompt_ids": batch.input_ids[:, : batch.prompt_width][prompts].int(),
-        "response_lengths": batch.response_lengths,
-        "response_ids": batch.response_ids[responses].int(),
+def _records(batch: SampledBatch) -> dict[int, dict[str, Any]]:
+    """The rollouts as plain values without padding, by the number of the row, which is unique over all ranks."""
+    width, logprobs = batch.prompt_width, batch.sampling_logprobs
+    ids, valid, responses = batch.input_ids.cpu(), batch.attention_mask.cpu(), batch.response_mask.cpu()
+    return {
+        row: {
+            "prompt": ids[k, :width][valid[k, :width]].tolist(),
+            "response": ids[k, width:][responses[k]].tolist(),
+            "finished": bool(batch.finished[k]),
+            "logprobs": None if logprobs is None else logprobs[k].cpu()[responses[k]].tolist(),
+        }
+        for k, row in enumerate(batch.row.tolist())
     }
-    if batch.sampling_logprobs is not None:
-        found["sampling_logprobs"] = batch.sampling_logprobs[responses]
-    return {name: values.cpu() for name, values in found.items()}
 
 
-def _from_tensors(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> _Drawn | None:
-    """This rank's share of the rollouts, also for another number of ranks; None if they answer other prompts."""
-    rows, size = state["rows"], sampler.group_size
-    groups = torch.arange(len(prompts)).repeat_interleave(size) * world_size() + sampler.rank
-    wanted = groups * size + torch.arange(size).repeat(len(prompts))
-    place = {row: k for k, row in enumerate(rows["row"].tolist())}
-    if state["options"] != _options(sampler) or not place.keys() >= set(wanted.tolist()):
+def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> AheadBatch | None:
+    """This rank's part of the rollouts, also for another number of ranks; None if they answer other prompts."""
+    size = sampler.group_size
+    groups = [number * world_size() + sampler.rank for number in range(len(prompts))]
+    records = [state["rows"].get(group * size + place) for group in groups for place in range(size)]
+    if state["options"] != _options(sampler) or None in records:
         return None
-    at = [place[row] for row in wanted.tolist()]
-
-    def of_rows(name: str, lengths: str) -> list[Any]:
-        parts = rows[name].split(rows[lengths].tolist())
-        return [parts[k].tolist() for k in at]
-
-    if of_rows("prompt_ids", "prompt_lengths")[::size] != [sampler.policy.encode(p.messages) for p in prompts]:
+    if [record["prompt"] for record in records[::size]] != [sampler.policy.encode(p.messages) for p in prompts]:
         return None
+    logprobs = [record["logprobs"] for record in records]
     batch = build_batch(
         sampler.policy,
         prompts,
         size,
-        of_rows("response_ids", "response_lengths"),
-        rows["finished"][at].tolist(),
-        of_rows("sampling_logprobs", "response_lengths") if "sampling_logprobs" in rows else None,
+        [record["response"] for record in records],
+        [record["finished"] for record in records],
+        None if None in logprobs else logprobs,
     )
-    return _Drawn(batch=sampler.numbered(batch), step=int(state["step"]))
+    return AheadBatch(batch=sampler.numbered(batch), step=int(state["step"]))

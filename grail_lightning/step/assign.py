@@ -12,21 +12,39 @@ import torch
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, RolloutBatch
 from grail_lightning.batch.rows import cut_responses
-from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, TokenWeights
+from grail_lightning.credit import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights
 from grail_lightning.credit.base import uniform_weights
+from grail_lightning.credit.saliency import SaliencyCredit
 from grail_lightning.credit.weigh import controlled, weigh
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.advantages import continued_advantages
-from grail_lightning.step.distillation import find_teacher
-from grail_lightning.step.forward import Forward, SaliencyForward
+from grail_lightning.step.forward import Forward, find_teacher
+from grail_lightning.step.fused import SaliencyForward
 from grail_lightning.step.options import Objective
 from grail_lightning.step.plan import live_rows, loss_mask
 from grail_lightning.tasks import MathTask
 from grail_lightning.tasks.base import Prompt, TokenText
+
+
+def fused_saliency(
+    needs: Needs, control: CreditControl | None, objective: Objective, policy: Policy, *, taught: bool
+) -> SaliencyCredit | None:
+    """The method whose saliency the update's first forward passes provide; None if it has a pass of its own.
+
+    This is the one list of when saliency is fused. The result must be that of a pass of its own, so that there is none
+
+    - for a method that is no function of saliency, or whose option `saliency.fuse` is off;
+    - with `refresh: update`, since the weights are then computed before every optimiser step;
+    - with a control, which may need all weights at once;
+    - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
+    - with dropout, which saliency excludes.
+    """
+    once = needs.refresh == "rollout" and control is None
+    plain = objective.entropy_coefficient == 0 and not taught and not has_dropout(policy)
+    return needs.saliency if once and plain else None
 
 
 def assign_credit(
@@ -39,20 +57,11 @@ def assign_credit(
     clock: PhaseClock,
     *,
     share: bool = True,
-) -> Forward:
-    """Run the credit method, now or with the update's first forward passes, and return what runs these passes.
+) -> tuple[Forward, TokenWeights]:
+    """What runs the update's forward passes, and the token weights.
 
-    Saliency is fused into the update's first forward pass if the result is the same as from a pass of its own. It has
-    a pass of its own
-
-    - with a control, which may need all weights at once;
-    - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
-    - with continuations as further rows, which have no saliency;
-    - with dropout, which saliency excludes.
-
-    When it is fused, two backward passes follow one forward pass: one to the embeddings, for saliency, and one to the
-    weights. Checkpointed blocks are recomputed in both, and sharded blocks (FSDP2) gathered in both; only the second
-    one reduces gradients.
+    They are those of the credit method; with fused saliency the weights of rows that are trained are not known yet,
+    and the first pass of each row will return them.
 
     Args:
         credit: The configured method.
@@ -65,29 +74,16 @@ def assign_credit(
         share: Whether common beginnings of rows are run once.
     """
     teacher = find_teacher(policy, batch, objective.distillation, context.step)
-    apart = control is not None or objective.entropy_coefficient > 0 or teacher is not None
-    fused = None if apart or credit.trains_continuations else credit.as_saliency_credit()
+    fused = fused_saliency(credit.needs(), control, objective, policy, taught=teacher is not None)
     with clock.phase("credit"):
-        if fused is not None and not has_dropout(policy):
+        if fused is not None:
             # A method of saliency adds nothing to advantages, so that no further rows are live.
             trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
-            return SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
+            forward = SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
+            return forward, forward.found_weights()
         weights = token_weights(credit, control, policy, batch, context)
-        continued = None
-        # The method has drawn its continuations while it computed the token weights.
-        if credit.trains_continuations and context.continuations is not None:
-            continued = continued_advantages(context.continuations.drawn(), batch, objective.scale_rewards)
-    return Forward(
-        policy,
-        batch,
-        context,
-        weights,
-        share=share,
-        entropy_gradient=objective.entropy_coefficient > 0,
-        refreshed=credit.refresh == "update",
-        teacher=teacher,
-        continued=continued,
-    )
+    bonus = objective.entropy_coefficient > 0
+    return Forward(policy, batch, context, share=share, entropy_gradient=bonus, teacher=teacher), weights
 
 
 def token_weights(
@@ -99,7 +95,7 @@ def token_weights(
     rank calls them with a row that has no response token, so that it joins their collectives without a part in them.
     """
     rows = batch if len(batch) else _row_without_tokens(policy)
-    frozen = context.reference if credit.needs_reference else None
+    frozen = context.reference if credit.needs().reference else None
     with gathered(policy), nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
         weights = weigh(credit, policy, rows, context)
     if control is not None:

@@ -6,7 +6,6 @@ Shapes: ``B`` rows in ``K`` groups.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,7 +33,8 @@ def collect(
         step: The number of optimiser steps that the policy has taken.
     """
     if execution.sample_ahead:
-        return ahead.collect(prompts, sampler, _peekable(loader).peek, step, execution.steps_per_batch)
+        peek = _that_can("peek", loader, "sample_ahead", "`peek` at its next batch", off="false")
+        return ahead.collect(prompts, sampler, peek, step, execution.steps_per_batch)
     return refill(
         sampler(prompts, training_key(step)),
         lambda further, number: sampler(further, training_key(step, number)),
@@ -61,14 +61,11 @@ def refill(
     Returns:
         A batch with as many groups as before, and figures to log, over all ranks.
 
-    Raises:
-        ValueError: If the loader cannot give further prompts.
-
     Source: DAPO, arXiv 2503.14476, section 3.2.
     """
     if not rounds:
         return batch, {}
-    source = _refillable(loader)
+    take = _that_can("take", loader, "refill_rounds", "`take` further prompts", off=0)
     groups = float(len(uniform_groups(batch)))
     drawn, right, made = groups, float(batch.correct.sum()), 0
     for made in range(1, rounds + 1):
@@ -77,7 +74,7 @@ def refill(
         if not most:
             made -= 1
             break
-        fresh = sample(source.take(most * world_size()), made)
+        fresh = sample(take(most * world_size()), made)
         drawn, right = drawn + len(uniform_groups(fresh)), right + float(fresh.correct.sum())
         batch = _replace(batch, fresh)
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
@@ -90,50 +87,23 @@ def refill(
     }
 
 
-@runtime_checkable
-class _Refillable(Protocol):
-    """A training loader that gives prompts beside its batches, as those of `grail_lightning.data` do."""
-
-    def take(self, number: int) -> list[Prompt]:
-        """The next prompts, which no batch then contains."""
-
-
-@runtime_checkable
-class _Peekable(Protocol):
-    """A training loader that tells its next batch, as those of `grail_lightning.data` do."""
-
-    def peek(self) -> list[Prompt]:
-        """This rank's prompts of the next batch, which the loader still yields."""
-
-
 def check_loader(loader: object, execution: Execution) -> None:
-    """Check that the loader supports what is to be sampled beside its batches; also called before training begins.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Check that the loader supports what is to be sampled beside its batches, before training begins."""
     if execution.refill_rounds:
-        _refillable(loader)
+        _that_can("take", loader, "refill_rounds", "`take` further prompts", off=0)
     if execution.sample_ahead:
-        _peekable(loader)
+        _that_can("peek", loader, "sample_ahead", "`peek` at its next batch", off="false")
 
 
-def _peekable(loader: object) -> _Peekable:
-    if not isinstance(loader, _Peekable):
+def _that_can(method: str, loader: object, option: str, what: str, *, off: object) -> Callable[..., list[Prompt]]:
+    """A method of the training loader that the loaders of `grail_lightning.data` have, and others may lack."""
+    function: Callable[..., list[Prompt]] | None = getattr(loader, method, None)
+    if function is None:
         raise ValueError(
-            "`execution.sample_ahead` needs a training loader that can `peek` at its next batch, but got "
-            f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to false."
+            f"`execution.{option}` needs a training loader that can {what}, but got {type(loader).__name__}. Use a "
+            f"data module of grail_lightning.data, or set it to {off}."
         )
-    return loader
-
-
-def _refillable(loader: object) -> _Refillable:
-    if not isinstance(loader, _Refillable):
-        raise ValueError(
-            "`execution.refill_rounds` needs a training loader that can `take` further prompts, but got "
-            f"{type(loader).__name__}. Use a data module of grail_lightning.data, or set it to 0."
-        )
-    return loader
+    return function
 
 
 def uniform_groups(batch: GradedBatch) -> Tensor:

@@ -1,113 +1,74 @@
-"""Forward passes of an update: a micro-batch in, log-probabilities and token advantages out.
+"""Forward passes of micro-batches: of the policy, of the frozen reference, and of the teacher that knows the answer.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens. The rows are those of the
-update: rollouts, and with `TokenCredit.trains_continuations` also continuations of rollouts behind them.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens, ``M`` predictions of a layout,
+``D`` width.
 """
 
 from __future__ import annotations
 
-import copy
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional as F
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.batch.rows import join_groups
 from grail_lightning.credit.base import CreditContext, TokenWeights
-from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
-from grail_lightning.credit.weigh import check_weights
-from grail_lightning.distributed.sharding import gathered
+from grail_lightning.credit.distillation import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
-from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
-from grail_lightning.step.advantages import token_advantages
-from grail_lightning.step.distillation import Teacher
+from grail_lightning.policy.reference import Reference
+from grail_lightning.runtime.collectives import pad_to_longest_rank
+from grail_lightning.step.options import Distillation
+
+
+class Pass(NamedTuple):
+    """The result of a forward pass of a micro-batch.
+
+    Attributes:
+        stats: Log-probabilities and entropy ``[b, t]``, with gradient if autograd is on.
+        num_tokens: The number of tokens that were run.
+        weights: The token weights ``[b, t]``, if this pass has found them; else they were known before.
+    """
+
+    stats: TokenStats
+    num_tokens: int
+    weights: TokenWeights | None = None
 
 
 class Forward:
-    """The rows of an update with their token advantages, and the forward pass of their micro-batches.
-
-    ``B`` counts the continuations, too; token weights are those of the rollouts alone.
+    """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
     Args:
         policy: The policy that is run.
-        rollouts: The rollouts of the batch.
+        batch: The rollouts, ``B`` rows.
         context: The context, with token budget and temperature.
-        weights: The token weights of the rollouts.
         share: Whether common beginnings of rows are run once.
         entropy_gradient: Whether the entropy carries a gradient.
-        refreshed: Whether the weights are replaced before each further optimiser step.
         teacher: The teacher from which the divergence is measured in passes with gradient; None without one.
-        continued: Continuations of rollouts with their advantages; their token weights are 1.
-
-    Attributes:
-        batch: The rows of the update: the rollouts, and behind them the continuations.
-        token_advantages: ``[B, T]``, weights included.
-        entropies: ``[B, T]`` in nats, from the first forward pass with gradient of each row; zero on rows without one.
-        tokens_run: The number of tokens that all passes have run.
     """
 
     def __init__(
         self,
         policy: Policy,
-        rollouts: RolloutBatch,
+        batch: RolloutBatch,
         context: CreditContext,
-        weights: TokenWeights,
         *,
         share: bool = True,
         entropy_gradient: bool = False,
-        refreshed: bool = False,
         teacher: Teacher | None = None,
-        continued: RolloutBatch | None = None,
     ) -> None:
-        self.policy, self.rollouts, self.context = policy, rollouts, context
-        self.share, self.entropy_gradient, self.refreshed = share, entropy_gradient, refreshed
-        self.teacher, self.continued = teacher, continued
-        self.batch = rollouts if continued is None else join_groups(rollouts, continued)
-        self.token_advantages = self._token_advantages(weights)
-        self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
-        self.tokens_run = 0
-        self._weights, self._scored = weights, torch.zeros(len(self.batch), dtype=torch.bool)
-
-    @property
-    def additive_rows(self) -> Tensor | None:
-        """``[B]`` bool: rows that have a gradient through the additive stage of credit, also without an advantage.
-
-        Weights that are refreshed before each step may add to any row later. None without an additive stage.
-        """
-        if self._weights.additive is None:
-            return None
-        added = (self._weights.additive != 0).any(1) | self.refreshed
-        return F.pad(added, (0, len(self.batch) - len(self.rollouts)))
-
-    def token_weights(self) -> TokenWeights:
-        """The token weights of the rollouts that are known so far."""
-        return self._weights
-
-    def reweighed(self, weights: TokenWeights) -> Forward:
-        """A forward pass of the same rows with other token weights, for credit that is refreshed before each step."""
-        made = copy.copy(self)
-        made._weights, made.token_advantages = weights, self._token_advantages(weights)
-        return made
+        self.policy, self.batch, self.context = policy, batch, context
+        self.share, self.entropy_gradient, self.teacher = share, entropy_gradient, teacher
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
         """The rows as micro-batches, equally many on each rank."""
         return pad_to_longest_rank(self._cut(rows), stand_in(self.batch), self.batch.response_mask.device)
 
-    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
-        """Log-probabilities and entropy ``[b, t]`` of a micro-batch, with gradient if autograd is on.
-
-        Args:
-            micro: A micro-batch from `cut`.
-            in_place: See `grail_lightning.policy.head.head_gradient`.
-        """
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
+        """Run a micro-batch from `cut`; `in_place` is that of `grail_lightning.policy.head.head_gradient`."""
         layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
         graph = torch.is_grad_enabled()
         stats: TokenStats = self.policy(
@@ -118,127 +79,69 @@ class Forward:
             in_place=in_place,
             teacher=self.teacher.states(micro, layout) if self.teacher is not None and graph else None,
         )
-        self._note(micro, layout, stats)
-        return stats
+        return Pass(stats, layout.num_tokens)
 
-    def logprobs_without_gradient(self, rows: Tensor) -> Tensor:
-        """``[B, T]`` log-probabilities of some rows, without gradient and dropout; zero on the others.
-
-        In a `SaliencyForward` this is also the first pass of these rows, so it finds their token weights.
-        """
-        dtype = torch.promote_types(self.policy.model.dtype, torch.float32)
-        found = torch.zeros_like(self.token_advantages, dtype=dtype)
+    def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Pass]]:
+        """Passes of some rows without gradient and dropout. Every rank must exhaust it: the passes are collectives."""
         with self.policy.evaluating(), torch.no_grad():
             for micro in self.cut(rows):
-                stats = self(micro)
+                done = self(micro)
                 if not micro.stands_in:
-                    scatter(found, micro.rows, stats.logprobs)
-        return found
+                    yield micro, done
 
-    def _token_advantages(self, weights: TokenWeights) -> Tensor:
-        """``[B, T]``, from the token weights of the rollouts."""
-        found = token_advantages(self.rollouts.advantages, weights)
-        if self.continued is None:
-            return found
-        columns = self.batch.response_mask.shape[1]
-        further = self.continued.advantages[:, None] * self.continued.response_mask
-        return torch.cat([F.pad(part, (0, columns - part.shape[1])) for part in (found, further.to(found))])
+    def found_weights(self) -> TokenWeights | None:
+        """The token weights of the batch that passes have found so far; None if they were known before all passes."""
+        return None
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
         return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share)
 
-    def _note(self, micro: MicroBatch, layout: TokenLayout, stats: TokenStats) -> None:
-        if micro.stands_in:
-            return
-        self.tokens_run += layout.num_tokens
-        if torch.is_grad_enabled() and stats.entropy is not None and not self._scored[micro.rows].all():
-            scatter(self.entropies, micro.rows, stats.entropy)
-            self._scored[micro.rows] = True
+
+def reference_logprobs(
+    reference: Reference, trained: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext, *, share: bool
+) -> Tensor:
+    """``[B, T]`` log-probabilities of some rows under the reference of the policy `trained`, zero on the others."""
+    with reference.running(trained) as policy:
+        dtype = torch.promote_types(policy.model.dtype, torch.float32)
+        logprobs = torch.zeros(batch.response_mask.shape, dtype=dtype, device=batch.response_mask.device)
+        for micro, done in Forward(policy, batch, context, share=share).without_gradient(rows):
+            scatter(logprobs, micro.rows, done.stats.logprobs)
+    return logprobs
 
 
-class SaliencyForward(Forward):
-    """The first forward pass of each row also gives its saliency, and from it the row's token weights.
-
-    In a prefix tree, rows that need saliency share their prompt alone. A shared response token would otherwise need a
-    saliency for each response.
-
-    The saliency of sharded blocks (FSDP2) gathers them once more, which is a collective. There every rank has equally
-    many micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.
+class Teacher:
+    """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout.
 
     Args:
-        policy: The policy. At the first pass of each row it has the weights from before the update.
+        policy: The policy that is trained.
         batch: The rollouts, ``B`` rows.
-        context: The context of the credit method.
-        credit: The method that maps saliency to weights.
-        trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows is computed at once.
-        clock: The clock that counts saliency as its phase ``credit``.
-        share: See `Forward`.
+        sentence: The sentence that the problem ends with; {answer} is replaced by the reference answer.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        batch: RolloutBatch,
-        context: CreditContext,
-        credit: SaliencyCredit,
-        trained: Tensor,
-        clock: PhaseClock,
-        *,
-        share: bool = True,
-    ) -> None:
-        self.credit, self.clock = credit, clock
-        self.target = credit.target(policy, batch)
-        self.pending = (self.target.rows & trained).cpu()
-        self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
-        untrained = replace(self.target, rows=self.target.rows & ~trained)
-        with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
-            scores = saliency_of_rows(
-                policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
-            )
-        self.scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
-        weights = credit.weights_from(self.scores, policy, batch, context)
-        super().__init__(policy, batch, context, weights, share=share)
+    def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
+        self.policy, self.batch = policy, with_shown_answers(policy, batch, sentence)
 
-    def token_weights(self) -> TokenWeights:
-        """The token weights of the batch, from the saliency that has been computed so far.
+    def states(self, micro: MicroBatch, layout: TokenLayout) -> Tensor:
+        """``[M, D]``: the decoder's output at the predictions of the student's layout of a micro-batch.
 
-        They are those that the loss has used, since a row's weights depend on that row alone.
+        Rows that share a prediction in the student's layout have the same teacher, since they are of one group.
         """
-        return self.credit.weights_from(self.scores, self.policy, self.batch, self.context)
+        states: list[Tensor] = []
 
-    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> TokenStats:
-        """See `Forward`; also computes the token weights of rows that are run for the first time."""
-        if micro is not self._fills_in and (micro.stands_in or not self.pending[micro.rows].all()):
-            return super().__call__(micro, in_place=in_place)
-        piece = self.batch.select(micro.rows)
-        layout = self.policy.layout(piece, micro.starts, share_responses=False)
-        rows, columns = micro.rows.to(self.scores.device), piece.response_mask.shape[1]
-        stats, saliency = forward_with_saliency(
-            self.policy,
-            layout,
-            replace(self.target, objective=self.target.objective[rows, :columns]),
-            temperature=self.context.temperature,
-            frozen=not torch.is_grad_enabled(),
-            in_place=in_place,
-        )
-        with self.clock.phase("credit"), torch.no_grad():
-            scores = saliency()
-            if micro.stands_in:
-                return stats
-            scatter(self.scores, micro.rows, scores)
-            weights = self.credit.weights_from(scores, self.policy, piece, self.context)
-            check_weights(self.credit, weights, piece)
-            assert weights.additive is None, "`SaliencyCredit.weights_from` has no additive stage"
-            scatter(self.token_advantages, micro.rows, token_advantages(piece.advantages, weights))
-        self.pending[micro.rows] = False
-        self._note(micro, layout, stats)
-        return stats
+        def decode(own: TokenLayout) -> Tensor:
+            states.append(self.policy.decode(own))
+            return states[0]
 
-    def _cut(self, rows: Tensor) -> list[MicroBatch]:
-        """Micro-batches in which rows that still need saliency come first, separate from the others."""
-        pending = self.pending[rows]
-        mine, budget = rows[pending], self.context.token_budget
-        first = cut_rows(self.policy, self.batch, mine, budget, share=self.share, share_responses=False)
-        if self._fills_in is not None:
-            first = pad_to_longest_rank(first, self._fills_in, self.batch.response_mask.device)
-        return first + super()._cut(rows[~pending])
+        own = self.policy.layout(self.batch.select(micro.rows), micro.starts)
+        with self.policy.evaluating(), torch.no_grad():
+            # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
+            self.policy(own, decode=decode)
+            of_tokens = gather_rows(own.at_predictors(states[0]), own.prediction_of)
+        return of_tokens[layout.source_of]
+
+
+def find_teacher(policy: Policy, batch: RolloutBatch, options: Distillation | None, step: int) -> Teacher | None:
+    """The teacher of a batch; None if the options ask for none at this optimiser step."""
+    if options is None or not options.strength(step):
+        return None
+    return Teacher(policy, batch, options.sentence)

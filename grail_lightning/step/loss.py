@@ -28,7 +28,7 @@ class LossCounts:
     The aggregation ``grpo`` also divides by the number of a row's own tokens, which needs no count.
 
     Attributes:
-        num_rollouts: The number of rows with a token in the loss; continuations that are trained on are rows, too.
+        num_rollouts: The number of rows with a token in the loss.
         num_tokens: The number of tokens in the loss.
         max_response_length: The limit of a response in tokens.
     """
@@ -71,15 +71,9 @@ def count_denominators(plan: Plan, index: int) -> LossCounts:
 
 
 def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCounts) -> tuple[Tensor, dict[str, Tensor]]:
-    """The summand of this micro-batch in the optimiser step's loss, and sums to report.
+    """The summand of this micro-batch in the optimiser step's loss, a scalar.
 
-    Args:
-        inputs: The tensors of the micro-batch.
-        objective: The options of the loss.
-        counts: The denominators of the whole optimiser step.
-
-    Returns:
-        A scalar; and, detached, sums over the tokens in the loss by name, with that scalar as ``loss``.
+    Also, detached and by name, sums over the tokens in the loss, with that scalar as ``loss``.
     """
     logprobs, old, mask = inputs.stats.logprobs, inputs.old_logprobs, inputs.mask
     losses = objective.token_losses(logprobs, old, inputs.advantages, mask)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.shown_answer import SENTENCE, check_sentence
+from grail_lightning.credit.distillation import SENTENCE, check_sentence
 from grail_lightning.functional import clipped_surrogate
 from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Surrogate, sampler_correction

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch, SampledBatch
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.options import Execution, Objective
@@ -44,7 +45,8 @@ def plan_steps(
     execution: Execution,
     *,
     max_response_length: int,
-    additive_rows: Tensor | None,
+    weights: TokenWeights,
+    refreshed: bool = False,
     seed: int,
 ) -> Plan:
     """Cut a batch into optimiser steps, equally many on every rank.
@@ -57,14 +59,14 @@ def plan_steps(
         objective: What is optimised.
         execution: The options with the numbers of passes and mini-batches.
         max_response_length: The limit of a response in tokens.
-        additive_rows: ``[B]`` bool, rows with an additive term of token weights that is not 0: they are trained on
-            without an advantage, too. None if the credit method adds nothing.
+        weights: The token weights. Rows with an additive term that is not 0 are trained on without an advantage, too.
+        refreshed: Whether weights are replaced before each further step, which may then add to any row.
         seed: The seed of the order of groups.
     """
     mask = loss_mask(batch, objective)
     live = live_rows(batch, mask, everything=objective.trains_all_rows)
-    if additive_rows is not None:
-        live = live | (mask.any(1) & additive_rows)
+    if weights.additive is not None:
+        live = live | (mask.any(1) & ((weights.additive != 0).any(1) | refreshed))
     steps: list[Tensor] = []
     if all_reduce(live.sum(), "sum"):
         for number in range(execution.updates_per_batch):

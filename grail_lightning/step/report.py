@@ -21,7 +21,6 @@ from grail_lightning.metrics import STATUSES
 from grail_lightning.policy.layout import response_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.step.advantages import effective_weights, token_advantages
-from grail_lightning.step.forward import Forward
 from grail_lightning.tasks.base import StepKind
 
 Kind = Literal["mean", "std", "min", "max"]
@@ -58,11 +57,11 @@ class Tally:
     def compute(self) -> dict[str, float]:
         """The figures by name, the same on all ranks. A collective."""
         ranks = all_gather_objects(self._parts)
-        found: dict[str, list[tuple[Kind, tuple[float, ...]]]] = {}
+        of_ranks: dict[str, list[tuple[Kind, tuple[float, ...]]]] = {}
         for rank in ranks:
             for name, part in rank.items():
-                found.setdefault(name, []).append(part)
-        figures = {name: _combine(parts[0][0], [part for _, part in parts]) for name, parts in found.items()}
+                of_ranks.setdefault(name, []).append(part)
+        figures = {name: _combine(parts[0][0], [part for _, part in parts]) for name, parts in of_ranks.items()}
         return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
@@ -95,13 +94,13 @@ def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str,
     return {"loss": loss, "shared_tokens": 1 - ran / whole} | {name: value / tokens for name, value in total.items()}
 
 
-def report(forward: Forward, weights: TokenWeights, steps: dict[StepKind, Tensor] | None) -> dict[str, float]:
+def report(
+    batch: RolloutBatch, weights: TokenWeights, entropies: Tensor, steps: dict[StepKind, Tensor] | None
+) -> dict[str, float]:
     """The figures of a step: of its rollouts and of their credit. A collective."""
-    tally, batch = Tally(), forward.rollouts
+    tally = Tally()
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, steps, forward.entropies[: len(batch), : batch.response_mask.shape[1]])
-    if forward.continued is not None:
-        tally.add("credit/continued_live", forward.continued.advantages != 0)
+    add_credit(tally, batch, weights, steps, entropies)
     figures = tally.compute()
     on_flawed, on_sound = figures.pop("credit/weight_flawed", None), figures.pop("credit/weight_sound", None)
     if on_flawed is not None and on_sound:  # A method may give no sound token any weight.
@@ -145,15 +144,8 @@ def add_credit(
 ) -> None:
     """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
 
-    Where steps are labelled, a token's weight is its advantage over that of its rollout, additive stage included.
-
-    Args:
-        tally: The tally to which the figures are added.
-        batch: The rollouts, ``B`` rows.
-        weights: The token weights.
-        steps: Masks ``[B, T]`` of labelled steps, if the task labels steps and there are scores to judge; see
-            `grail_lightning.grading.step_masks`.
-        entropies: ``[B, T]`` in nats; zero on rows without any.
+    Where steps are labelled (`steps`, of `grail_lightning.grading.step_masks`), a token's weight is its advantage over
+    that of its rollout, additive stage included.
     """
     mask = batch.response_mask
     credit = token_advantages(batch.advantages, weights)
@@ -182,12 +174,6 @@ def _add_forks(tally: Tally, batch: RolloutBatch, share: Tensor, steps: dict[Ste
 
     Position and context of both tokens are the same, unlike those of two tokens of one rollout, whose first error
     always follows the sound steps. The log-probability serves for comparison; entropy is the same at both.
-
-    Args:
-        tally: The tally to which the figures are added.
-        batch: The rollouts, ``B`` rows.
-        share: ``[B, T]``, the advantage of each token over that of its rollout.
-        steps: Masks ``[B, T]`` of labelled steps.
     """
     nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
     wrong = (batch.advantages < 0).cpu()[:, None]

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from grail_lightning.credit import TokenCredit
-from grail_lightning.credit.second_model import SecondModel, Training
+from grail_lightning.credit.base import SecondModel, Training
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
@@ -21,34 +20,18 @@ from grail_lightning.policy.options import PolicySource, read_config
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
-from grail_lightning.step.optimizer_check import check_optimizer
-from grail_lightning.step.schedule import configured_options, keep_options, option_record
+from grail_lightning.step.optimizer import configured_options, keep_options, option_record
 
 
-def check_training(credit: TokenCredit, policy: PolicySource, *, trust_remote_code: bool) -> None:
-    """Check the options of the model that a credit method trains, if it trains one, before a model is loaded.
-
-    Args:
-        credit: The configured method.
-        policy: The policy.
-        trust_remote_code: `Loading.trust_remote_code`.
-
-    Raises:
-        ValueError: If the optimiser or its schedule cannot be made, or the model's tokens are not those of the policy.
-    """
-    if credit.training is None:
+def check_training(training: Training | None, policy: PolicySource, *, trust_remote_code: bool) -> None:
+    """Check that the model that a credit method trains, if it has another one, has the tokens of the policy."""
+    if training is None or training.model is None:
         return
-    try:
-        check_optimizer(credit.training.optimizer, credit.training.scheduler)
-    except ValueError as error:
-        raise ValueError(f"{error} It is that of `model.credit`.") from error
-    if credit.training.model is None:
-        return
-    read_config(credit.training.model, trust_remote_code)  # It says what is wrong with the name.
-    ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, credit.training.model))
+    read_config(training.model, trust_remote_code)  # It says what is wrong with the name.
+    ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, training.model))
     if ours != theirs:
         raise ValueError(
-            f"`model.credit.model` must have the tokens of the policy {policy!r}, but got {credit.training.model!r}, "
+            f"`model.credit.model` must have the tokens of the policy {policy!r}, but got {training.model!r}, "
             "which has others. Take a model with the same tokenizer, or null."
         )
 
@@ -56,13 +39,7 @@ def check_training(credit: TokenCredit, policy: PolicySource, *, trust_remote_co
 class TrainedModel(SecondModel):
     """A second model under a strategy of Lightning, which knows nothing of it.
 
-    Its first use makes the optimiser, and restores the state of a checkpoint.
-
-    Args:
-        policy: The model, as it was loaded.
-        training: Its options.
-        strategy: The trainer's strategy.
-        max_grad_norm: The norm to which gradients are scaled down; None only measures.
+    Its first use makes the optimiser, and restores the state of a checkpoint. `max_grad_norm` None only measures.
     """
 
     def __init__(self, policy: Policy, training: Training, strategy: Strategy, max_grad_norm: float | None) -> None:
@@ -83,11 +60,7 @@ class TrainedModel(SecondModel):
         return self.policy
 
     def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
-        """See `SecondModel.step`.
-
-        Raises:
-            ValueError: If the norm of the gradients is not finite, before any weight has changed.
-        """
+        """See `SecondModel.step`. An error before any weight has changed if the gradients are not finite."""
         return self._opened().step(parts, loss, self.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,12 +91,6 @@ class _Optimisation:
 
     Gradients of replicated weights are averaged over ranks here, and the state is whole in checkpoints, gathered tensor
     by tensor on the first rank if the weights are sharded.
-
-    Args:
-        policy: The model, on its device.
-        training: Its options.
-        strategy: The trainer's strategy.
-        restored: The state of a checkpoint; empty without one.
     """
 
     def __init__(self, policy: Policy, training: Training, strategy: Strategy, restored: Mapping[str, Any]) -> None:
@@ -224,8 +191,8 @@ def _of_tensors(
 ) -> dict[int, dict[str, object]]:
     """An optimiser's state with `change` applied to the parameter's index and each of its tensors."""
     return {
-        index: {name: change(index, value) if isinstance(value, Tensor) else value for name, value in found.items()}
-        for index, found in state.items()
+        index: {name: change(index, value) if isinstance(value, Tensor) else value for name, value in tensors.items()}
+        for index, tensors in state.items()
     }
 
 

@@ -7,8 +7,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.credit import CreditContext
-from grail_lightning.credit.continuations import Continuations, Continued
-from grail_lightning.credit.second_model import Training
+from grail_lightning.credit.base import Continuations, Outcomes, Training
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ArithmeticTask
@@ -23,11 +22,8 @@ class ByText(Continuations):
         found = []
         for row, length in places:
             right = int(batch.response_ids[row, :length].sum()) % (number + 1)
-            found.append(Continued([1.0] * right + [0.0] * (number - right), [k < right for k in range(number)]))
+            found.append(Outcomes([1.0] * right + [0.0] * (number - right), [k < right for k in range(number)]))
         return found, number * len(places)
-
-    def drawn(self):
-        return None  # Nothing is sampled.
 
 
 def second_model(begun, make=lambda p: torch.optim.SGD(p, lr=0.1), schedule=None, max_grad_norm=None):

@@ -290,22 +290,6 @@ def _prepare(policy):
         parameter.grad = torch.randn_like(parameter) if number % 2 else None
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("trained", ["all", "lora"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_everything_is_left_as_it_was(name, trained, method, policies, batch):
-    policy = policies(name, "tied", trained)
-    _prepare(policy)
-    hook = policy.blocks[0].register_forward_pre_hook(_draw)
-    before = _state(policy)
-    found = METHODS[method]()(policy, batch, _context()).values
-    after = _state(policy)
-    hook.remove()
-    _assert_as_it_was(before, after)
-    expected = METHODS[method]()(policy.eval(), batch, _context()).values
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, msg="dropout was on")
-
-
 @pytest.mark.parametrize(
     ("method", "where"),
     [c for c in itertools.product(METHODS, ["forward", "head", "backward"]) if c != ("OARPerturbation", "backward")],

@@ -53,8 +53,3 @@ def test_a_group_without_an_advantage_has_none_and_is_not_run(golden_policy, gol
     assert (weights.additive[:3] == 0).all()
     assert (weights.additive[3:] != 0).any(1).all()
     assert (weights.values == 0).all()
-
-
-def test_a_bad_option_is_named():
-    with pytest.raises(ValueError, match="`tail` must be zero or own, but got 'mean'"):
-        OptimalBaseline("mean")

@@ -10,18 +10,21 @@ import grail_lightning.credit as credits
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
 from grail_lightning.credit import (
+    DGPO,
     GRAIL,
+    PRIME,
     RLSD,
     UCAS,
     AdvantageReweighting,
     HighEntropy,
+    Needs,
     OARGradient,
     PermutedRewards,
     Product,
+    Resampled,
     SaliencyOptions,
     Shuffled,
     TokenCredit,
-    TreeAdvantage,
     Uniform,
     WarmUp,
 )
@@ -78,29 +81,16 @@ def _pairs(rewards, correct):
     return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
 
 
-def test_permuted_rewards_save_and_restore_the_memory_of_the_method_inside(golden_policy, golden_batch):
-    batch = in_groups(golden_batch)
-
-    def fresh():
-        return PermutedRewards(TreeAdvantage(outcome="correctness", memory=10_000))
-
-    whole, half, resumed = fresh(), fresh(), fresh()
-    for step in range(6):
-        expected = whole(golden_policy, batch, context(step=step, seed=step))
-    for step in range(5):
-        half(golden_policy, batch, context(step=step, seed=step))
-    resumed.load_state_dict(half.state_dict())
-    found = resumed(golden_policy, batch, context(step=5, seed=5))
-    forgetful = fresh()(golden_policy, batch, context(step=5, seed=5))
-    assert torch.equal(found.additive, expected.additive)
-    assert not torch.equal(forgetful.additive, expected.additive)
-
-
-def test_a_warm_up_refreshes_as_its_inner_method_does():
-    assert WarmUp(GRAIL(saliency=SaliencyOptions(refresh="update"))).refresh == "update"
-    assert WarmUp(GRAIL()).refresh == "rollout"
-    assert Product(GRAIL(), GRAIL(saliency=SaliencyOptions(refresh="update"))).refresh == "update"
-    assert Product(GRAIL(), UCAS()).refresh == "rollout"
+def test_composed_methods_need_what_their_parts_need():
+    anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
+    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, UCAS()), lambda i: Product(Uniform(), i)):
+        assert composed(anew).needs().refresh == "update"
+        assert composed(GRAIL()).needs().refresh == "rollout"
+        assert composed(DGPO()).needs().reference
+        assert composed(Resampled()).needs().continuations
+        assert composed(prime).needs().training is prime.training
+        assert (composed(GRAIL()).needs().saliency is None) == (composed is not WarmUp)
+    assert Product(Uniform(), Uniform()).needs() == Needs()
 
 
 def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, golden_batch):
@@ -124,7 +114,10 @@ class Watched(TokenCredit):
     """Another method, and what it gave for each step."""
 
     def __init__(self, inner):
-        self.inner, self.refresh, self.found = inner, inner.refresh, []
+        self.inner, self.found = inner, []
+
+    def needs(self):
+        return Needs(refresh=self.inner.needs().refresh)
 
     def __call__(self, policy, batch, context):
         self.found.append((context.step, self.inner(policy, batch, context)))
@@ -167,11 +160,6 @@ def test_inner_methods_are_computed_again_if_a_composed_method_keeps_no_parts(go
     assert torch.equal(again.values, first.values)
 
 
-def test_a_warm_up_of_no_steps_is_refused():
-    with pytest.raises(ValueError, match="`steps` must be at least 1, but got 0"):
-        WarmUp(GRAIL(), steps=0)
-
-
 def _built(monkeypatch, tmp_path, *options):
     """The credit that the command line builds; nothing is run."""
     seen = {}
@@ -193,29 +181,6 @@ def _built(monkeypatch, tmp_path, *options):
 )
 def test_methods_are_found_by_their_short_names(name, monkeypatch, tmp_path):
     assert type(_built(monkeypatch, tmp_path, f"--model.credit={name}")) is getattr(credits, name)
-
-
-def test_options_reach_the_method(monkeypatch, tmp_path):
-    found = _built(
-        monkeypatch,
-        tmp_path,
-        "--model.credit=OARPerturbation",
-        "--model.credit.distribution=last",
-        "--model.credit.bilevel.boost=3",
-    )
-    assert (found.distribution, found.bilevel.boost, found.bilevel.quantile) == ("last", 3.0, 0.4)
-
-
-def test_a_warm_up_is_composed_on_the_command_line(monkeypatch, tmp_path):
-    found = _built(
-        monkeypatch,
-        tmp_path,
-        "--model.credit=WarmUp",
-        "--model.credit.inner=GRAIL",
-        "--model.credit.inner.w_max=3",
-        "--model.credit.steps=7",
-    )
-    assert (type(found), found.steps, type(found.inner), found.inner.w_max) == (WarmUp, 7, GRAIL, 3.0)
 
 
 def test_a_product_is_composed_in_a_file(monkeypatch, tmp_path):

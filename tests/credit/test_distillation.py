@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import RLSD
-from grail_lightning.credit.shown_answer import with_sentence
+from grail_lightning.credit.distillation import with_sentence
 from tests.credit.rollouts import context, in_groups
 from tests.tolerance import near
 
@@ -81,26 +81,6 @@ def test_the_teacher_lags_until_it_is_refreshed(golden_policy, golden_batch):
     assert (refreshed - first).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("saved_after", [0, 2, 4])
-def test_a_run_resumed_between_refreshes_goes_on_with_its_teacher(saved_after, golden_policy, golden_batch, tmp_path):
-    """Steps 0, 2, 4, 6 with a refresh every 4: weights of the later steps are those of the uninterrupted run."""
-    batch, policy, credit = in_groups(golden_batch), copy.deepcopy(golden_policy), RLSD(refresh_steps=4)
-    resumed, compared = None, []
-    for step in (0, 2, 4, 6):
-        expected = credit(policy, batch, context(step=step)).values
-        if resumed is not None:
-            assert torch.equal(resumed(policy, batch, context(step=step)).values, expected)
-            compared.append(step)
-        if step == saved_after:
-            torch.save(credit.state_dict(), tmp_path / "credit.pt")
-            resumed = RLSD(refresh_steps=4)
-            resumed.load_state_dict(torch.load(tmp_path / "credit.pt", weights_only=True))
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.mul_(1.02)
-    assert compared == [step for step in (0, 2, 4, 6) if step > saved_after]
-
-
 def test_a_teacher_that_is_gone_is_in_no_checkpoint(golden_policy, golden_batch):
     credit = RLSD(decay_steps=5, refresh_steps=4)
     assert credit.state_dict()["weights"] == {}
@@ -129,16 +109,3 @@ def test_the_sentence_is_appended_to_the_last_user_turn():
     shown = with_sentence(turns, "It is 2.")
     assert [turn["content"] for turn in shown] == ["Think.", "1+1? It is 2.", "So"]
     assert turns[1]["content"] == "1+1?", "the prompt itself is untouched"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strength": 2.0}, r"`strength` and `clip` must lie in \[0, 1\], but got 2.0 and 0.2"),
-        ({"refresh_steps": 0}, "must be at least 1, but got 50 and 0"),
-        ({"sentence": "I know it."}, "`sentence` must contain {answer}, .* but got 'I know it.'"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        RLSD(**options)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grail_lightning.credit import DGPO, Product, Uniform, WarmUp
+from grail_lightning.credit import DGPO
 from tests.credit.rollouts import context, row_logits
 from tests.runs import Watch, batches, module, trainer
 from tests.tolerance import near
@@ -43,17 +43,6 @@ def test_the_policy_itself_as_the_reference_gives_uniform_weights(golden_policy,
     assert found[batch.response_mask].tolist() == near([1.0] * int(batch.response_mask.sum()), 1000, torch.float32)
 
 
-def test_composed_methods_need_what_their_parts_need():
-    assert WarmUp(DGPO()).needs_reference
-    assert Product(Uniform(), DGPO()).needs_reference
-    assert not Product(Uniform(), Uniform()).needs_reference
-
-
-def test_without_a_reference_it_says_so(golden_policy, batch):
-    with pytest.raises(ValueError, match="`DGPO` needs the frozen reference, but the context has none"):
-        DGPO()(golden_policy, batch, context())
-
-
 def test_a_run_keeps_the_policy_before_training_as_the_reference():
     watch, ours = Watch(), module(credit=DGPO())
     trainer(3, watch).fit(ours, batches(3, size=8))
@@ -62,15 +51,3 @@ def test_a_run_keeps_the_policy_before_training_as_the_reference():
     assert first < 1e-5, "at the first step the policy is the reference"
     assert last > 10 * first
     assert last > 1e-5
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"entropy_power": -1.0}, "`entropy_power` must be finite and ≥ 0, but got -1"),
-        ({"temperature": 0.0}, "`temperature` must be finite and positive, but got 0.0"),
-    ],
-)
-def test_a_wrong_option_is_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        DGPO(**options)

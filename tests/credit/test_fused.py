@@ -1,11 +1,7 @@
 """Saliency beside the update's own forward pass: the same weights and gradients as on its own."""
 
-import weakref
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import (
@@ -25,11 +21,11 @@ from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.options import LoRA
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.assign import assign_credit
-from grail_lightning.step.forward import SaliencyForward
-from grail_lightning.step.options import Objective
+from grail_lightning.step.fused import SaliencyForward
+from grail_lightning.step.options import Distillation, Objective
 from tests.batches import rollouts
 from tests.runs import Watch, batches, module, problems, sampled, trainer
-from tests.steps import backward, gap, update_of
+from tests.steps import backward, update_of
 
 SAMPLING = Sampling(max_response_length=40)
 
@@ -65,8 +61,8 @@ class Apart(TokenCredit):
 def _fuses(credit, policy, batch, control=None, **objective):
     """Whether saliency comes with the update's first forward pass."""
     clock = PhaseClock(policy.device)
-    found = assign_credit(credit, control, policy, batch, _context(), Objective(**objective), clock)
-    return isinstance(found, SaliencyForward)
+    forward, _ = assign_credit(credit, control, policy, batch, _context(), Objective(**objective), clock)
+    return isinstance(forward, SaliencyForward)
 
 
 def _run(policy, batch, credit, share, **options):
@@ -83,7 +79,7 @@ def _run(policy, batch, credit, share, **options):
         update.accumulate(number, backward)
         gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
         optimizer.step()
-    return gradients, update.forward.token_weights()
+    return gradients, update.token_weights()
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
@@ -124,93 +120,6 @@ def test_checkpointed_blocks_give_the_same_to_the_bit(batch, leaf, share_prefixe
         assert torch.equal(found.scores, expected.scores)
         for ours, theirs in zip(recomputed, kept, strict=True):
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_how_rows_are_cut_does_not_matter_to_checkpointed_blocks(batch, fused):
-    (whole, expected), (pieces, found) = (
-        _run(load_policy("arithmetic", CHECKPOINTED).double().train(), batch, GRAIL(), share=fused, token_budget=budget)
-        for budget in (4000, 60)
-    )
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-7, atol=1e-12)
-    for name in whole[0]:
-        torch.testing.assert_close(pieces[0][name], whole[0][name], rtol=1e-6, atol=1e-8)
-
-
-def test_checkpointed_blocks_run_rows_with_saliency_three_times_in_training_and_twice_before(batch):
-    """A forward pass and the recomputation of each backward pass; frozen rows have one backward pass."""
-    rows = (batch.advantages < 0) & batch.answer.whole.any(1)
-    for frozen, times in ((False, 3), (True, 2)):
-        policy = load_policy("arithmetic", CHECKPOINTED).double().train()
-        forward = update_of(policy, batch, credit=GRAIL(), limit=40, token_budget=4000).forward
-        runs = []
-        assert policy.supports_prefix_trees  # It tries that once, with passes of its own.
-        for block in policy.blocks:  # A recomputation ends early, but begins with the norm.
-            block.input_layernorm.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
-        assert forward.pending[rows].all()
-        if frozen:
-            forward.logprobs_without_gradient(rows.nonzero().flatten())
-        else:
-            (micro,) = forward.cut(rows.nonzero().flatten())
-            forward(micro).logprobs.sum().backward()
-        assert not forward.pending.any()
-        assert len(runs) == times * len(policy.blocks)
-
-
-class Alive(TorchDispatchMode):
-    """The bytes of the tensors made inside it that are still in memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        self.made += [weakref.ref(t) for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
-        return found
-
-    def bytes(self):
-        held = {
-            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for r in self.made if (t := r()) is not None
-        }
-        return sum(held.values())
-
-
-def test_a_graph_that_saliency_has_used_holds_no_more_than_inputs_of_checkpointed_blocks(batch):
-    held = {}
-    rows = ((batch.advantages < 0) & batch.answer.whole.any(1)).nonzero().flatten()
-    for loading in (Loading(), CHECKPOINTED):
-        for credit in (GRAIL(), Uniform()):
-            policy = load_policy("arithmetic", loading).double().train()
-            forward = update_of(policy, batch, credit=credit, limit=40, token_budget=4000).forward
-            micro = forward.cut(rows)[0]
-            with Alive() as alive:
-                stats = forward(micro)
-            assert stats.logprobs.requires_grad
-            held[loading.gradient_checkpointing, type(credit)] = alive.bytes() / forward.tokens_run
-    assert held[True, GRAIL] < 1.2 * held[True, Uniform] < 0.5 * held[False, GRAIL]
-
-
-@pytest.mark.parametrize("loading", [Loading(), CHECKPOINTED], ids=["kept", "checkpointed"])
-def test_half_precision_by_autocast_is_as_exact_beside_the_update(batch, loading):
-    """To 8 bits, so both ways are compared with float64."""
-    (exact,), expected = _run(load_policy("arithmetic").double().train(), batch, GRAIL(), share=False)
-    gaps, errors = {}, {}
-    for share in (False, True):
-        policy = load_policy("arithmetic", loading).train()
-        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-            (found,), made = _run(policy, batch, GRAIL(), share=share)
-        gaps[share] = gap({name: g.double() for name, g in found.items()}, exact)
-        errors[share] = ((made.scores - expected.scores).norm() / expected.scores.norm()).item()
-    assert 0 < errors[True] <= 1.2 * errors[False] < 0.1
-    assert 0 < gaps[True] <= 1.2 * gaps[False]
-
-
-def test_token_weights_change_the_gradients(batch, policy):
-    ((weighed,), _) = _run(policy, batch, GRAIL(), share=True)
-    ((plain,), _) = _run(load_policy("arithmetic").double().train(), batch, GRAIL(std=0.0), share=True)
-    name = "model.model.layers.0.mlp.up_proj.weight"
-    assert (weighed[name] - plain[name]).norm() > 0.01 * plain[name].norm()
 
 
 def test_adapters_over_frozen_embeddings_can_share(batch):
@@ -272,10 +181,16 @@ def test_a_method_that_wants_its_own_pass_gets_it(credit, batch, policy):
     assert not _fuses(credit, policy, batch)
 
 
-def test_a_control_or_an_entropy_bonus_leaves_saliency_a_pass_of_its_own(batch, policy):
-    assert _fuses(GRAIL(), policy, batch)
-    assert not _fuses(GRAIL(), policy, batch, control=Shuffled())
-    assert not _fuses(GRAIL(), policy, batch, entropy_coefficient=0.1)
+@pytest.mark.parametrize("rate", ["attention_dropout", "residual_dropout"])
+def test_a_control_an_entropy_bonus_a_teacher_or_dropout_leave_saliency_a_pass_of_its_own(rate, batch):
+    dropping = load_policy("arithmetic").train()
+    assert _fuses(GRAIL(), dropping, batch)
+    assert not _fuses(GRAIL(), dropping, batch, control=Shuffled())
+    assert not _fuses(GRAIL(), dropping, batch, entropy_coefficient=0.1)
+    assert not _fuses(GRAIL(), dropping, batch, distillation=Distillation())
+    for block in dropping.blocks:  # Some blocks keep the rate as a number.
+        setattr(block.self_attn if rate == "attention_dropout" else block, rate, 0.1)
+    assert not _fuses(GRAIL(), dropping, batch)
 
 
 @pytest.mark.parametrize("credit", [Remapped(), Renamed(), WholeResponse()], ids=lambda credit: type(credit).__name__)
@@ -295,20 +210,6 @@ def test_a_saliency_method_must_not_override_call():
         class Doubled(GRAIL):
             def __call__(self, policy, batch, context):
                 return super().__call__(policy, batch, context)
-
-
-def test_a_rate_of_dropout_that_a_block_keeps_as_a_number_is_seen(batch):
-    policy = load_policy("arithmetic").train()
-    policy.blocks[0].residual_dropout = 0.1
-    assert not _fuses(GRAIL(), policy, batch)
-
-
-def test_dropout_has_saliency_in_a_pass_of_its_own(batch):
-    dropping = load_policy("arithmetic").train()
-    assert _fuses(GRAIL(), dropping, batch)
-    for block in dropping.blocks:
-        block.self_attn.attention_dropout = 0.1
-    assert not _fuses(GRAIL(), dropping, batch)
 
 
 @pytest.mark.parametrize("loading", [Loading(), CHECKPOINTED], ids=["kept", "checkpointed"])

@@ -113,15 +113,3 @@ def test_less_compares_rollouts_only_within_their_group(golden_policy, golden_ba
     assert (weights.values[:3, :n] == 0).any()
     assert torch.equal(weights.values[3:].bool(), batch.response_mask[3:]), "a group without an advantage: uniform"
     assert weights.scores[3:].abs().max() == 0, "and no forward pass"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"share": 1.2}, r"`share` must lie in \[0, 1\], but got 1.2"),
-        ({"min_length": 0}, "`min_length` must be at least 1 token, but got 0"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        LESS(**options)

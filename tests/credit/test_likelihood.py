@@ -56,34 +56,8 @@ def test_reweighting_grows_with_the_tokens_probability(golden_policy, golden_bat
     assert weights.values[5].max() == 1
 
 
-def test_rows_without_an_advantage_cost_no_forward_pass(golden_policy, golden_batch):
-    def refused(*_):
-        raise AssertionError("a forward pass")
-
-    batch = in_groups(golden_batch)
-    hook = golden_policy.decoder.register_forward_pre_hook(refused)
-    try:
-        values = AdvantageReweighting()(golden_policy, batch.replace(advantages=torch.zeros(6)), context()).values
-    finally:
-        hook.remove()
-    assert torch.equal(values, batch.response_mask.to(values))
-
-
 def test_the_quantile_is_that_of_torch():
     values = torch.rand(37)
     for q in (0.0, 0.3, 0.8, 1.0):
         assert quantile_of_all(values, q).item() == near(torch.quantile(values.double(), q).item(), 1000)
     assert quantile_of_all(values[:0], 0.5) == 0
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: HighEntropy(share=0.0), r"`share` must lie in \(0, 1\], but got 0.0"),
-        (lambda: AdvantageReweighting(alpha=1.5), r"`alpha` must lie in \[0, 1\], but got 1.5"),
-        (lambda: quantile_of_all(torch.ones(2), 2), r"`q` must lie in \[0, 1\], but got 2"),
-    ],
-)
-def test_bad_options_are_named(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()

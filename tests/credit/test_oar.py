@@ -110,15 +110,3 @@ def test_cutting_off_what_follows_the_answer_changes_nothing(
     scope = scoped_tokens(whole, whole.answer, scope)
     expected = torch.where(scope, bilevel_map(scores, scope, eps=1e-8), whole.response_mask.double())
     assert golden_error(found.values[rows, :length], expected, whole.response_mask) < tolerance
-
-
-@pytest.mark.parametrize("budget", [1, 300])
-def test_weights_do_not_depend_on_micro_batching(budget, golden_policy, golden_batch):
-    expected = OARGradient()(golden_policy, golden_batch, _context()).values
-    found = OARGradient()(golden_policy, golden_batch, _context(budget=budget)).values
-    assert_near(found, expected, 1000, torch.float32)  # norms compute in float32
-
-
-def test_oar_gradient_needs_positive_noise():
-    with pytest.raises(ValueError, match="`noise` must be positive, but got 0"):
-        OARGradient(noise=0)

@@ -69,15 +69,3 @@ def test_rows_without_an_advantage_stay_uniform(arithmetic):
     batch, weights = _weights(arithmetic, EARLY, LATE, right="balanced")
     assert torch.equal(weights.values, batch.response_mask.float())
     assert not weights.fallback.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"right": "both"}, "`right` must be uniform or balanced, but got 'both'"),
-        ({"w_max": 0.0}, "`w_max` must be positive, but got 0.0. Use null"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        Oracle(**options)

@@ -3,14 +3,13 @@
 import copy
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import BilevelOptions, CreditContext, OARPerturbation
-from grail_lightning.credit.perturbation import perturbation_scores
+from grail_lightning.credit.oar import perturbation_scores
 from grail_lightning.policy.load import checkpoint_blocks
 from tests.conftest import GOLDEN
 from tests.credit.closeness import golden_error
@@ -162,21 +161,3 @@ def test_models_with_recurrent_states_run_every_sequence_whole(golden_policy, ex
     policy.decoder.register_forward_hook(lambda _m, _i, out: widths.add(out.last_hidden_state.shape[1]))
     perturbation_scores(policy, exact_batch, torch.tensor([1]), token_budget=900)
     assert len(widths) == 1
-
-
-@pytest.mark.parametrize("distribution", ["answer_mean", "answer_joint"])
-def test_logits_are_made_for_some_positions_at_a_time(distribution, golden_policy, exact_batch):
-    policy = copy.deepcopy(golden_policy)
-    policy.loading = replace(policy.loading, chunk_tokens=7)
-    sizes = []
-    policy.model.get_output_embeddings().register_forward_hook(lambda _m, _i, out: sizes.append(len(out)))
-    options = {"token_budget": 2000, "distribution": distribution}
-    found = perturbation_scores(policy, exact_batch, torch.tensor([1, 2]), **options)
-    assert max(sizes) == 7
-    expected = perturbation_scores(golden_policy, exact_batch, torch.tensor([1, 2]), **options)
-    assert_near(found, expected, 64, torch.float32)
-
-
-def test_a_bad_distribution_is_named():
-    with pytest.raises(ValueError, match="`distribution` must be one of answer_mean, last, answer_joint, but got 'x'"):
-        OARPerturbation("x")

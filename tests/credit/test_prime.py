@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.credit import PRIME, PermutedRewards, Product, Uniform, WarmUp
+from grail_lightning.credit import PRIME
 from grail_lightning.functional.process_rewards import discounted_returns, ranked_pairs
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, row_logits, second_model
@@ -136,35 +136,6 @@ def test_its_optimizer_draws_the_random_numbers_of_its_step_whatever_else_draws(
     assert torch.equal(*trained)
 
 
-def test_without_a_model_it_says_so(golden_policy, batch):
-    with pytest.raises(ValueError, match="`PRIME` needs the frozen reference and the model that it trains"):
-        PRIME()(golden_policy, batch, context(reference=golden_policy))
-
-
-def test_composed_methods_train_what_their_parts_train():
-    credit = PRIME()
-    assert WarmUp(credit).training is credit.training
-    assert PermutedRewards(credit).training is credit.training
-    assert Product(Uniform(), credit).training is credit.training
-    assert Product(Uniform(), Uniform()).training is None
-    with pytest.raises(ValueError, match="Only one of `first` and `second` may train a model"):
-        Product(PRIME(), credit)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"beta": 0.0}, "`beta` must be finite and positive, but got 0.0"),
-        ({"weight": -1.0}, "`weight` must be finite and at least 0, but got -1"),
-        ({"discount": 1.5}, r"`discount` must lie in \[0, 1\], but got 1.5"),
-        ({"accuracy": (0.8, 0.2)}, r"`accuracy` must be two rising numbers in \[0, 1\], but got \[0.8, 0.2\]"),
-    ],
-)
-def test_a_wrong_option_is_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        PRIME(**options)
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -279,22 +250,12 @@ def test_a_rate_that_is_set_anew_at_a_resume_holds_from_there_on(golden_policy, 
         _takes(golden_policy, batch, reference, others, 1)
 
 
-def test_a_fit_on_the_same_module_goes_on_with_the_same_reward_model():
-    ours = module(credit=PRIME(optimizer=adam))
-    trainer(1).fit(ours, batches(1, size=6))
-    trainer(1).fit(ours, batches(1, size=6))
-    assert ours.second.steps == 2
-
-
 def test_mistakes_are_one_line_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loaded = "grail_lightning.distributed.sharding.load_policy"
     monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
     said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./nowhere")
     assert "there is no folder './nowhere'" in said
-    said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.optimizer.lr=-1")
-    assert "Invalid learning rate: -1" in said
-    assert "`model.credit`" in said
     said = fails(capsys, "predict", *(o for o in SHORT if "max_steps" not in o), "--model.credit=PRIME")
     assert "`model.credit` must not be `PRIME` in `predict`" in said
     policy = load_policy("arithmetic")

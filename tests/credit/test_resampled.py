@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 import torch
@@ -11,13 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grail_lightning.answers import Verifier
 from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import Resampled
-from grail_lightning.credit.borders import find_borders
-from grail_lightning.credit.continuations import Continuations, Continued, Place
+from grail_lightning.credit.base import Continuations, Outcomes, Place
+from grail_lightning.credit.resampled import find_borders
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.continuations import SampledContinuations
-from grail_lightning.step.sampler import Sampler
+from grail_lightning.step.sampler import SampledContinuations, Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context, row_logits
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights
@@ -40,11 +38,8 @@ class Table(Continuations):
             spent += self.tokens * number
             right = round(self.values(place) * number)
             outcomes = [1.0] * right + [0.0] * (number - right)
-            found.append(Continued(outcomes, [o > 0 for o in outcomes]))
+            found.append(Outcomes(outcomes, [o > 0 for o in outcomes]))
         return found, spent
-
-    def drawn(self):
-        return None  # Nothing is sampled.
 
 
 @pytest.fixture(scope="module")
@@ -224,23 +219,6 @@ def test_the_budget_is_never_exceeded_and_the_latest_places_are_left_out(source,
     assert tokens > most / 4
 
 
-def _one_rank(rank, folder, policy, batch):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    with Verifier(num_workers=1) as verifier:
-        source = continuations(policy, HFEngine(), verifier)
-        torch.save(source.draw(batch, [] if rank else PLACES, 4, 10_000), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_a_rank_without_places_takes_part(policy, source, batch, tmp_path):
-    torch.multiprocessing.start_processes(_one_rank, args=(tmp_path, policy, batch), nprocs=2, start_method="fork")
-    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
-    assert results == [source().draw(batch, PLACES, 4, 10_000), ([], 0)]
-
-
 def test_a_run_logs_what_it_cost_and_can_be_repeated():
     ends = []
     for cache in (131_072, 500):
@@ -255,11 +233,9 @@ def test_a_run_logs_what_it_cost_and_can_be_repeated():
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.parametrize("trained", ["false", "true"])
-def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(trained, tmp_path, monkeypatch):
+def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(tmp_path, monkeypatch):
     """Continuations need no state of their own: their random numbers belong to the step, the row and the place."""
     options = ["--model.credit=Resampled", "--model.credit.continuations=2", "--model.execution.mini_batches=1"]
-    options.append(f"--model.credit.train_continuations={trained}")
     whole, halves = whole_and_resumed(tmp_path, monkeypatch, *options)
     assert whole["global_step"] == halves["global_step"] == 2
     assert all(torch.equal(weight, halves["state_dict"][name]) for name, weight in whole["state_dict"].items())
@@ -274,24 +250,3 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one_to_the_bit(trained, tmp_p
     assert figures[0] == figures[1]
     assert len(figures[0]) == 4
     assert min(figures[0]) > 0
-
-
-def test_without_a_source_it_says_so(policy, batch):
-    with pytest.raises(ValueError, match="`Resampled` needs continuations, but the context has none"):
-        Resampled()(policy, batch, context())
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"borders": "words"}, "`borders` must be steps, lines or entropy, but got 'words'"),
-        ({"search": "random"}, "`search` must be bisection or everywhere, but got 'random'"),
-        ({"gate": "wrong"}, "`gate` must be negative, positive or all, but got 'wrong'"),
-        ({"continuations": 0}, "`continuations` must be at least 1, but got 0"),
-        ({"budget": 0}, "`budget` must be at least 1, but got 0"),
-        ({"scale": -1.0}, "`scale` must be finite and at least 0, but got -1"),
-    ],
-)
-def test_a_wrong_option_is_named(options, said):
-    with pytest.raises(ValueError, match=said):
-        Resampled(**options)

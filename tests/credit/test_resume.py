@@ -1,12 +1,19 @@
 """A resumed run equals one that never stopped, also where the credit method remembers something."""
 
+import runpy
+from pathlib import Path
+
 import lightning.pytorch as pl
 import pytest
 import torch
 
-from grail_lightning.credit import RLSD, Product, TreeAdvantage, Uniform, WarmUp
+from grail_lightning.credit import RLSD, Product, Uniform, WarmUp
 from grail_lightning.data import ArithmeticData
+from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups
+from tests.credit.rollouts import context
 from tests.runs import module, trainer, weights
+
+RememberedValues = runpy.run_path(str(Path(__file__).parents[2] / "docs/examples/my_memory.py"))["RememberedValues"]
 
 
 class _Save(pl.Callback):
@@ -21,7 +28,7 @@ class _Save(pl.Callback):
 CASES = {
     "between two refreshes of the teacher": (lambda: RLSD(refresh_steps=4), 64),
     "a teacher inside of other methods": (lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64),
-    "values of prompts that come again": (lambda: TreeAdvantage(memory=10_000), 8),
+    "values of prompts that come again, of the example in the documentation": (RememberedValues, 8),
 }
 
 
@@ -43,3 +50,20 @@ def test_a_resumed_run_ends_with_the_same_weights(credit, num_train, monkeypatch
     torch.save(saved, tmp_path / "forgot.ckpt")
     forgot = run(tmp_path / "forgot.ckpt")
     assert any(not torch.equal(p, forgot[name]) for name, p in whole.items()), "the state matters"
+
+
+def test_the_example_with_a_memory_has_the_values_of_all_rollouts_of_a_prompt(arithmetic):
+    """As one group of eight; another prompt's rollouts change nothing; the limit holds."""
+    late = [LATE, LATE, SOUND, SOUND]
+    now, earlier = groups(arithmetic, GROUP), groups(arithmetic, (GROUP[0], late))
+    method = RememberedValues()
+    for batch in (groups(arithmetic, OTHER), earlier):
+        method(arithmetic, batch, context())
+    found = method(arithmetic, now, context()).additive
+    together = RememberedValues()(arithmetic, groups(arithmetic, (GROUP[0], [*GROUP[1], *late])), context()).additive
+    torch.testing.assert_close(found, together[:4, : found.shape[1]], rtol=0, atol=1e-6)
+    alone = RememberedValues()(arithmetic, now, context()).additive
+    assert (alone - found).abs().max() > 0.05, "the memory matters"
+    small = RememberedValues(limit=5)
+    small(arithmetic, now, context())
+    assert len(small.outcomes) == 5

@@ -101,27 +101,6 @@ def test_blocks_lie_in_the_middle_third(depth, number, expected):
     assert middle_blocks(depth, number) == expected
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda: AttentionRhythm("slow"), "`rhythm` must be pre_plan, anchor or coupled, but got 'slow'"),
-        (lambda: AttentionRhythm(bonus=-1), "`bonus` must not be negative, but got -1"),
-        (lambda: AttentionRhythm(share=1.5), r"`share` must lie in \[0, 1\], but got 1.5"),
-        (lambda: AttentionRhythm(gate="none"), "`gate` must be positive or all, but got 'none'"),
-        (lambda: AttentionRhythm(reach=0), "`reach` must be at least 1, but got 0"),
-        (lambda: AttentionOptions(blocks=0), "`blocks` and `window` must be at least 1, but got 0"),
-        (lambda: AttentionOptions(head_share=0.7), r"`head_share` must lie in \(0, 0.5\], but got 0.7"),
-        (
-            lambda: AttentionOptions(nearest=9, farthest=3),
-            "`nearest` must lie between 1 and `farthest`, but got 9 and 3",
-        ),
-    ],
-)
-def test_a_wrong_option_is_named(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        wrong()
-
-
 def test_a_model_without_attention_maps_is_named(golden_policy, batch, monkeypatch):
     for block in golden_policy.blocks:
         plain = block.self_attn.forward

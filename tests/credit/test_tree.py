@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import PrefixWeights, TreeAdvantage
-from grail_lightning.credit.states import marked_states, numbers
+from grail_lightning.credit.tree import marked_states, numbers
 from grail_lightning.policy.layout import response_nodes
 from grail_lightning.step.advantages import token_advantages
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
@@ -218,21 +218,6 @@ def test_what_a_users_function_returns_is_checked(name, message, arithmetic, bat
     with pytest.raises(ValueError, match=message) as error:
         TreeAdvantage(state=f"{__name__}.{name}")(arithmetic, batch, context())
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shrinkage": -1.0}, "`shrinkage` must be finite and at least 0, but got -1.0"),
-        ({"memory": -1}, "`memory` must be finite and at least 0, but got -1"),
-        ({"outcome": "length"}, "`outcome` must be reward or correctness, but got 'length'"),
-        ({"state": "sets"}, r"`state` must be one of \['numbers', 'prefix'\] or an import path .* but got 'sets'"),
-        ({"state": "mypkg.lemmas"}, r"but got 'mypkg.lemmas' \(No module named 'mypkg'\)"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        TreeAdvantage(**options)
 
 
 # --- in training ------------------------------------------------------------------------------------------------------

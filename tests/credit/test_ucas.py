@@ -86,8 +86,3 @@ def test_z_scores_are_those_of_each_group():
     expected = [-3 / math.sqrt(13), 0, -1 / math.sqrt(13), 4 / math.sqrt(13)]
     assert group_zscore(values, group).tolist() == near(expected, 100, torch.float32)
     assert group_zscore(values, group, standardise=False).tolist() == [-3, 0, -1, 4]
-
-
-def test_a_negative_scale_is_named():
-    with pytest.raises(ValueError, match="`penalty_scale` must not be negative, but got -1"):
-        UCAS(penalty_scale=-1)

@@ -33,7 +33,7 @@ def measure_rows(
     *,
     padded: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Measure some rows, micro-batch by micro-batch, in evaluation mode.
+    """Measure some rows, micro-batch by micro-batch, in evaluation mode: ``K`` tensors ``[B, T]``, zero on other rows.
 
     Every rank makes as many forward passes as the rank with the most, as the collectives of sharded weights require.
 
@@ -45,23 +45,20 @@ def measure_rows(
         measure: A function from a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
         number: ``K``.
         padded: Whether every row is run by itself and padded on the right, whatever the policy supports.
-
-    Returns:
-        ``K`` tensors ``[B, T]``, zero on the other rows; in float32 if no rank has a row.
     """
-    everything: tuple[Tensor, ...] = ()
+    tables: tuple[Tensor, ...] = ()
     with explaining(policy):
         parts = cut_rows(policy, batch, rows, context.token_budget, share=not padded)
         for micro in pad_to_longest_rank(parts, stand_in(batch), batch.response_mask.device):
             some = batch.select(micro.rows)
             tensors = some.input_ids, some.attention_mask, some.response_mask
-            found = measure(right_padded_layout(*tensors) if padded else policy.layout(some, micro.starts))
-            everything = everything or tuple(f.new_zeros(batch.response_mask.shape) for f in found)
+            figures = measure(right_padded_layout(*tensors) if padded else policy.layout(some, micro.starts))
+            tables = tables or tuple(f.new_zeros(batch.response_mask.shape) for f in figures)
             if not micro.stands_in:
-                for whole, figure in zip(everything, found, strict=True):
-                    scatter(whole, micro.rows, figure)
+                for table, figure in zip(tables, figures, strict=True):
+                    scatter(table, micro.rows, figure)
     mask = batch.response_mask
-    return everything or tuple(torch.zeros(mask.shape, device=mask.device) for _ in range(number))
+    return tables or tuple(torch.zeros(mask.shape, device=mask.device) for _ in range(number))
 
 
 def measure_logits(
@@ -83,14 +80,14 @@ def measure_logits(
     """
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-        found = figures(
+        of_tokens = figures(
             layout.at_predictors(policy.decode(layout)),
             policy.head,
             layout.targets,
             temperature=context.temperature,
             chunk_tokens=policy.chunk_tokens,
         )
-        return tuple(layout.to_rows(figure) for figure in found)
+        return tuple(layout.to_rows(figure) for figure in of_tokens)
 
     first, second = measure_rows(policy, batch, context, rows, measure, 2)
     return first, second
@@ -120,8 +117,8 @@ def logprobs(
     """
 
     def plain(layout: TokenLayout, *, temperature: float) -> Tensor:
-        found: Tensor = policy(layout, temperature=temperature).logprobs
-        return found
+        values: Tensor = policy(layout, temperature=temperature).logprobs
+        return values
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
         return ((run or plain)(layout, temperature=context.temperature),)

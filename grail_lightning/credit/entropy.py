@@ -1,0 +1,268 @@
+"""Credit from the policy's own distribution: entropy, probability, certainty, distance to the reference.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, Needs, TokenCredit, TokenWeights, check_number
+from grail_lightning.credit.measure import entropies, logprobs, measure_logits, measure_rows
+from grail_lightning.functional import masked_sum
+from grail_lightning.functional.certainty import group_zscore, hellinger, quantile_of_all, self_certainty
+from grail_lightning.functional.segments import segment_weights
+from grail_lightning.policy import Policy
+from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
+
+_LARGEST_EXPONENT = 20.0
+
+
+class HighEntropy(TokenCredit):
+    r"""Trains only on the tokens of highest entropy (the 80/20 rule).
+
+    .. math:: w_t = [H_t \ge q_{1-\rho}(H)],\quad q \text{ over all tokens of the batch on all ranks}
+
+    The threshold includes every rollout, also those without an advantage. Tokens of weight 0 still count in the loss's
+    denominator.
+
+    Args:
+        share: ρ, the share of tokens that is kept.
+
+    Source: arXiv 2506.01939.
+    """
+
+    def __init__(self, share: float = 0.2) -> None:
+        check_number("share", share, "(0, 1]")
+        self.share = share
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weight 1 on the tokens of highest entropy of the batch, and 0 on the others."""
+        mask = batch.response_mask
+        entropy = entropies(policy, batch, context, torch.arange(len(batch)))
+        threshold = quantile_of_all(all_gather_rows(entropy[mask]), 1 - self.share)
+        return TokenWeights(
+            values=((entropy.double() >= threshold) & mask).to(entropy.dtype),
+            scores=entropy,
+            fallback=torch.zeros_like(batch.finished),
+            metrics={"entropy_threshold": threshold.item()},
+        )
+
+
+class AdvantageReweighting(TokenCredit):
+    r"""Weights that grow with the token's probability, so that unlikely tokens do not dominate the gradient.
+
+    .. math:: w_t = \alpha\, \pi_{old}(y_t \mid x, y_{<t}) + (1 - \alpha)
+
+    Rows without an advantage have weight 1 and need no forward pass.
+
+    Args:
+        alpha: The influence of the probability on the weight.
+
+    Source: arXiv 2505.12929.
+    """
+
+    def __init__(self, alpha: float = 0.2) -> None:
+        check_number("alpha", alpha, "[0, 1]")
+        self.alpha = alpha
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages are set."""
+        mask, weighed = batch.response_mask, batch.advantages != 0
+        old = logprobs(policy, batch, context, weighed.nonzero().flatten())
+        scored = mask & weighed[:, None]
+        probability = old.exp().masked_fill(~scored, 0)
+        values = torch.where(scored, self.alpha * probability + (1 - self.alpha), mask.to(old.dtype))
+        return TokenWeights(values=values, scores=probability, fallback=torch.zeros_like(weighed))
+
+
+class LESS(TokenCredit):
+    r"""Weights by whether a segment of low entropy occurs in correct rollouts, in wrong ones, or in both.
+
+    .. math:: w_t = 1 \text{ (high entropy)},\quad 1/n \text{ (low)},\quad
+              \max(w_t, k/n) \text{ (in } k \text{ of } n \text{ rollouts of one kind)},\quad 0 \text{ (in both kinds)}
+
+    See `grail_lightning.functional.segments.segment_weights`. Groups without an advantage need no forward pass and
+    have weight 1.
+
+    Args:
+        share: The share of each rollout's tokens that counts as low entropy.
+        min_length: Least number of tokens of a segment.
+
+    Source: arXiv 2512.00908 and its published code.
+    """
+
+    def __init__(self, share: float = 0.8, min_length: int = 5) -> None:
+        check_number("share", share, "[0, 1]")
+        check_number("min_length", min_length, "[1, inf)")
+        self.share, self.min_length = share, min_length
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages and correctness are set."""
+        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        entropy = entropies(policy, batch, context, live.nonzero().flatten())
+        values = batch.response_mask.to(entropy.dtype)
+        for group in sorted(set(batch.group[live].tolist())):
+            rows = (batch.group == group).nonzero().flatten()
+            values[rows] = segment_weights(
+                batch.response_ids[rows],
+                entropy[rows],
+                batch.response_mask[rows],
+                batch.correct[rows],
+                share=self.share,
+                min_length=self.min_length,
+            )
+        shared = ((values == 0) & batch.response_mask).sum().item()
+        return TokenWeights(
+            values=values,
+            scores=entropy,
+            fallback=torch.zeros_like(live),
+            metrics={"shared_tokens": Mean(shared, batch.response_mask.sum().item())},
+        )
+
+
+class UCAS(TokenCredit):
+    r"""Advantages that fall with the policy's certainty about a rollout and about each of its tokens.
+
+    ``C`` is the rollout's summed self-certainty, z-scored in its group; ``u`` are the sampled tokens' logits, min-max
+    scaled over the batch of all ranks:
+
+    .. math::
+        A' = A e^{-0.25\,C} \text{ if } A > 0 \text{ else } A e^{0.35\,C}, \qquad
+        A_t = A' - 0.05\,u_t, \text{ at least } 0 \text{ where } A' > 0
+
+    The second stage is additive, so rollouts without an advantage have a gradient, too, and every rollout needs a
+    forward pass. Exponents are clipped to ±20, which only unstandardised certainties can reach.
+
+    Args:
+        reward_scale: 0.25 in the equation, the decrease of a positive advantage with certainty.
+        penalty_scale: 0.35 in the equation, the growth of a negative advantage with certainty.
+        token_penalty: 0.05 in the equation, the amount subtracted at the token of the highest logit.
+        standardise: Whether ``C`` is divided by the group's standard deviation. The published code only centres it if
+            rewards are not scaled (`objective.scale_rewards: none`); its sums then differ by tens of nats.
+
+    Source: arXiv 2510.10649 and its published code.
+    """
+
+    def __init__(
+        self,
+        reward_scale: float = 0.25,
+        penalty_scale: float = 0.35,
+        token_penalty: float = 0.05,
+        standardise: bool = True,
+    ) -> None:
+        named = {"reward_scale": reward_scale, "penalty_scale": penalty_scale, "token_penalty": token_penalty}
+        for name, value in named.items():
+            check_number(name, value, "[0, inf)")
+        self.reward_scale, self.penalty_scale, self.token_penalty = reward_scale, penalty_scale, token_penalty
+        self.standardise = standardise
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights and additive stage of a batch whose advantages are set."""
+        mask, advantages = batch.response_mask, batch.advantages
+        certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
+        surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
+        exponent = torch.where(advantages > 0, -self.reward_scale * surety, self.penalty_scale * surety)
+        factor = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
+        values = (factor[:, None] * mask).to(certainty.dtype)
+        shaped = advantages[:, None] * values
+        lowered = shaped - self.token_penalty * _min_max(logit, mask)
+        # The finished sum is clamped, so that shaped + additive is exactly 0 at the floor.
+        additive = torch.where(shaped > 0, lowered.clamp(min=0), lowered) - shaped
+        return TokenWeights(
+            values=values,
+            scores=certainty,
+            additive=additive.masked_fill(~mask, 0),
+            fallback=torch.zeros_like(advantages, dtype=torch.bool),
+            metrics={"self_certainty": Mean(masked_sum(certainty, mask).item(), mask.sum().item())},
+        )
+
+
+def _min_max(values: Tensor, mask: Tensor) -> Tensor:
+    """``[B, T]`` scaled to [0, 1] over the masked values of all ranks; 0 if all are equal."""
+    low = values.masked_fill(~mask, torch.inf).amin()
+    high = values.masked_fill(~mask, -torch.inf).amax()
+    highest, lowest = all_reduce(torch.stack([high, -low]), "max") * torch.tensor([1, -1], device=values.device)
+    width = highest - lowest
+    return torch.where(mask & (width > 0), (values - lowest) / width, 0.0)
+
+
+class DGPO(TokenCredit):
+    r"""Weights that grow where the policy has moved away from the reference and has a high entropy.
+
+    .. math:: w_t = T\, \mathrm{softmax}_t(s / \tau), \qquad s_t = d_t\, h_t^{\kappa}, \qquad
+              d_t = 1 - \sum_v \sqrt{\pi(v)\, \pi_{ref}(v)}, \qquad h_t = H_t / \log |V|
+
+    over the ``T`` tokens of a rollout, whose weights have the mean 1. At the first step the policy is the reference and
+    all weights are 1. Rows without an advantage have weight 1 and need no forward pass; the others need one of the
+    policy and one of the reference. The reference is the policy before training (without its adapters, for LoRA), which
+    the run keeps in memory as with a KL term.
+
+    Args:
+        entropy_power: κ, the power of the normalised entropy; 0 leaves it out.
+        temperature: τ of the softmax.
+
+    Source: arXiv 2605.03327. No published code was found; the logits are divided by the sampling temperature, which is
+    our choice.
+    """
+
+    def __init__(self, entropy_power: float = 1.0, temperature: float = 0.5) -> None:
+        check_number("entropy_power", entropy_power, "[0, inf)")
+        check_number("temperature", temperature, "(0, inf)")
+        self.entropy_power, self.temperature = entropy_power, temperature
+
+    def needs(self) -> Needs:
+        """The reference."""
+        return Needs(reference=True)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of a batch whose advantages are set."""
+        mask, weighed = batch.response_mask, batch.advantages != 0
+        distance, scores = self._scores(policy, batch, context, weighed.nonzero().flatten())
+        scored = mask & weighed[:, None]
+        share = torch.softmax((scores / self.temperature).masked_fill(~mask, -torch.inf), 1)
+        lengths = mask.sum(1, keepdim=True)
+        values = torch.where(scored, share * lengths, mask.to(share.dtype))
+        return TokenWeights(
+            values=values,
+            scores=scores,
+            fallback=torch.zeros_like(weighed),
+            metrics={"reference_distance": Mean(masked_sum(distance, scored).item(), scored.sum().item())},
+        )
+
+    def _scores(
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The distance ``d`` and the scores ``s``, ``[B, T]`` each, zero on other rows."""
+        reference = context.reference
+        if reference is None:
+            raise ValueError(
+                "`DGPO` needs the frozen reference, but the context has none. Call it from a run, or pass "
+                "`CreditContext(reference=…)`."
+            )
+
+        def other_head(states: Tensor) -> Tensor:
+            with reference.running(policy) as frozen:
+                return frozen.head(states)
+
+        def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
+            with reference.running(policy) as frozen:
+                others = layout.at_predictors(frozen.decode(layout))
+            figures = hellinger(
+                layout.at_predictors(policy.decode(layout)),
+                others,
+                policy.head,
+                other_head,
+                temperature=context.temperature,
+                chunk_tokens=policy.chunk_tokens,
+            )
+            return tuple(layout.to_rows(figure) for figure in figures)
+
+        distance, entropy = measure_rows(policy, batch, context, rows, measure, 2)
+        vocabulary = policy.model.config.get_text_config().vocab_size
+        return distance, distance * (entropy / math.log(vocabulary)).clamp(min=0).pow(self.entropy_power)

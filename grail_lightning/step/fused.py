@@ -1,0 +1,112 @@
+"""Saliency from the update's first forward pass of each row, and from it the row's token weights.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, TokenWeights
+from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
+from grail_lightning.credit.weigh import check_weights
+from grail_lightning.distributed.sharding import gathered
+from grail_lightning.policy import Policy
+from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
+from grail_lightning.step.forward import Forward, Pass
+
+
+class SaliencyForward(Forward):
+    """A `Forward` whose first pass of each row also returns the row's token weights.
+
+    Two backward passes follow such a pass: one to the embeddings, for saliency, and one to the weights. Checkpointed
+    blocks are recomputed in both, and sharded blocks (FSDP2) gathered in both; only the second one reduces gradients.
+
+    In a prefix tree, rows that need saliency share their prompt alone. A shared response token would otherwise need a
+    saliency for each response.
+
+    The saliency of sharded blocks gathers them once more, which is a collective. There every rank has equally many
+    micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.
+
+    Args:
+        policy: The policy. At the first pass of each row it has the weights from before the update.
+        batch: The rollouts, ``B`` rows.
+        context: The context of the credit method.
+        credit: The method that maps saliency to weights.
+        trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows is computed at once.
+        clock: The clock that counts saliency as its phase ``credit``.
+        share: See `Forward`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        batch: RolloutBatch,
+        context: CreditContext,
+        credit: SaliencyCredit,
+        trained: Tensor,
+        clock: PhaseClock,
+        *,
+        share: bool = True,
+    ) -> None:
+        super().__init__(policy, batch, context, share=share)
+        self.credit, self.clock = credit, clock
+        self.target = credit.target(policy, batch)
+        self.pending = (self.target.rows & trained).cpu()  # Rows whose first pass is still to come.
+        self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
+        untrained = replace(self.target, rows=self.target.rows & ~trained)
+        with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
+            scores = saliency_of_rows(
+                policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
+            )
+        self._scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
+
+    def found_weights(self) -> TokenWeights:
+        """The token weights of the batch, from the saliency that has been computed so far.
+
+        They are those that the passes have returned, since a row's weights depend on that row alone.
+        """
+        return self.credit.weights_from(self._scores, self.policy, self.batch, self.context)
+
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
+        """See `Forward`; the first pass of rows also returns their token weights."""
+        if micro is not self._fills_in and (micro.stands_in or not self.pending[micro.rows].all()):
+            return super().__call__(micro, in_place=in_place)
+        piece = self.batch.select(micro.rows)
+        layout = self.policy.layout(piece, micro.starts, share_responses=False)
+        rows, columns = micro.rows.to(self._scores.device), piece.response_mask.shape[1]
+        stats, saliency = forward_with_saliency(
+            self.policy,
+            layout,
+            replace(self.target, objective=self.target.objective[rows, :columns]),
+            temperature=self.context.temperature,
+            frozen=not torch.is_grad_enabled(),
+            in_place=in_place,
+        )
+        with self.clock.phase("credit"), torch.no_grad():
+            scores = saliency()
+            if micro.stands_in:
+                return Pass(stats, layout.num_tokens)
+            scatter(self._scores, micro.rows, scores)
+            weights = self.credit.weights_from(scores, self.policy, piece, self.context)
+            check_weights(self.credit, weights, piece)
+            assert weights.additive is None, "`SaliencyCredit.weights_from` has no additive stage"
+        self.pending[micro.rows] = False
+        return Pass(stats, layout.num_tokens, weights)
+
+    def _cut(self, rows: Tensor) -> list[MicroBatch]:
+        """Micro-batches in which rows that still need saliency come first, separate from the others."""
+        pending = self.pending[rows]
+        mine, budget = rows[pending], self.context.token_budget
+        first = cut_rows(self.policy, self.batch, mine, budget, share=self.share, share_responses=False)
+        if self._fills_in is not None:
+            first = pad_to_longest_rank(first, self._fills_in, self.batch.response_mask.device)
+        return first + super()._cut(rows[~pending])

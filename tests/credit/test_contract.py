@@ -1,0 +1,302 @@
+"""What every credit method must hold, whatever it computes, on one rank and on two."""
+
+import copy
+import inspect
+from dataclasses import fields, replace
+from datetime import timedelta
+
+import pytest
+import torch
+
+import grail_lightning.credit as credits
+from grail_lightning.credit import (
+    DGPO,
+    GRAIL,
+    LESS,
+    PRIME,
+    RLSD,
+    UCAS,
+    AdvantageReweighting,
+    AttentionRhythm,
+    CreditControl,
+    HighEntropy,
+    OARGradient,
+    OARPerturbation,
+    OptimalBaseline,
+    Oracle,
+    PermutedRewards,
+    PrefixWeights,
+    Product,
+    Resampled,
+    TokenCredit,
+    TokenWeights,
+    TreeAdvantage,
+    Uniform,
+    WarmUp,
+)
+from grail_lightning.credit.weigh import check_weights
+from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.assign import token_weights
+from grail_lightning.step.report import Tally, add_credit
+from tests.credit.rollouts import ByText, context, elsewhere, second_model
+from tests.tolerance import assert_near, roundings
+
+
+class Longest(TokenCredit):
+    """Of a user's: a figure of its own is the mean over this rank's rows."""
+
+    def __call__(self, policy, batch, context):
+        values = batch.response_mask * (1 + batch.response_lengths[:, None] % 2).double()
+        values[:, 0] *= 2
+        metrics = {"length": batch.response_lengths.double().mean().item()}
+        return TokenWeights(values=values, fallback=torch.zeros_like(batch.finished), metrics=metrics)
+
+
+METHODS = {
+    "Uniform": Uniform,
+    "GRAIL": lambda: GRAIL(gate="all"),
+    "GRAIL-mean_one": lambda: GRAIL(gate="all", normalise="mean_one", answer_overwrite="never"),
+    "OARGradient": OARGradient,
+    "OARPerturbation": OARPerturbation,
+    "HighEntropy": HighEntropy,
+    "AdvantageReweighting": AdvantageReweighting,
+    "LESS": lambda: LESS(min_length=1),
+    "UCAS": UCAS,
+    "RLSD": RLSD,
+    "TreeAdvantage": lambda: TreeAdvantage(outcome="correctness"),
+    "TreeAdvantage-left_out": lambda: TreeAdvantage(outcome="correctness", own_row=False, advantage=False),
+    "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers"),
+    "PrefixWeights": PrefixWeights,
+    "OptimalBaseline": OptimalBaseline,
+    "Oracle": lambda: Oracle("balanced"),
+    "AttentionRhythm": AttentionRhythm,
+    "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
+    "Resampled": lambda: Resampled(borders="lines", search="everywhere", gate="all"),
+    "Resampled-entropy": lambda: Resampled(borders="entropy", gate="all"),
+    "DGPO": lambda: DGPO(temperature=0.05),
+    "PermutedRewards": lambda: PermutedRewards(TreeAdvantage(outcome="correctness"), mirrored=True),
+    "PRIME": lambda: PRIME(double_forward=True),
+    "PRIME-every_group": lambda: PRIME(accuracy=(0.0, 1.0), normalise=False, discount=0.9),
+    "WarmUp": lambda: WarmUp(Product(GRAIL(), UCAS()), steps=20),
+    "Product": lambda: Product(GRAIL(gate="all"), OARGradient()),
+    "Longest": Longest,
+}
+CONTROLS = [kind for kind in vars(credits).values() if inspect.isclass(kind) and issubclass(kind, CreditControl)]
+CONTROLS.remove(CreditControl)
+NEED_A_BOX = ["GRAIL", "GRAIL-mean_one", "OARGradient", "OARPerturbation"]
+# Those that look at every rollout, whatever its advantage.
+RUN_EVERYTHING = ["HighEntropy", "UCAS", "PRIME", "PRIME-every_group", "WarmUp"]
+STEP = 5
+# The rows of each rank: one group of two rows, and two groups; then all rows, and none.
+SHARES = [[0, 1], [2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5], []]
+FIGURES = {"eligible", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold", "in_tree"}
+FIGURES |= {"gradient_energy", "reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
+FIGURES |= {"reward_model_loss", "reward_model_accuracy", "reward_model_grad_norm"}
+
+
+@pytest.fixture(scope="module")
+def policy(golden_policy):
+    """A copy, since these tests write into it; with dropout, which shows whether it ran in training mode."""
+    policy = copy.deepcopy(golden_policy)
+    for block in policy.blocks:
+        block.self_attn.attention_dropout = 0.3
+    return policy
+
+
+def given_by(policy, frozen, **options):
+    """A context with all that a method may ask for."""
+    return context(step=STEP, reference=frozen, continuations=ByText(), second=second_model(policy), **options)
+
+
+@pytest.fixture(scope="module")
+def given(golden_policy):
+    """A context whose reference is another policy than the one that is trained, and than the reward model's start."""
+    frozen = elsewhere(golden_policy)
+    return lambda **options: given_by(golden_policy, frozen, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(policy, batch, given):
+    """Each method's weights of the batch as it is, computed once."""
+    computed = {}
+
+    def weights(name):
+        if name not in computed:
+            computed[name] = METHODS[name]()(policy, batch, given())
+        return computed[name]
+
+    return weights
+
+
+def _tensors(weights):
+    return [t for t in (weights.values, weights.additive) if t is not None]
+
+
+def _same(weights, expected, mask):
+    """Whether both have the same weights (and additive stage) up to rounding, in the same dtype."""
+    pairs = list(zip(_tensors(weights), _tensors(expected), strict=True))
+    assert all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
+    return all(
+        torch.allclose(one * mask, other * mask, rtol=0, atol=roundings(1000, torch.float32, other.abs().max()))
+        for one, other in pairs
+    )
+
+
+def _changed(weights, change):
+    """The weights with a function applied to both tensors."""
+    additive = None if weights.additive is None else change(weights.additive)
+    return replace(weights, values=change(weights.values), additive=additive)
+
+
+def test_the_contract_covers_every_credit_method():
+    exported = [getattr(credits, name) for name in credits.__all__]
+    methods = {c.__name__ for c in exported if isinstance(c, type) and issubclass(c, TokenCredit) and c != TokenCredit}
+    assert methods | {"Longest"} == {name.split("-")[0] for name in METHODS}
+    assert len(CONTROLS) == 4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_are_finite_stay_within_the_response_and_follow_the_seed(name, plain, policy, batch, given):
+    weights, mask = plain(name), batch.response_mask
+    check_weights(METHODS[name](), weights, batch)
+    # Golden rows part at once, so that the others of their group say nothing about them.
+    if name not in ("Uniform", "TreeAdvantage-left_out"):
+        credit = token_advantages(batch.advantages, weights)
+        assert credit[0][mask[0]].unique().numel() > 1, "the method does something here"
+    again = METHODS[name]()(policy, batch, given())
+    assert all(torch.equal(one, other) for one, other in zip(_tensors(again), _tensors(weights), strict=True))
+    if name not in (*NEED_A_BOX, "Product"):
+        assert not weights.fallback.any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_padding_and_the_order_of_rows_change_nothing(name, plain, policy, batch, given):
+    left, right = 5, 9
+    pads = {"input_ids": (left, right), "attention_mask": (left, right)}
+    pads |= {"response_ids": (0, right), "response_mask": (0, right)}
+    wide = {n: torch.nn.functional.pad(getattr(batch, n), p) for n, p in pads.items()}
+    answer = {f.name: torch.nn.functional.pad(getattr(batch.answer, f.name), (0, right)) for f in fields(batch.answer)}
+    wider = METHODS[name]()(policy, batch.replace(**wide, answer=replace(batch.answer, **answer)), given())
+    assert all((tensor[:, -right:] == 0).all() for tensor in _tensors(wider))
+    assert _same(_changed(wider, lambda t: t[:, :-right]), plain(name), batch.response_mask)
+    order = torch.tensor([4, 5, 3, 1, 0, 2])
+    moved = METHODS[name]()(policy, batch.select(order), given())
+    assert _same(_changed(moved, lambda t: t[order.argsort()]), plain(name), batch.response_mask)
+    assert torch.equal(moved.fallback[order.argsort()], plain(name).fallback)
+
+
+@pytest.mark.parametrize("budget", [1, 4000])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_token_budget_changes_nothing(name, budget, plain, policy, batch, given):
+    if name == "OARPerturbation" and budget == 1:
+        batch = batch.select(torch.tensor([1]))  # one forward pass a token
+        expected = METHODS[name]()(policy, batch, given())
+    else:
+        expected = plain(name)
+    assert _same(METHODS[name]()(policy, batch, given(budget=budget)), expected, batch.response_mask)
+
+
+@pytest.mark.parametrize("name", NEED_A_BOX)
+def test_rows_without_a_box_are_uniform_and_counted(name, plain, policy, batch, given):
+    weights = plain(name)
+    assert weights.fallback.tolist() == [False, False, False, False, True, False]
+    assert torch.equal(weights.values[4], batch.response_mask[4].to(weights.values))
+    none = replace(batch.answer, **{f.name: torch.zeros_like(batch.response_mask) for f in fields(batch.answer)})
+    weights = METHODS[name]()(policy, batch.replace(answer=none), given())
+    assert torch.equal(weights.values, batch.response_mask.to(weights.values))
+    assert weights.fallback.all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_without_an_advantage_costs_no_forward_pass(name, policy, batch, given):
+    def refused(*_):
+        assert name in RUN_EVERYTHING, "a forward pass"
+
+    silent, hook = batch.replace(advantages=torch.zeros(6)), policy.decoder.register_forward_pre_hook(refused)
+    try:
+        check_weights(METHODS[name](), METHODS[name]()(policy, silent, given()), silent)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_in_training_mode_weights_are_the_same_and_everything_is_left_as_it_was(name, plain, policy, batch, given):
+    expected = plain(name)
+    policy.train()
+    for parameter in policy.parameters():
+        parameter.grad = torch.full_like(parameter, 0.25)
+    values = {n: p.detach().clone() for n, p in policy.named_parameters()}
+    held = {f.name: t.clone() for f in fields(batch) if isinstance(t := getattr(batch, f.name), torch.Tensor)}
+    told = given()
+    streams = torch.get_rng_state(), told.generator.get_state()
+    assert _same(METHODS[name]()(policy, batch, told), expected, batch.response_mask)
+    assert all((p.grad == 0.25).all() and p.requires_grad for p in policy.parameters())
+    assert all(torch.equal(values[n], p) for n, p in policy.named_parameters())
+    assert all(module.training for module in policy.modules())
+    assert all(torch.equal(t, getattr(batch, n)) for n, t in held.items()), "nothing is written into the batch"
+    assert torch.equal(streams[0], torch.get_rng_state())
+    assert torch.equal(streams[1], told.generator.get_state())
+    policy.zero_grad()
+    policy.eval()
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _pairs():
+    """Every method, and every control of a method, by name."""
+    return {name: (make(), None) for name, make in METHODS.items()} | {
+        control.__name__: (GRAIL(gate="all"), control()) for control in CONTROLS
+    }
+
+
+def _figures(batch, weights):
+    """What is logged of the weights, over all ranks."""
+    tally = Tally()
+    add_credit(tally, batch, weights, None)
+    return tally.compute()
+
+
+def _one_rank(rank, folder, policy, frozen, batch):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    results = []
+    for shares in SHARES:
+        mine = batch.select(torch.tensor(shares[rank], dtype=torch.long))
+        budget = 300 if rank else 5000  # Ranks differ in their number of micro-batches.
+        for pair in _pairs().values():
+            weights = token_weights(*pair, policy, mine, given_by(policy, frozen, budget=budget))
+            results.append((weights.values, weights.additive, _figures(mine, weights) if len(shares[1]) else {}))
+    torch.save(results, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_of_different_size_or_one_without_rows_give_the_weights_of_one(golden_policy, batch, tmp_path):
+    """A rank without rollouts, as the last batch of `predict` may leave it, joins the collectives of the other."""
+    batch = batch.replace(group=torch.tensor([0, 0, 1, 1, 2, 2]))
+    frozen = elsewhere(golden_policy)
+    torch.multiprocessing.start_processes(  # Forked: the policy is already there.
+        _one_rank, args=(tmp_path, golden_policy, frozen, batch), nprocs=2, start_method="fork"
+    )
+    results = [iter(torch.load(tmp_path / f"{rank}.pt")) for rank in (0, 1)]
+    named = set()
+    for shares in SHARES:
+        for name, pair in _pairs().items():
+            whole = token_weights(*pair, golden_policy, batch, given_by(golden_policy, frozen))
+            figures = _figures(batch, whole)
+            named |= {figure.removeprefix("credit/") for figure in figures}
+            for rank, rows in enumerate(shares):
+                values, additive, logged = next(results[rank])
+                assert logged == (pytest.approx(figures, rel=1e-6) if shares[1] else {}), name
+                width = int(batch.response_lengths[rows].max()) if rows else 0
+                for tensor, expected in ((values, whole.values), (additive, whole.additive)):
+                    assert not rows or (tensor is None) == (expected is None), name
+                    if tensor is not None and rows:
+                        assert_near(tensor, expected[rows, :width], 64, torch.float32)
+                assert rows or values.shape == (0, 0)
+    assert named >= FIGURES
+    apart = batch.select(torch.tensor(SHARES[0][0]))
+    alone, together = HighEntropy()(golden_policy, apart, context()), HighEntropy()(golden_policy, batch, context())
+    assert not torch.equal(alone.values, together.values[:2, : alone.values.shape[1]]), "ranks share a threshold"
