@@ -189,7 +189,9 @@ def _draw(lines: Sequence[_Line]) -> NDArray[np.uint8]:
     from matplotlib.font_manager import FontProperties
 
     dpi, cells = 100, np.full((len(lines), COLUMNS, 3), 255, dtype=np.uint8)
-    figure = Figure(figsize=((COLUMNS + 2) * WIDTH / dpi, (len(lines) + 1) * HEIGHT / dpi), dpi=dpi, facecolor="white")
+    size = (COLUMNS + 2) * WIDTH / dpi, (len(lines) + 1) * HEIGHT / dpi
+    figure = Figure(figsize=size, dpi=dpi, facecolor="white")
+    figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-1, COLUMNS + 1), ylim=(len(lines) + 0.5, -0.5))
     axes.axis("off")
@@ -207,7 +209,7 @@ def _draw(lines: Sequence[_Line]) -> NDArray[np.uint8]:
         for start, stop in _runs(line.answer, False):
             axes.plot([start, stop, stop, start, start], [row, row, row + 1, row + 1, row], color="black", linewidth=2)
     places, rows = np.array(seams).T
-    axes.vlines(places, rows, rows + 1, color="white", linewidth=1.5)
+    axes.vlines(places, rows, rows + 1, color="white", linewidth=1.0)
     axes.imshow(cells, extent=(0, COLUMNS, len(lines), 0), aspect="auto", interpolation="nearest", zorder=0)
     return _pixels(figure)
 
@@ -283,6 +285,7 @@ def weight_curves(
 
     # Few pixels an inch would make the text small, and TensorBoard shows pictures at less than half of their width.
     figure = Figure(figsize=(4, 3), dpi=200, facecolor="white")
+    figure.set_layout_engine("none")
     axes = figure.add_axes((0.13, 0.15, 0.84, 0.82))
     finite = np.isfinite(weights) & mask
     for name, rows in (("right", correct), ("wrong", ~correct)):
