@@ -3,8 +3,7 @@
 import sys
 
 from grail_lightning._version import __version__
-from grail_lightning.cli.commands import check_subcommand, refuse
-from grail_lightning.cli.help_pages import first_screen, show
+from grail_lightning.cli.help import asked, check_subcommand, first_screen, refuse, show
 
 
 def main() -> None:
@@ -12,8 +11,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"grail-lightning {__version__}")
         return
-    if (page := first_screen(sys.argv[1:])) is not None:
-        show(page)
+    if asked(sys.argv[1:]) == "":
+        show(first_screen())
         return
     try:
         check_subcommand(sys.argv[1:])

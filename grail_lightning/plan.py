@@ -32,8 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grail_lightning.cli.app import mistakes_in_one_line
-from grail_lightning.cli.fit_options import fit_options
+from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.adapters import add_adapters
@@ -238,7 +237,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
     asked, others = parser.parse_known_args(arguments)
     with mistakes_in_one_line():
-        fit = fit_options(others)
+        fit = FitOptions().parse(others)
         config = _config(fit, asked.model_config)
         lora = fit.model.loading.lora
         model = Model.of(config, LoRA(**lora.as_dict()) if lora else None)

@@ -29,9 +29,8 @@ from typing import Any
 
 import torch
 
-from grail_lightning.cli.app import mistakes_in_one_line
+from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import read_options, shipped
-from grail_lightning.cli.fit_options import FitOptions
 from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.files import write_whole
@@ -230,9 +229,8 @@ def check(runs: Sequence[Run], file: Path) -> int:
         point = run.point or run.points[0]
         if (key := (run.group, described(point))) not in seen:
             seen.add(key)
-            parsed = parser.parse(run.arguments(point))
-            parsed.build()
-            given = parsed.options.trainer.devices
+            given = parser.parse(run.arguments(point)).trainer.devices
+            parser.build()
             devices = max(devices, int(given) if str(given).isdigit() else 1)
     return devices
 

@@ -11,7 +11,6 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grail_lightning._version import __version__
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
@@ -97,14 +96,12 @@ def _without_fit(options):
     return [o for o in options if not o.startswith(("--trainer.max_steps", "--trainer.val_check"))]
 
 
-def test_the_export_is_taken_as_a_policy(in_finished_run):
+def test_the_export_is_taken_as_a_policy_and_other_options_are_kept_under_a_number(in_finished_run):
     for policy in ("arithmetic", str(in_finished_run / "export")):
         main(["validate", *_without_fit(SHORT), f"--model.policy={policy}"])
-    policies = [
-        yaml.safe_load((in_finished_run / name).read_text())["model"]["policy"]
-        for name in ("config_validate.1.yaml", "config_validate.yaml")
-    ]
-    assert policies == ["arithmetic", str(in_finished_run / "export")], "other options are kept under a number"
+    files = ("config_validate.1.yaml", "config_validate.yaml")
+    policies = [yaml.safe_load((in_finished_run / name).read_text())["model"]["policy"] for name in files]
+    assert policies == ["arithmetic", str(in_finished_run / "export")]
 
 
 def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tmp_path):
@@ -121,14 +118,8 @@ def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grail_lightning.cli.app.GrailCLI", Watched)
-        main(
-            [
-                "validate",
-                *_without_fit(SHORT),
-                f"--ckpt_path={tmp_path / 'meddling.ckpt'}",
-                "--model.sampling.max_response_length=41",
-            ]
-        )
+        checkpoint = f"--ckpt_path={tmp_path / 'meddling.ckpt'}"
+        main(["validate", *_without_fit(SHORT), checkpoint, "--model.sampling.max_response_length=41"])
     assert seen["sampling"].max_response_length == 41
     assert seen["policy"] == "arithmetic"
 
@@ -148,17 +139,10 @@ def test_a_second_run_moves_the_first_one_aside(in_finished_run, capsys):
 )
 def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path, monkeypatch):
     """2N steps equal N, resume, N: mid-epoch, several optimiser steps a batch, with GRAIL, also under dropout."""
-    options = [
-        *SHORT,
-        *more,
-        "--model.execution.mini_batches=1",
-        "--model.execution.updates_per_batch=2",
-        "--evaluation.at_start=false",
-    ]
-    whole = tmp_path / "whole"
-    halves = tmp_path / "halves"
-    for folder in (whole, halves):
-        folder.mkdir()
+    options = [*SHORT, *more, "--model.execution.updates_per_batch=2", "--evaluation.at_start=false"]
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir()
+    halves.mkdir()
     monkeypatch.chdir(whole)
     main(["fit", *options, "--trainer.max_steps=8"])
     monkeypatch.chdir(halves)
@@ -183,13 +167,6 @@ def test_a_resume_without_a_step_left_is_an_error_unless_the_export_is_missing(t
     assert (RUN / "export" / "tokenizer_config.json").exists()
 
 
-def test_a_run_that_does_not_begin_leaves_the_earlier_one_where_it_was(in_finished_run, capsys):
-    before = (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime
-    Path("empty.jsonl").write_text("")
-    fails(capsys, "fit", *SHORT, "--data=MathData", "--data.train.path=empty.jsonl")
-    assert (in_finished_run / "checkpoints" / "last.ckpt").stat().st_mtime == before
-
-
 def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named(in_finished_run, capsys):
     last = in_finished_run / "checkpoints" / "last.ckpt"
     whole, best = last.read_bytes(), torch.load(last.with_name("best.ckpt"), weights_only=False)["global_step"]
@@ -208,16 +185,8 @@ def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_takes_and_tells_the_options_of_the_command_line(tmp_path, caplog):
     main(["fit", *SHORT, "--trainer.max_steps=2"])
-    main(
-        [
-            "fit",
-            *SHORT,
-            "--trainer.max_steps=4",
-            "--ckpt_path=last",
-            "--model.optimizer.lr=3e-4",
-            "--model.credit=Uniform",
-        ]
-    )
+    changed = ["--model.optimizer.lr=3e-4", "--model.credit=Uniform"]
+    main(["fit", *SHORT, *changed, "--trainer.max_steps=4", "--ckpt_path=last"])
     rates = [p.value for p in EventAccumulator(str(RUN)).Reload().Scalars("policy/learning_rate")]
     assert rates == pytest.approx([1e-4, 1e-4, 3e-4, 3e-4])
     assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
@@ -301,7 +270,7 @@ def test_configs_are_found_from_any_folder(tmp_path):
         assert flag == "--config"
         assert Path(file).is_file()
     mistyped = ["--config", "runs/quikstart/quickstart.yaml"]
-    with pytest.raises(ValueError, match=r"runs/quikstart/quickstart\.yaml cannot be read: File does not exist"):
+    with pytest.raises(ValueError, match=r"runs/quikstart/quickstart\.yaml cannot be read: No such file"):
         expand_configs(mistyped)
     (tmp_path / "quickstart.yaml").write_text("seed_everything: 1")
     assert expand_configs(["--config=quickstart.yaml", "x.yaml"]) == ["--config", "quickstart.yaml", "x.yaml"]
@@ -311,14 +280,8 @@ def test_a_config_names_the_file_that_it_builds_on(tmp_path):
     (tmp_path / "base.yaml").write_text("seed_everything: 1")
     (tmp_path / "child.yaml").write_text("config: base.yaml\nseed_everything: 2")
     files = expand_configs(["fit", "--config", str(tmp_path / "child.yaml"), "--print_config"])
-    assert files == [
-        "fit",
-        "--config",
-        str(tmp_path / "base.yaml"),
-        "--config",
-        str(tmp_path / "child.yaml"),
-        "--print_config",
-    ]
+    base, child = (str(tmp_path / name) for name in ("base.yaml", "child.yaml"))
+    assert files == ["fit", "--config", base, "--config", child, "--print_config"]
 
 
 def _modules_loaded_by(code):
@@ -342,10 +305,3 @@ def test_help_loads_nothing_heavy_that_lightning_and_transformers_do_not_load_th
 def test_importing_the_package_or_its_verifier_loads_no_torch():
     for name in ("grail_lightning", "grail_lightning.answers"):
         assert "torch" not in _modules_loaded_by(f"import sys, {name}; print(*sys.modules)")
-
-
-def test_the_package_runs_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "grail_lightning", "--version"], capture_output=True, text=True, check=True
-    )
-    assert __version__ in done.stdout

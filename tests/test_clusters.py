@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElastic
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from grail_lightning.cli.fit_options import fit_options
+from grail_lightning.cli.app import FitOptions
 from tests.shell import built, fails
 from tests.test_published import MODELS, SMALL
 
@@ -86,14 +86,14 @@ def test_a_launcher_with_another_number_of_processes_is_one_line(monkeypatch, ca
 
 @pytest.mark.parametrize("model", MODELS)
 def test_each_published_run_takes_the_files_of_several_machines(model):
-    options = fit_options(_files(model, "grail", "clusters/nodes"))
+    options = FitOptions().parse(_files(model, "grail", "clusters/nodes"))
     assert (options.trainer.num_nodes, options.trainer.devices, options.last_checkpoint.every_n_batches) == (2, 8, 1)
     assert options.data.init_args.train is not None, "the data are still those of the run"
 
 
 def test_servers_sample_one_step_ahead_of_the_trainers():
     pytest.importorskip("grail_lightning.engines.vllm")
-    options = fit_options(_files("qwen3_8b", "grail", "clusters/nodes", "clusters/servers"))
+    options = FitOptions().parse(_files("qwen3_8b", "grail", "clusters/nodes", "clusters/servers"))
     assert options.model.engine.class_path.endswith("VLLMServer")
     assert options.model.engine.init_args.urls == ["http://node3:8000", "http://node4:8000"]
     assert options.model.execution.sample_ahead
@@ -143,7 +143,7 @@ def test_a_script_runs_a_command_that_is_accepted_and_goes_on_from_the_last_chec
         assert "--model.engine.urls=[http://node3:8000,http://node4:8000]" in given
         assert said == "cancelled 17\n", "the servers end with the run"
         pytest.importorskip("grail_lightning.engines.vllm")
-    assert fit_options(given).trainer.num_nodes == 2
+    assert FitOptions().parse(given).trainer.num_nodes == 2
 
 
 def test_servers_are_started_as_the_engine_asks_for_it():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grail_lightning.cli.fit_options import FitOptions
+from grail_lightning.cli.app import FitOptions
 from tests.shell import main
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -29,7 +29,8 @@ def given(options, tmp_path, monkeypatch):
             if isinstance(part, dict):
                 Path(f"{number}.yaml").write_text(yaml.safe_dump(part))
             arguments.append(f"--config={number}.yaml" if isinstance(part, dict) else part)
-        return options.parse(arguments).saved()
+        parsed = options.parse(arguments)
+        return yaml.safe_load(options._cli._parser("fit").dump(parsed, skip_none=False))
 
     return saved
 

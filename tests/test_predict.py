@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grail_lightning.cli.methods import expand_methods
+from grail_lightning.cli.config_files import expand_methods
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.shell import RUN, SHORT, fails, main
@@ -85,9 +85,9 @@ def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fit", "--model.credit=GRAIL", "--model.credit=LESS"], "must be given once to `fit`, but got GRAIL and LESS"),
-        ([*TWO, "--model.credit=LES"], "`model.credit` must be one of .*LESS, .* but got 'LES'"),
-        ([*TWO, "--model.credit=GRAIL", "--model.credit.stdd=1"], "no option `model.credit.stdd`"),
+        (["fit", "--model.credit=GRAIL", "--model.credit=LESS"], "must be given once to `fit`, but got 2 methods"),
+        ([*TWO, "--model.credit=LES"], "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
+        ([*TWO, "--model.credit=GRAIL", "--model.credit.stdd=1"], "no option `predictions.compare.stdd`"),
         ([*TWO, "--model.credit=GRAIL", "--model.credit.w_min=9"], "0 ≤ w_min ≤ w_max"),
     ],
 )

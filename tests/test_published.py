@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.config_files import expand_configs
-from grail_lightning.cli.fit_options import fit_options
 from grail_lightning.runtime.run_folder import RunFolder
 from tests.shell import built, fails
 
@@ -42,7 +42,7 @@ def _files(model, method):
 @pytest.mark.parametrize("model", MODELS)
 def test_each_run_is_parsed_and_instantiated(model, method):
     """The packaged policy and a CPU stand in for the model and the GPUs alone."""
-    options = fit_options(_files(model, method))
+    options = FitOptions().parse(_files(model, method))
     assert options.model.policy == MODELS[model]
     assert options.trainer.strategy.init_args.data_parallel_size == options.trainer.devices == 4
     assert options.trainer.precision == "bf16-mixed"
@@ -59,13 +59,16 @@ def test_each_run_is_parsed_and_instantiated(model, method):
 
 def test_the_order_of_model_and_method_does_not_matter():
     files = _files("qwen3_8b", "grail")
-    one, other = fit_options(files), fit_options(files[::-1])
+    one, other = FitOptions().parse(files), FitOptions().parse(files[::-1])
     assert (one.model, one.trainer.logger) == (other.model, other.trainer.logger)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_runs_of_qwen3_4b_have_files_of_their_own(method):
-    one, other = fit_options([f"--config=configs/qwen3_4b_{method}.yaml"]), fit_options(_files("qwen3_4b", method))
+    one, other = (
+        FitOptions().parse([f"--config=configs/qwen3_4b_{method}.yaml"]),
+        FitOptions().parse(_files("qwen3_4b", method)),
+    )
     assert all(one[group] == other[group] for group in ("seed_everything", "trainer", "model", "data", "evaluation"))
 
 

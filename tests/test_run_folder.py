@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
-from grail_lightning.cli.stage_loggers import beside_training
+from grail_lightning.cli.run_files import beside_training
 from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer

@@ -29,6 +29,13 @@ _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
+# Classes of torch that this package cannot use, and the reasons.
+UNUSABLE = {
+    "LBFGS": "`optimizer` must step once for each gradient, but got LBFGS, which evaluates the loss several times a "
+    "step. Use AdamW, say.",
+    "SparseAdam": "`optimizer` must take dense gradients, but got SparseAdam. Use AdamW, say.",
+    "ReduceLROnPlateau": "`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.",
+}
 
 
 def choices(option: str) -> list[str]:

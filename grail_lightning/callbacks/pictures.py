@@ -21,8 +21,7 @@ from grail_lightning.credit import TokenWeights
 from grail_lightning.grading import labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.views.curves import weight_curves
-from grail_lightning.views.heatmap import ShownGroup, ShownRollout, heatmap
+from grail_lightning.views.pictures import ShownGroup, ShownRollout, heatmap, weight_curves
 
 _BINS = 40
 

@@ -6,9 +6,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -34,15 +34,19 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.requirements import check_callbacks, check_folders
-from grail_lightning.cli.commands import SUBCOMMANDS, check_subcommand, refuse
-from grail_lightning.cli.config_files import expand_configs
-from grail_lightning.cli.errors import explain, one_line, option_error
-from grail_lightning.cli.help_pages import first_screen, show
-from grail_lightning.cli.lists import whole_lists
-from grail_lightning.cli.methods import as_given, expand_methods
-from grail_lightning.cli.option_help import describe, print_options
-from grail_lightning.cli.run_config import SaveRunConfig
-from grail_lightning.cli.stage_loggers import beside_training, files_after_checks
+from grail_lightning.cli.config_files import expand_configs, expand_methods, replace_lists
+from grail_lightning.cli.help import (
+    GROUPS,
+    SUBCOMMANDS,
+    asked,
+    check_subcommand,
+    first_screen,
+    print_options,
+    refuse,
+    show,
+)
+from grail_lightning.cli.mistakes import explain, one_line, option_error
+from grail_lightning.cli.run_files import SaveRunConfig, beside_training, files_after_checks
 from grail_lightning.cli.strategies import check_launcher, default_mesh_sizes, strategy_options
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.distributed.sharding import check_strategy
@@ -64,30 +68,24 @@ ALWAYS_ON = {
     "checkpoint": ModelCheckpoint,
     "last_checkpoint": LastCheckpoint,
 }
+CLI = TypeVar("CLI", bound="GrailCLI")
+# Where the text of a library does not fit: an option has another meaning here, or its text is no sentence.
+TEXTS = {
+    "seed_everything": "The seed of all random numbers. true takes a random one.",
+    "ckpt_path": "The checkpoint to begin with: `last` or `best` of the run's folder, or a file. With it, `fit` "
+    "resumes a run.",
+    "data": "The data module, a class with its options, as in `--data=MathData --data.train=problems.jsonl`.",
+    "checkpoint.dirpath": "The folder of the checkpoints; default `checkpoints` in the folder of the run.",
+    "checkpoint.monitor": "The metric by which checkpoints are compared.",
+}
 INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
+# Options of the Trainer that the module cannot follow: the values that ask for nothing, and what to set instead.
 LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "gradient_clip_val": (
-        (None, 0),
-        "The module clips by itself: set `--model.execution.max_grad_norm` instead.",
-    ),
-    "gradient_clip_algorithm": (
-        (None, "norm"),
-        "The module clips the norm, of all gradients: set `--model.execution.max_grad_norm`.",
-    ),
-    "accumulate_grad_batches": (
-        (None, 1),
-        "The module accumulates by itself: set `--model.execution.token_budget` instead.",
-    ),
-    "enable_checkpointing": (
-        (None, True),
-        "For less on disk set `--checkpoint.save_top_k=0` (no best checkpoint) and "
-        "`--last_checkpoint.on_validation=false` (the last one at the end alone).",
-    ),
-    "barebones": (
-        (None, False),
-        "It forbids the logger and the checkpoints of every run. Set `--trainer.enable_progress_bar=false` and "
-        "`--trainer.enable_model_summary=false` for less.",
-    ),
+    "gradient_clip_val": ((None, 0), "`--model.execution.max_grad_norm`"),
+    "gradient_clip_algorithm": ((None, "norm"), "`--model.execution.max_grad_norm`, which clips the norm of all"),
+    "accumulate_grad_batches": ((None, 1), "`--model.execution.token_budget`"),
+    "enable_checkpointing": ((None, True), "`--checkpoint.save_top_k=0` and `--last_checkpoint.on_validation=false`"),
+    "barebones": ((None, False), "`--trainer.enable_progress_bar=false`"),
 }
 
 
@@ -112,7 +110,11 @@ class GrailCLI(LightningCLI):
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        describe(parser, subcommand)
+        parser.usage, parser.description = f"grail-lightning {subcommand} --config FILE [--OPTION=VALUE ...]", None
+        for name, group in (parser.groups or {}).items():  # Titles are cut at the first line of a docstring.
+            group.title = GROUPS.get(name, group.title or name).removesuffix(".")
+        for action in parser._actions:
+            action.help = TEXTS.get(action.dest, action.help)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -123,15 +125,15 @@ class GrailCLI(LightningCLI):
         Raises:
             ValueError: If an option is wrong.
         """
-        given = args if isinstance(args, list) else sys.argv[1:]
-        print_options(self._subcommand_parsers, given)
+        assert isinstance(args, list)
+        arguments: list[str] = args
+        print_options(self._subcommand_parsers, arguments)
         try:
-            with whole_lists():
-                super().parse_arguments(parser, args)
+            self.config = parser.parse_args([*replace_lists(arguments)])
         except ArgumentError as error:
-            parsers = [sub for name, sub in self._subcommand_parsers.items() if name in given[:1]]
+            parsers = [sub for name, sub in self._subcommand_parsers.items() if name in arguments[:1]]
             known = {name for sub in parsers for name, _ in sub.get_defaults().items()}
-            raise ValueError(option_error(error, sorted(known), given)) from error
+            raise ValueError(option_error(error, sorted(known), arguments)) from error
 
     def _parse_ckpt_path(self) -> None:
         # In Lightning 2.6 hyper-parameters in a checkpoint override the command line. Here they never do.
@@ -161,9 +163,9 @@ class GrailCLI(LightningCLI):
         """Reject options that the module cannot follow, before any object is built."""
         check_groups(options := self.config[self.subcommand])
         trainer = options.trainer
-        for name, (honoured, instead) in LEFT_OUT.items():
-            if (given := trainer.get(name)) not in honoured:
-                raise ValueError(f"`trainer.{name}` must be left out, but got {given}. {instead}")
+        for name, (without_effect, instead) in LEFT_OUT.items():
+            if (value := trainer.get(name)) not in without_effect:
+                raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
         check_precision(trainer.get("precision"))
         trainer.strategy = strategy_options(trainer.get("strategy", "auto"))
 
@@ -205,23 +207,19 @@ def check_groups(options: Namespace) -> None:
         ValueError: If one is.
     """
     groups = ["trainer", "model", *(name for name, made in ALWAYS_ON.items() if inspect.signature(made).parameters)]
-    groups += [f"model.{name}" for name in ("sampling", "loading", "objective", "execution")]
-    for name in groups:
+    for name in (*groups, "model.sampling", "model.loading", "model.objective", "model.execution"):
         if not isinstance(value := options.get(name), Namespace):
-            given = "null" if value is None else repr(value)
-            raise ValueError(
-                f"`{name}` must be a group of options, but got {given}. Fill it in, or leave the line out."
-            )
+            got = "null" if value is None else repr(value)
+            raise ValueError(f"`{name}` must be a group of options, but got {got}. Fill it in, or leave the line out.")
     listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in _as_list(options.trainer.get("callbacks"))}
     for name, callback in ALWAYS_ON.items():
         if callback.__name__ in listed and callback is not ModelCheckpoint:
             raise ValueError(
-                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set its options with "
-                f"`--{name}.…`."
+                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set `--{name}.…`."
             )
 
 
-def main(args: ArgsType = None) -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Entry point. A user's mistake is reported in one line with exit code 2; ``GRAIL_DEBUG=1`` shows the traceback."""
     with mistakes_in_one_line():
         run(GrailCLI, args)
@@ -237,14 +235,14 @@ def mistakes_in_one_line() -> Iterator[None]:
             raise
         if os.environ.get("GRAIL_DEBUG"):
             traceback.print_exc()
-        refuse(as_given(one_line(error), sys.argv[1:]))
+        refuse(one_line(error))
     except SystemExit as end:
         if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
             raise SystemExit(INTERRUPTED) from None
         raise
 
 
-def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
+def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
     """Parse the arguments, those of the process by default, build what they describe, and run the subcommand."""
     # Lightning 2.6 calls `add_instantiator`, which jsonargparse 4.53 deprecates. A user cannot change that.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
@@ -252,20 +250,17 @@ def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     quiet = {"exit_on_error": False}
-    given = sys.argv[1:] if args is None else args
-    if isinstance(given, list):
-        if (page := first_screen(given)) is not None:
-            show(page)
-            raise SystemExit(0)
-        given = expand_methods(expand_configs(given))
-        check_subcommand(given)
-    if args is None:
-        sys.argv[1:] = given
+    arguments = [*(sys.argv[1:] if args is None else args)]
+    if asked(arguments) == "":
+        show(first_screen())
+        raise SystemExit(0)
+    arguments = expand_methods(expand_configs(arguments))
+    check_subcommand(arguments)
     return cli(
         GrailModule,
         LightningDataModule,
         subclass_mode_data=True,
-        args=None if args is None else given,
+        args=arguments,
         seed_everything_default=0,
         auto_configure_optimizers=False,
         save_config_callback=SaveRunConfig,
@@ -277,6 +272,49 @@ def run(cli: type[GrailCLI], args: ArgsType) -> GrailCLI:
             **dict.fromkeys(SUBCOMMANDS, quiet),
         },
     )
+
+
+class _ParsedOnly(GrailCLI):
+    """Parses the options of a fit and checks them as a run does, and builds nothing."""
+
+    def _set_seed(self) -> None:
+        return
+
+    def instantiate_classes(self) -> None:
+        return
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        return
+
+
+class FitOptions:
+    """Parses command lines of ``fit`` one after the other. The parser, which takes a second to make, is made once."""
+
+    def __init__(self) -> None:
+        self._cli: _ParsedOnly | None = None
+
+    def parse(self, arguments: Sequence[str]) -> Namespace:
+        """The options that a command line of ``fit`` and its config files give.
+
+        Raises:
+            ValueError: If an option is wrong.
+        """
+        if self._cli is None:
+            self._cli = run(_ParsedOnly, ["fit", *arguments])
+        else:
+            self._cli.parse_arguments(self._cli.parser, expand_methods(expand_configs(["fit", *arguments])))
+            self._cli.before_instantiate_classes()
+        options: Namespace = self._cli.config.fit
+        return options
+
+    def build(self) -> None:
+        """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded.
+
+        Raises:
+            ValueError: If a value is refused by the class that it is for.
+        """
+        assert self._cli is not None
+        self._cli.parser.instantiate_classes(self._cli.config)
 
 
 def _as_list(value: object) -> list[Any]:

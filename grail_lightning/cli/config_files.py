@@ -1,8 +1,8 @@
-"""The YAML files of ``--config``: the files of a command line, the files that they build on, and their options."""
+"""The arguments of a command line, with the files of ``--config`` and those on which these build, in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import yaml
 
 MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
 CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
+CREDIT, COMPARED = "--model.credit", "--predictions.compare+"
 
 
 def expand_configs(args: list[str]) -> list[str]:
@@ -29,13 +30,74 @@ def expand_configs(args: list[str]) -> list[str]:
     while pending:
         argument = pending.pop(0)
         if argument in ("--config", "-c") and pending:
-            *bases, given = _with_bases(Path(pending.pop(0)))
-            for file in [*(base for base in dict.fromkeys(bases) if base.resolve() not in read), given]:
+            *bases, last = _with_bases(Path(pending.pop(0)))
+            for file in [*(base for base in dict.fromkeys(bases) if base.resolve() not in read), last]:
                 expanded += ["--config", str(file)]
                 read.add(file.resolve())
         else:
             expanded.append(argument)
     return expanded
+
+
+def expand_methods(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with every credit method after the first one as an entry of `predictions.compare`.
+
+    Options of a method follow its name: ``--model.credit=GRAIL --model.credit.std=0.3 --model.credit=HighEntropy``.
+
+    Raises:
+        ValueError: If several methods are given to a subcommand other than `predict`.
+    """
+    expanded, number = [], 0
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        number += name == CREDIT
+        if number > 1 and name == CREDIT:
+            argument = COMPARED + argument.removeprefix(CREDIT)
+        elif number > 1 and name.startswith(f"{CREDIT}."):
+            argument = COMPARED.removesuffix("+") + argument.removeprefix(CREDIT)
+        expanded.append(argument)
+    if number > 1 and arguments[0] != "predict":
+        raise ValueError(
+            f"`model.credit` must be given once to `{arguments[0]}`, but got {number} methods. Leave all but one out; "
+            "`grail-lightning predict` compares several."
+        )
+    return expanded
+
+
+def replace_lists(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, where each list of classes or datasets is preceded by an empty one.
+
+    jsonargparse takes the options that an entry leaves out from the entry at the same place of an earlier list of the
+    same length: the second of two datasets would be read with the columns of another one.
+    """
+    last = ""
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if last == "--config":
+            if emptied := _emptied(read_options(Path(argument))):
+                yield from (yaml.safe_dump(emptied), "--config")
+        elif separator and name.startswith("--") and not name.endswith("+") and "{" in value:
+            try:
+                emptied = _emptied(yaml.safe_load(value))
+            except yaml.YAMLError:  # It may be text, and jsonargparse says so if it must not.
+                emptied = None
+            if emptied is not None:
+                yield f"{name}={yaml.safe_dump(emptied, default_flow_style=True).strip()}"
+        yield argument
+        last = argument
+
+
+def _emptied(options: object) -> Any:
+    """The lists of mappings among the options, as empty ones, with the classes in which they lie; None without."""
+    if isinstance(options, list):
+        return [] if any(isinstance(entry, dict) for entry in options) else None
+    if not isinstance(options, dict):
+        return None
+    emptied = {name: inner for name, value in options.items() if (inner := _emptied(value)) is not None}
+    emptied = {name: inner for name, inner in emptied.items() if name != "config" and not str(name).endswith("+")}
+    if emptied and "class_path" in options:
+        emptied["class_path"] = options["class_path"]
+    return emptied or None
 
 
 def shipped(file: Path) -> Path | None:
@@ -44,8 +106,8 @@ def shipped(file: Path) -> Path | None:
     A mistyped folder stays an error.
     """
     parts = file.parts[1:] if file.parts[:1] == ("configs",) else file.parts
-    found = [folder.joinpath(*parts) for folder in CONFIGS if not file.is_absolute() and ".." not in parts]
-    return next((other for other in found if other.is_file()), None)
+    files = [folder.joinpath(*parts) for folder in CONFIGS if not file.is_absolute() and ".." not in parts]
+    return next((other for other in files if other.is_file()), None)
 
 
 def file_that_sets(args: Sequence[str], option: str) -> Path | None:
@@ -57,7 +119,7 @@ def file_that_sets(args: Sequence[str], option: str) -> Path | None:
     """
     if any(arg.partition("=")[0] in (f"--{option}", f"--{option}.help") for arg in args):
         return None
-    files = [Path(file) for flag, file in pairwise(args) if flag == "--config"]
+    files = [Path(name) for flag, name in pairwise(args) if flag == "--config" and "\n" not in name]
     return next((file for file in reversed(files) if _sets(read_options(file), option.split("."))), None)
 
 
@@ -71,30 +133,23 @@ def _sets(options: object, names: Sequence[str]) -> bool:
 
 
 def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
-    """The options of a YAML file.
-
-    Args:
-        file: The file.
-        given_as: What an error calls it.
+    """The options of a YAML file, which errors call `given_as`.
 
     Raises:
         ValueError: If it cannot be read, is no YAML, or does not hold options. The message names file and line.
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506  (a SafeLoader)
+        with file.open(encoding="utf-8") as stream:
+            content = yaml.load(stream, _UniqueKeys)  # noqa: S506  (a SafeLoader)
     except OSError as error:
-        raise ValueError(
-            f"{given_as} must name a YAML file, but {file} cannot be read: File does not exist (looked in "
-            f"{Path.cwd()}). Correct the path."
-            if isinstance(error, FileNotFoundError)
-            else f"{given_as} must name a YAML file, but {file} cannot be read: {error.strerror}. Correct the path."
-        ) from None
+        reason = f"{error.strerror} (looked in {Path.cwd()})"
+        raise ValueError(f"{given_as} must name a YAML file, but {file} cannot be read: {reason}.") from None
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{given_as} {file} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8."
         ) from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{given_as} {_place(file, error)}. Correct the YAML there.") from None
+        raise ValueError(f"{given_as} must be well-formed YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
         got = "nothing" if content is None else f"a {type(content).__name__}"
         raise ValueError(
@@ -145,11 +200,3 @@ def _with_bases(file: Path, above: tuple[Path, ...] = ()) -> list[Path]:
             )
     above = (*above, file.resolve())
     return [*(part for name in bases for part in _with_bases(file.parent / name, above)), file]
-
-
-def _place(file: Path, error: yaml.YAMLError) -> str:
-    """The file, line and column of an error in YAML, with its description."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None:
-        return f"{file} is no YAML: {' '.join(str(error).split())}"
-    return f"{file}, line {mark.line + 1}, column {mark.column + 1}: malformed YAML ({problem})"
