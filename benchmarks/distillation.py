@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from grail_lightning.functional.distillation import teacher_divergence
+from grail_lightning.functional.certainty import teacher_divergence
 
 
 def whole(hidden: torch.Tensor, teacher: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import and_, gt, or_
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ __all__ = [
     "Undecided",
     "Unparseable",
     "as_cuts",
+    "capped",
     "same_form",
 ]
 
@@ -60,6 +61,20 @@ class Conventions:
     max_characters: int = 2000
     max_nesting: int = 30
     max_digits: int = 1000
+
+
+_DIGITS = re.compile(r"\d+")
+_LARGE_EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
+
+
+def capped(text: str, conventions: Conventions) -> bool:
+    """Whether a text is too large in one way or another for anything that parses."""
+    if len(text) > conventions.max_characters or "\0" in text or _LARGE_EXPONENT.search(text):
+        return True
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    return max(depths, default=0) > conventions.max_nesting or any(
+        len(run) > conventions.max_digits for run in _DIGITS.findall(text)
+    )
 
 
 class Outcome(NamedTuple):

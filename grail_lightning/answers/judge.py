@@ -19,9 +19,10 @@ from grail_lightning.answers.compare import (
     Undecided,
     Unparseable,
     as_cuts,
+    capped,
     same_form,
 )
-from grail_lightning.answers.normalise import capped, normalise, string_key, text_key
+from grail_lightning.answers.normalise import normalise, string_key, text_key
 from grail_lightning.answers.parse import Node, letters, negated, number
 from grail_lightning.answers.structure import Answer, Broken, Group, Leaf, Many, Quantity, Relation, Union, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
@@ -69,8 +70,7 @@ def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = 
         return Outcome("missing", "none")
     if gold.strip() == prediction.strip():
         return Outcome("right", "string")
-    limits = (conventions.max_characters, conventions.max_nesting, conventions.max_digits)
-    if capped(prediction, *limits) or capped(gold, *limits):
+    if capped(prediction, conventions) or capped(gold, conventions):
         return Outcome("capped", "none")
     try:
         return _Comparison(conventions, slow=slow).outcome(normalise(gold), normalise(prediction))
@@ -332,7 +332,6 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
     [0, -1, 0, 1]
     """
     rules = conventions or Conventions()
-    limits = (rules.max_characters, rules.max_nesting, rules.max_digits)
     number_of: dict[str, int] = {}
     first: list[str] = []
     found = []
@@ -340,7 +339,7 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
         if answer is None or not answer.strip():
             found.append(-1)
             continue
-        key = answer.strip() if capped(answer, *limits) else string_key(normalise(answer))
+        key = answer.strip() if capped(answer, rules) else string_key(normalise(answer))
         if key not in number_of:
             compared = enumerate(first[:_MOST_COMPARED])
             number_of[key] = next((n for n, other in compared if _equal(other, answer, rules)), len(first))

@@ -1,6 +1,6 @@
 r"""One spelling for one thing: what two typesetters write differently becomes the same string.
 
-Pure string work, linear or nearly so on text that `capped` lets through. The output is still LaTeX: `\frac{1}{2}`,
+Pure string work, linear or nearly so on text within the caps. The output is still LaTeX: `\frac{1}{2}`,
 `\sqrt{2}`, `\le`, `\{1,2\}`; words stay in `\text{...}`. Nothing here decides whether two answers are equal.
 """
 
@@ -8,7 +8,6 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator
 from functools import lru_cache
-from itertools import accumulate
 
 from grail_lightning.answers import spellings
 from grail_lightning.answers.find import last_box
@@ -18,7 +17,6 @@ __all__ = [
     "CLOSING",
     "TEXT",
     "balanced",
-    "capped",
     "group_end",
     "normalise",
     "pieces",
@@ -108,22 +106,12 @@ _CONTINUED = re.compile(
 )
 _TOKEN = re.compile(r"\s*([A-Za-z0-9]|\\[A-Za-z]+)")
 _OPENING_OF_TEXT = re.compile(r"\s*\{")
-_DIGITS = re.compile(r"\d+")
-_EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 _PLAIN_LIST = re.compile(r"[0-9,.\s+-]+,\s+[0-9,.\s+-]+", re.ASCII)
 # Units that would pass for a function or a quotient of letters.
 _UNIT = re.compile(r"min|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
 # What separates the members of a list in words.
 _LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:[.,;]|\\\\|\\text\{\s*[.,]?\s*\})\s*$")
-
-
-def capped(text: str, max_characters: int, max_nesting: int, max_digits: int) -> bool:
-    """Whether a text is too large in one way or another for anything that parses."""
-    if len(text) > max_characters or "\0" in text or _EXPONENT.search(text):
-        return True
-    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    return max(depths, default=0) > max_nesting or any(len(run) > max_digits for run in _DIGITS.findall(text))
 
 
 def normalise(text: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.forward import entropies
-from grail_lightning.functional.attention import top_tokens
+from grail_lightning.functional.attribution import top_tokens
 from grail_lightning.grading import align_rows
 from grail_lightning.grading.locate import labelled_steps
 from grail_lightning.policy import Policy

@@ -10,7 +10,7 @@ import torch
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import entropies
-from grail_lightning.functional.segments import segment_weights
+from grail_lightning.functional.weighting import segment_weights
 from grail_lightning.policy import Policy
 
 
@@ -20,7 +20,7 @@ class LESS(TokenCredit):
     .. math:: w_t = 1 \text{ (high entropy)},\quad 1/n \text{ (low)},\quad
               \max(w_t, k/n) \text{ (in } k \text{ of } n \text{ rollouts of one kind)},\quad 0 \text{ (in both kinds)}
 
-    See `grail_lightning.functional.segments.segment_weights`. Groups without an advantage need no forward pass and
+    See `grail_lightning.functional.weighting.segment_weights`. Groups without an advantage need no forward pass and
     have weight 1.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.forward import measure_rows
-from grail_lightning.functional.attention import future_influence, lookback, top_share
+from grail_lightning.functional.attribution import future_influence, lookback, top_share
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 

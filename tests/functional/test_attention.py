@@ -6,8 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from grail_lightning.functional.attention import top_share
-from grail_lightning.functional.attribution import top_mass
+from grail_lightning.functional.attribution import top_mass, top_share
 
 LONGEST = 2000
 
