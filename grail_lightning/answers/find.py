@@ -12,20 +12,6 @@ from functools import cache
 
 import regex
 
-__all__ = [
-    "AnswerForm",
-    "AnswerSpan",
-    "Box",
-    "Boxed",
-    "LastNumber",
-    "Marker",
-    "Pattern",
-    "box_content",
-    "find_boxes",
-    "last_box",
-]
-
-
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
 # A minus sign is an operator directly behind an operand (`5-3`), or with spaces on both sides (`5 - 3`).

@@ -22,9 +22,6 @@ from typing import Any
 
 import grail_lightning
 
-__all__ = ["Worker", "WorkerPool"]
-
-
 _PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
 _WORKER = "grail_lightning.answers.worker"
 # Imports under load (a cold disk, all cores busy) may take a while; nothing of a model runs before a worker is ready.

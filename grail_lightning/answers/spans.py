@@ -18,9 +18,6 @@ from functools import lru_cache
 from itertools import groupby, takewhile
 from typing import Any, Protocol
 
-__all__ = ["Alignment", "align", "token_span"]
-
-
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 # GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` of its encoder).
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

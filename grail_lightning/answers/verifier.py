@@ -9,13 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from grail_lightning.answers.compare import Conventions, Outcome
-from grail_lightning.answers.judge import judge
+from grail_lightning.answers.judge import fault_of, judge
 from grail_lightning.answers.normalise import text_key
 from grail_lightning.answers.pool import WorkerPool
-from grail_lightning.answers.worker import fault_of
-
-__all__ = ["Verdict", "Verifier"]
-
 
 _CACHED_CHARACTERS = 512
 _log = logging.getLogger(__name__)

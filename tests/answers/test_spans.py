@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from grail_lightning.answers.find import find_boxes
 from grail_lightning.answers.spans import Alignment, align, token_span
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 TEXT = [
     "So the answer is \\boxed{12}.$",
     "we get $x = \\boxed{\\frac{1}{2}}.$ Done",
