@@ -210,8 +210,8 @@ def _reconciled(spans: list[tuple[int, int]], written: str, text: str) -> list[t
     """Where the windows did not make the text, every token that touches the doubtful stretch covers all of it."""
     if written == text:
         return spans
-    head = len(commonprefix([written, text]))
-    tail = len(commonprefix([written[head:][::-1], text[head:][::-1]]))
+    head = len(commonprefix([written, text]))  # noqa: RUF071 (texts, not paths)
+    tail = len(commonprefix([written[head:][::-1], text[head:][::-1]]))  # noqa: RUF071
     shift, doubt_stop, text_stop = len(text) - len(written), len(written) - tail, len(text) - tail
     nobodys = head == doubt_stop  # characters that no window wrote: the neighbours on both sides answer for them
     reconciled = []
