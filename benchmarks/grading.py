@@ -345,7 +345,7 @@ def speed_table(golds: list[str], timeout: float) -> None:
 def forget() -> None:
     """Empty the caches that all verifiers of a process share."""
     importlib.import_module("grail_lightning.answers.normalise")._of_short.cache_clear()
-    importlib.import_module("grail_lightning.answers.structure")._of_short.cache_clear()
+    importlib.import_module("grail_lightning.answers.structure")._read_short.cache_clear()
 
 
 def rate(work: Callable[[], Any], number: int) -> float:

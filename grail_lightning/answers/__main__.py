@@ -8,29 +8,20 @@ have `expected` and `category`; then a summary by category and every disagreemen
 import argparse
 import json
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.compare import Conventions, capped
 from grail_lightning.answers.find import box_content
-from grail_lightning.answers.normalise import capped, normalise
+from grail_lightning.answers.normalise import normalise
 from grail_lightning.answers.verifier import Verifier
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        arguments: command line without the program's name; None for the process's own.
-
-    Returns:
-        0 if the answer is right (or, for a file, if no expectation was missed), 1 if not, 2 for a file that cannot be
-        read.
-    """
+    """Run the program: 0 if the answer is right (of a file, if none was missed), 1 if not, 2 for a bad file."""
     parser = argparse.ArgumentParser(prog="python -m grail_lightning.answers", description=__doc__.splitlines()[0])
     parser.add_argument("gold", nargs="?", help="the reference answer")
     parser.add_argument("prediction", nargs="?", help="the model's answer, bare or in a response with a box")
@@ -42,9 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("expected GOLD and PREDICTION, or --jsonl FILE")
     with Verifier(num_workers=options.workers, timeout_seconds=options.timeout) as verifier:
         if options.jsonl is None:
-            return _grade_one(verifier, options.gold, options.prediction)
+            return _grade_one(verifier, options.gold, _bare(options.prediction))
         try:
-            rows = _rows(options.jsonl)
+            lines = enumerate(options.jsonl.read_text().splitlines(), 1)
+            rows = [_row(line, f"{options.jsonl}:{place}") for place, line in lines if line.strip()]
         except (OSError, ValueError) as error:
             print(error, file=sys.stderr)
             return 2
@@ -56,55 +48,38 @@ def _bare(prediction: str) -> str:
     return prediction if content is None else content
 
 
-def _form(text: str) -> str:
-    limits = Conventions()
-    if capped(text, limits.max_characters, limits.max_nesting, limits.max_digits):
-        return "(beyond the caps)"
-    return repr(normalise(text))
-
-
 def _grade_one(verifier: Verifier, gold: str, prediction: str) -> int:
-    verdict = verifier.grade([(gold, _bare(prediction))])[0]
+    verdict = verifier.grade([(gold, prediction)])[0]
     print(f"{verdict.status}  (layer: {verdict.layer})")
-    print(f"gold        {_form(gold)}")
-    print(f"prediction  {_form(_bare(prediction))}")
+    for title, text in (("gold", gold), ("prediction", prediction)):
+        print(f"{title:<10}  {'(beyond the caps)' if capped(text, Conventions()) else repr(normalise(text))}")
     return 0 if verdict.correct else 1
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for place, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            row["prediction"] = row["prediction"] if "prediction" in row else row["pred"]
-            rows.append({"category": "all", "expected": None} | row | {"gold": str(row["gold"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}:{place}: expected a JSON object with `gold` and `prediction` (or `pred`), "
-                f"but got {line[:80]!r} ({error})."
-            ) from error
-    if not rows:
-        raise ValueError(f"{path}: expected one JSON object a line, but the file is empty.")
-    return rows
+def _row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        prediction = row["prediction"] if "prediction" in row else row["pred"]
+        texts = {"gold": str(row["gold"]), "prediction": str(prediction)}
+        return {"category": "all", "expected": None, **row, **texts}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{place}: expected a JSON object with `gold` and `prediction` (or `pred`), "
+            f"but got {line[:80]!r} ({error})."
+        ) from error
 
 
 def _grade_file(verifier: Verifier, rows: list[dict[str, Any]]) -> int:
-    start = time.perf_counter()
-    verdicts = verifier.grade([(row["gold"], _bare(str(row["prediction"]))) for row in rows])
-    seconds = time.perf_counter() - start
-    print(f"{'category':<28}{'pairs':>7}{'right':>7}{'false accepts':>15}{'misses':>8}")
+    verdicts = verifier.grade([(row["gold"], _bare(row["prediction"])) for row in rows])
     graded = list(zip(rows, verdicts, strict=True))
     missed = [(row, v) for row, v in graded if row["expected"] is not None and bool(row["expected"]) != v.correct]
+    print(f"{'category':<28}{'pairs':>7}{'right':>7}{'false accepts':>15}{'misses':>8}")
     for category in [*sorted({str(row["category"]) for row in rows}), None]:
         ours, wrong = ([v for row, v in some if category in (None, str(row["category"]))] for some in (graded, missed))
         accepts = sum(verdict.correct for verdict in wrong)
         right = sum(verdict.correct for verdict in ours)
         print(f"{category or 'TOTAL':<28}{len(ours):>7}{right:>7}{accepts:>15}{len(wrong) - accepts:>8}")
     print("status:", dict(Counter(verdict.status for verdict in verdicts).most_common()))
-    print("accepted by:", dict(Counter(verdict.layer for verdict in verdicts if verdict.correct).most_common()))
-    print(f"{len(rows) / seconds:.0f} pairs a second")
     for row, verdict in missed:
         kind = "false accept" if verdict.correct else "miss"
         print(f"{kind}: gold {row['gold']!r}, prediction {row['prediction']!r}: {verdict.status}, {verdict.layer}")

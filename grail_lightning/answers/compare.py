@@ -5,30 +5,16 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
-from itertools import groupby
+from functools import partial, reduce
+from itertools import accumulate, groupby
 from operator import and_, gt, or_
 from typing import NamedTuple
 
 from grail_lightning.answers.normalise import string_key
-from grail_lightning.answers.parse import Node, letters, mentions, negated, number
-from grail_lightning.answers.structure import Answer, Group, Leaf, Many, Quantity, Relation, Union, Words
-from grail_lightning.answers.values import TooLarge, Undefined, agree_everywhere, approximate, is_terminating, rational
+from grail_lightning.answers.parse import Node, negated, number
+from grail_lightning.answers.structure import Answer, Group, Leaf, Many, Quantity, Relation, Union
+from grail_lightning.answers.values import agree_everywhere, approximate, is_terminating, rational
 from grail_lightning.answers.wording import anagrams, wordy
-
-__all__ = [
-    "LAYERS",
-    "Conventions",
-    "Cut",
-    "Cuts",
-    "Formulas",
-    "Outcome",
-    "Undecided",
-    "Unparseable",
-    "as_cuts",
-    "same_form",
-]
-
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 
@@ -62,6 +48,20 @@ class Conventions:
     max_digits: int = 1000
 
 
+_DIGITS = re.compile(r"\d+")
+_LARGE_EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
+
+
+def capped(text: str, conventions: Conventions) -> bool:
+    """Whether a text is too large in one way or another for anything that parses."""
+    if len(text) > conventions.max_characters or "\0" in text or _LARGE_EXPONENT.search(text):
+        return True
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    return max(depths, default=0) > conventions.max_nesting or any(
+        len(run) > conventions.max_digits for run in _DIGITS.findall(text)
+    )
+
+
 class Outcome(NamedTuple):
     """What `judge` found: status (right | wrong | missing | capped | unparseable) and the layer that decided."""
 
@@ -70,6 +70,7 @@ class Outcome(NamedTuple):
 
 
 _DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?|\\ldots)?", re.ASCII)
+_ONE = number(1)
 _HUNDREDTH = number(Fraction(1, 100))
 _DEGREE = Node("function", "degrees", (number(1),))
 
@@ -113,7 +114,7 @@ class Formulas:
             if not slack or (value is not None and is_terminating(value)):
                 return False
         factors = _factors_between(left, right, self.conventions)
-        return any(self.nodes(_times(gold.node, *ours), _times(other.node, *theirs), slack) for ours, theirs in factors)
+        return any(self.nodes(_times(gold.node, ours), _times(other.node, theirs), slack) for ours, theirs in factors)
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
         """Two formulas."""
@@ -126,11 +127,7 @@ class Formulas:
             if left == right or slack == 0 or (is_terminating(left) and is_terminating(right)):
                 return left == right
             return abs(left - right) <= Fraction(str(slack)) * abs(left)
-        if mentions(gold, "inf") or mentions(other, "inf"):
-            return _sign_of_infinity(gold) == _sign_of_infinity(other) != 0
         if gold.kind == other.kind == "symbol":
-            return False
-        if (left is not None and _single(other)) or (right is not None and _single(gold)):
             return False
         self.reach("symbolic")
         return agree_everywhere(gold, other, slack)
@@ -150,23 +147,6 @@ class Formulas:
         return verdict
 
 
-def _single(node: Node) -> bool:
-    """Whether a formula is one letter, possibly with a rational factor: never equal to a number."""
-    return node.kind == "symbol" or (
-        node.kind in ("negate", "multiply")
-        and all(_single(argument) or argument.kind == "number" for argument in node.args)
-        and sum(_single(argument) for argument in node.args) == 1
-        and all(argument.value != 0 for argument in node.args if argument.kind == "number")
-    )
-
-
-def _sign_of_infinity(node: Node) -> int:
-    """1 or -1 for a signed infinity, 0 for anything else."""
-    if node == Node("constant", "inf"):
-        return 1
-    return -_sign_of_infinity(node.args[0]) if node.kind == "negate" else 0
-
-
 def same_form(one: Node, two: Node) -> bool:
     """Whether two formulas without letters are the same tree, or two spellings of one number such as 1/2 and 0.5."""
     return one == two or (_spelled(one) and _spelled(two) and rational(one) == rational(two))
@@ -181,27 +161,23 @@ def _clash(gold: str, prediction: str) -> bool:
     return gold != prediction and all(unit and "?" not in unit and "unit" not in unit for unit in (gold, prediction))
 
 
-def _times(node: Node, *factors: Node) -> Node:
-    """The product."""
-    return reduce(lambda product, factor: Node("multiply", "", (product, factor)), factors, node)
+def _times(node: Node, factor: Node) -> Node:
+    return node if factor is _ONE else Node("multiply", "", (node, factor))
 
 
-def _factors_between(
-    left: Quantity, right: Quantity, conventions: Conventions
-) -> Iterator[tuple[list[Node], list[Node]]]:
-    """What two formulas may be multiplied with before they are compared: powers of ten, percent and degrees."""
-    ours, theirs = ([number(10**side.zeros)] if side.zeros else [] for side in (left, right))
+def _factors_between(left: Quantity, right: Quantity, conventions: Conventions) -> Iterator[tuple[Node, Node]]:
+    """What two formulas may be multiplied with before they are compared: percent and degrees."""
     if left.percent != right.percent:
         if conventions.percent_as_number:
-            yield ours, theirs
+            yield _ONE, _ONE
         if conventions.percent_as_fraction:
-            yield ([*ours, _HUNDREDTH], theirs) if left.percent else (ours, [*theirs, _HUNDREDTH])
+            yield (_HUNDREDTH, _ONE) if left.percent else (_ONE, _HUNDREDTH)
     elif left.degrees and _in_radians(right):
-        yield [*ours, _DEGREE], theirs
+        yield _DEGREE, _ONE
     elif right.degrees and _in_radians(left):
-        yield ours, [*theirs, _DEGREE]
+        yield _ONE, _DEGREE
     else:
-        yield ours, theirs
+        yield _ONE, _ONE
 
 
 def _in_radians(quantity: Quantity) -> bool:
@@ -222,7 +198,6 @@ def _significant_digits(text: str) -> int:
 
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _INFINITY = Node("constant", "inf")
-_REALS = (r"\mathbb{R}", "all real numbers")
 
 
 class Cut(NamedTuple):
@@ -242,30 +217,25 @@ _ALL: Cuts = (_LEAST, _GREATEST)
 def as_cuts(answer: Answer) -> Cuts | None:
     r"""The set of real numbers that an answer describes, as the ends of its intervals; None if it describes none."""
     match answer:
-        case Words(text=text) | Leaf(quantity=Quantity(text=text)):
-            return _ALL if text in _REALS else None
+        case Leaf(quantity=Quantity(text=r"\mathbb{R}")):
+            return _ALL
         case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
             return _interval(low, high, brackets)
         case Union(parts=parts, signs=signs):
-            result = as_cuts(parts[0])
+            cuts = as_cuts(parts[0])
             for sign, part in zip(signs, parts[1:], strict=True):
-                result = _combined({r"\cup": or_, r"\cap": and_, r"\setminus": gt}[sign], result, as_cuts(part))
-            return result
+                cuts = _combined({r"\cup": or_, r"\cap": and_, r"\setminus": gt}[sign], cuts, as_cuts(part))
+            return cuts
         case Relation(sides=(Leaf(node=Node(kind="symbol")), values), signs=(r"\in",)):
             return as_cuts(values)
         case Relation():
             return _solutions(answer)
         case Many(braced=True, items=items):
-            return _joined(or_, (), *(_interval(item, item, "[]") for item in items))
+            nothing: Cuts | None = ()
+            return reduce(partial(_combined, or_), (_interval(item, item, "[]") for item in items), nothing)
         case Many(items=items, joint=joint) if all(isinstance(item, Relation) for item in items):
-            return _joined(or_ if joint == "or" else and_, *map(as_cuts, items))
+            return reduce(partial(_combined, or_ if joint == "or" else and_), map(as_cuts, items))
     return None
-
-
-def _joined(operator: Callable[[bool, bool], bool], first: Cuts | None, *others: Cuts | None) -> Cuts | None:
-    for other in others:
-        first = _combined(operator, first, other)
-    return first
 
 
 def _combined(operator: Callable[[bool, bool], bool], left: Cuts | None, right: Cuts | None) -> Cuts | None:
@@ -311,46 +281,17 @@ def _solutions(relation: Relation) -> Cuts | None:
 
 
 def _solve(left: Answer, sign: str, right: Answer) -> tuple[str, Cuts | None] | None:
-    """The name and the solutions of `|name| sign constant` or of a linear relation, such as `name sign constant`."""
+    """The name and the solutions of `name sign constant` and `|name| sign constant`."""
     end = _cut(right, after=False)
     if sign not in _FLIPPED or not isinstance(left, Leaf) or left.node is None or end is None:
         return None
-    if left.node.kind == "function" and left.node.value == "abs" and left.node.args[0].kind == "symbol":
+    if left.node.kind == "symbol":
+        return str(left.node.value), _half_line(sign, end.place, end.node)
+    if left.node.value == "abs" and left.node.args[0].kind == "symbol":
         solutions = _half_line(sign, end.place, end.node), _half_line(_FLIPPED[sign], -end.place, negated(end.node))
-        outside = sign in (">", r"\ge")
-        return str(left.node.args[0].value), _combined(or_ if outside else and_, *solutions)
-    return _solve_linear(left.node, sign, end.node)
-
-
-def _solve_linear(node: Node, sign: str, border: Node) -> tuple[str, Cuts] | None:
-    names = letters(node)
-    if len(names) != 1:
-        return None
-    name = names.pop()
-    try:
-        values = [rational(_substituted(node, name, Fraction(value))) for value in (0, 1, 2, 5)]
-    except (TooLarge, Undefined):
-        return None
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    start, *rest = known
-    slope = rest[0] - start
-    if not slope or rest != [start + slope, start + 2 * slope, start + 5 * slope]:
-        return None
-    if start or slope != 1:
-        target = rational(border)
-        if target is None:
-            return None
-        border = number((target - start) / slope)
-    place = approximate(border)
-    return None if place is None else (name, _half_line(sign if slope > 0 else _FLIPPED[sign], place, border))
-
-
-def _substituted(node: Node, name: str, value: Fraction) -> Node:
-    if node.kind == "symbol" and node.value == name:
-        return number(value)
-    return Node(node.kind, node.value, tuple(_substituted(argument, name, value) for argument in node.args))
+        operator = or_ if sign in (">", r"\ge") else and_
+        return str(left.node.args[0].value), _combined(operator, *solutions)
+    return None
 
 
 def _half_line(sign: str, place: float, node: Node) -> Cuts:

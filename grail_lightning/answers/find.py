@@ -9,23 +9,8 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import regex
-
-__all__ = [
-    "AnswerForm",
-    "AnswerSpan",
-    "Box",
-    "Boxed",
-    "LastNumber",
-    "Marker",
-    "Pattern",
-    "box_content",
-    "find_boxes",
-    "last_box",
-]
-
 
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
@@ -83,20 +68,17 @@ class LastNumber(AnswerForm):
     A minus sign may be an operator: the last number of `5-3` and of `5 - 3` is 3, that of `x = -3` is -3.
     """
 
-    @property
-    def instruction(self) -> str:
-        """See `AnswerForm`."""
-        return " Please reason step by step, and end with the answer as a number."
+    instruction = " Please reason step by step, and end with the answer as a number."
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
-        found = []
+        numbers = []
         for match in _NUMBER.finditer(text):
             start, stop = match.span()
             sign = _SIGN.search(text[max(0, start - 4) : start])
             start -= len(sign[0]) if sign else 0
-            found.append(AnswerSpan(start=start, stop=stop, content_start=start, content_stop=stop))
-        return found
+            numbers.append(AnswerSpan(start=start, stop=stop, content_start=start, content_stop=stop))
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -118,25 +100,24 @@ class Marker(AnswerForm):
 
     @property
     def instruction(self) -> str:
-        """See `AnswerForm`."""
+        """A sentence that names the marker."""
         return f" Please reason step by step, and put your final answer on a last line after {self.marker}"
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
-        found = []
+        answers = []
         start = text.find(self.marker)
         while start >= 0:
             begin = start + len(self.marker)
             after = text.find(self.marker, begin)
-            rest = text[begin : after if after >= 0 else len(text)]
-            content = rest.partition("\n")[0]
-            inner = content.strip("* \t\r\f\v\u00a0")
-            if inner:
-                first = begin + content.index(inner)
-                last = first + len(inner)
-                found.append(AnswerSpan(start=start, stop=last, content_start=first, content_stop=last))
+            rest = text[begin : after if after >= 0 else len(text)].partition("\n")[0]
+            content = rest.strip("* \t\r\f\v\u00a0")
+            if content:
+                first = begin + rest.index(content)
+                last = first + len(content)
+                answers.append(AnswerSpan(start=start, stop=last, content_start=first, content_stop=last))
             start = after
-        return found
+        return answers
 
     def bare(self, reference: str) -> str:
         """See `AnswerForm`."""
@@ -156,44 +137,35 @@ class Pattern(AnswerForm):
     """
 
     pattern: str
+    instruction = ""  # A pattern cannot be put into words: the task needs an `instruction` that asks for it.
 
     def __post_init__(self) -> None:
         try:
-            self._compiled  # noqa: B018
+            regex.compile(self.pattern)
         except regex.error as error:
             raise ValueError(f"`pattern` must be a regular expression, but got {self.pattern!r}: {error}.") from None
         if not self.pattern:
             raise ValueError("`pattern` must be a regular expression, but got an empty text.")
 
-    @property
-    def _compiled(self) -> tuple[Any, str | int]:
-        """The expression, from the cache of `regex`, and the group that is the answer."""
-        compiled = regex.compile(self.pattern)
-        return compiled, "answer" if "answer" in compiled.groupindex else min(1, compiled.groups)
-
-    @property
-    def instruction(self) -> str:
-        """See `AnswerForm`. A pattern cannot be put into words: the task needs an `instruction` that asks for it."""
-        return ""
-
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
-        expression, group = self._compiled
-        found = []
+        expression = regex.compile(self.pattern)  # from the cache of `regex`
+        group: str | int = "answer" if "answer" in expression.groupindex else min(1, expression.groups)
+        answers = []
         try:
             for match in expression.finditer(text, timeout=_PATTERN_SECONDS):
                 first, last = match.span(group)
                 if first < last:
                     start, stop = match.span()
-                    found.append(AnswerSpan(start=start, stop=stop, content_start=first, content_stop=last))
+                    answers.append(AnswerSpan(start=start, stop=stop, content_start=first, content_stop=last))
         except TimeoutError:
-            _slow(self.pattern)
+            _warn_slow(self.pattern)
             return []
-        return found
+        return answers
 
 
 @cache  # Once for each pattern.
-def _slow(pattern: str) -> None:
+def _warn_slow(pattern: str) -> None:
     _log.warning(
         "The answer pattern %r took more than %g s for a response, which therefore has no answer. Rewrite it so that "
         "it cannot match a text in exponentially many ways.",
@@ -203,18 +175,13 @@ def _slow(pattern: str) -> None:
 
 
 _TOKEN = re.compile(r"\\(?:(?P<box>boxed\s*\{)|[a-zA-Z]+|.)|[{}]", re.DOTALL)
-
-
 Box = AnswerSpan
 
 
 class Boxed(AnswerForm):
     r"""The content of the last complete `\boxed{...}`. A reference with a box is replaced by the box's content."""
 
-    @property
-    def instruction(self) -> str:
-        """See `AnswerForm`. This is the prompt of the published runs."""
-        return r" Please reason step by step, and put your final answer within \boxed{}."
+    instruction = r" Please reason step by step, and put your final answer within \boxed{}."  # as in the published runs
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
@@ -230,23 +197,20 @@ def find_boxes(text: str) -> list[Box]:
 
     A box inside a complete box is part of that box's content; a box inside an *incomplete* one
     (`\boxed{so \boxed{3}`) stands for itself.
-
-    Args:
-        text: any text.
     """
     open_braces: list[tuple[int, int] | None] = []  # (start, content_start) of a box, None of another group
-    found: list[Box] = []
+    boxes: list[Box] = []
     for token in _TOKEN.finditer(text):
         if token["box"]:
             open_braces.append((token.start(), token.end()))
         elif token[0] == "{":
             open_braces.append(None)
         elif token[0] == "}" and open_braces and (opening := open_braces.pop()) is not None:
-            while found and found[-1].start > opening[0]:  # boxes close inside out: those after our start lie within
-                found.pop()
+            while boxes and boxes[-1].start > opening[0]:  # boxes close inside out: those after our start lie within
+                boxes.pop()
             box = Box(start=opening[0], stop=token.end(), content_start=opening[1], content_stop=token.start())
-            found.append(box)
-    return found
+            boxes.append(box)
+    return boxes
 
 
 def last_box(text: str) -> Box | None:

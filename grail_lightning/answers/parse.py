@@ -14,30 +14,13 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from grail_lightning.answers.normalise import group_end
-from grail_lightning.answers.spellings import BARE_WORDS, FUNCTIONS, GREEK, INVERSE
-
-__all__ = [
-    "E_NOTATION",
-    "Node",
-    "Unreadable",
-    "letters",
-    "mentions",
-    "negated",
-    "number",
-    "parse",
-    "signed",
-    "subtrees",
-]
+from grail_lightning.answers.normalise import BARE_WORDS, FUNCTIONS, GREEK, INVERSE, group_end
 
 
 class Node(NamedTuple):
     """A formula: `kind` is number | symbol | constant | add | multiply | divide | power | negate | function | sign.
 
-    Args:
-        kind: what it is; `sign` is a plus-minus that applies to its one operand.
-        value: of a number (a Fraction), or the name.
-        args: operands.
+    `value` is a number's Fraction, or a name. A `sign` is a plus-minus that applies to its one operand.
     """
 
     kind: str
@@ -83,28 +66,24 @@ def signed(node: Node, sign: str) -> Node:
 
 
 E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
-# `1e-5` inside a formula; not `2e-5`, which is 2·e − 5.
-_E_LITERAL = r"(?:[0-9]+\.[0-9]*|\.[0-9]+|1)[eE][+-]?[0-9]{1,3}|[0-9]+(?:E[+-]?|e|e[+-]0)[0-9]{1,3}"
 _TOKEN = re.compile(
-    rf"\s*(?:(?P<number>(?:{_E_LITERAL})(?![0-9.])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
+    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"|(?P<command>\\(?:[a-zA-Z]+|.))"
-    r"|(?P<word>(?:arc)?(?:sinh?|cosh?|tanh?|cot|sec|csc)(?![a-z])|ln(?![a-z])|log(?![a-z])|exp(?![a-z])|sqrt(?![a-z])"
-    r"|infinity|infty|inf(?![a-z])|oo(?![a-z])|pi(?![a-z]))|(?P<letter>[a-zA-Z])|(?P<other>\S))?",
+    r"|(?P<word>((arc)?(sinh?|cosh?|tanh?|cot|sec|csc)|ln|log|exp|sqrt|infinity|infty|inf|oo|pi)(?![a-z]))"
+    r"|(?P<letter>[a-zA-Z])|(?P<other>\S))?",
     re.ASCII,
 )
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 _SIGNS = {"-": ("negate", ""), r"\pm": ("sign", "+"), r"\mp": ("sign", "-")}
 _DEGREES = re.compile(r"\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})")
-_GOES_ON = re.compile(r"\\[cl]?dots(?![a-zA-Z])(?=\s*(?:[-+)\]}]|\Z))")
 _OVERLINED = re.compile(r"\\overline\s*\{\s*([0-9]+)\s*\}")
 # What an integer makes a mixed number with.
 _FRACTION = re.compile(
     r"\\frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"
 )
-# `f(2)` and `f(x)` are one name where f is the usual name of a function, and I(0) is not I times zero.
+# `f(2)` and `f(x)` are one name where f is the usual name of a function: I(0) is not I times zero.
 _APPLIED = re.compile(r"\(\s*([a-zA-Z]|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*\)")
-_AT_ZERO = re.compile(r"\(\s*(0)\s*\)")
-_FUNCTION_LETTERS = "fghFGHPQVTIuvy"
+_FUNCTION_LETTERS = "fghFGHPQVTIJuvy"
 
 
 class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -112,7 +91,7 @@ class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
 
 
 def parse(text: str) -> Node:
-    r"""The tree of a formula."""
+    """The tree of a formula."""
     if E_NOTATION.fullmatch(literal := text.replace(" ", "")):
         return number(Fraction(literal))
     parser = _Parser(text)
@@ -168,10 +147,7 @@ class _Parser:
         sign = self.accept("+", "-", r"\pm", r"\mp")
         if not sign:
             return self.product()
-        if self.piece in ("+", "-"):
-            term = self.signed()
-        else:  # dots as the last term are a name for what is not written, equal to nothing but itself
-            term = Node("symbol", "...") if self.match(_GOES_ON) else self.product()
+        term = self.signed() if self.piece in ("+", "-") else self.product()
         return term if sign == "+" else Node(*_SIGNS[sign], (term,))
 
     def product(self) -> Node:
@@ -206,8 +182,6 @@ class _Parser:
                 base = Node("power", "", (base, self.script()))
             elif self.accept("!"):
                 base = Node("function", "factorial", (base,))
-            elif self.accept("%"):
-                base = Node("divide", "", (base, number(100)))
             else:
                 return base
 
@@ -283,13 +257,11 @@ class _Parser:
         return Node("function", "root", (inner, degree))
 
     def symbol(self, name: str) -> Node:
-        while self.piece == "'":
-            name += self.take()
         if self.accept("_"):
             name += "_" + self.subscript()
         if name in ("e", "i"):
             return Node("constant", name)
-        argument = self.match(_APPLIED if name[0] in _FUNCTION_LETTERS else _AT_ZERO)
+        argument = self.match(_APPLIED) if name[0] in _FUNCTION_LETTERS else None
         return Node("symbol", f"{name}({argument[1]})" if argument else name)
 
     def accented(self, accent: str) -> Node:
@@ -323,31 +295,22 @@ class _Parser:
 
     def function_argument(self) -> Node:
         if self.piece in _CLOSING:
-            inner = self.bracketed()
-            while self.accept("!"):
-                inner = Node("function", "factorial", (inner,))
-            return inner
+            return self.bracketed()
         if self.accept("-"):
             return negated(self.function_argument())
         argument = self.factor()
         while self.begins_factor() and self.kind != "number" and self.piece != "(":
-            if (self.kind == "word" and self.piece not in BARE_WORDS) or self.piece[1:] in FUNCTIONS:
+            if self.piece.removeprefix("\\") in FUNCTIONS:
                 break
             argument = Node("multiply", "", (argument, self.factor()))
         return argument
-
-    def rounded(self, name: str) -> Node:
-        inner = self.sum()
-        self.expect(rf"\r{name[1:]}")
-        return Node("function", name[1:], (inner,))
 
 
 _COMMANDS: dict[str, Callable[[_Parser, str], Node]] = {
     **dict.fromkeys(FUNCTIONS, _Parser.function),
     **dict.fromkeys(GREEK, _Parser.symbol),
     **dict.fromkeys(["pi", "infty"], lambda _, name: Node("constant", BARE_WORDS[name])),
-    **dict.fromkeys(["bar", "hat", "vec", "tilde"], _Parser.accented),
-    **dict.fromkeys(["lfloor", "lceil"], _Parser.rounded),
+    **dict.fromkeys(["bar", "hat", "vec"], _Parser.accented),
     "sqrt": _Parser.root,
     "frac": lambda parser, _: Node("divide", "", (parser.argument(), parser.argument())),
     "binom": lambda parser, _: Node("function", "binomial", (parser.argument(), parser.argument())),

@@ -22,26 +22,15 @@ from typing import Any
 
 import grail_lightning
 
-__all__ = ["Worker", "WorkerPool"]
-
-
 _PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
 _WORKER = "grail_lightning.answers.worker"
 # Imports under load (a cold disk, all cores busy) may take a while; nothing of a model runs before a worker is ready.
 _STARTUP_SECONDS = 120.0
 _STARTUP_ATTEMPTS = 3
-# Most pairs take less time than a round trip, so a worker gets some in advance. What waits in its pipe stays within one
-# page, which every pipe holds: writing to a worker that hangs must not block.
-_MOST_AHEAD = 8
-_MOST_BYTES_AHEAD = 4096
 
 
 class Worker:
-    """One process and the jobs it was given; it works on the first, and `deadline` is that one's.
-
-    Args:
-        memory_bytes: limit of its address space.
-    """
+    """One process, and the number of the request that it works on."""
 
     def __init__(self, memory_bytes: int) -> None:
         path = [_PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -60,31 +49,27 @@ class Worker:
         self._stdin = self.process.stdin
         self.stdout = self.process.stdout.fileno()  # of its answers
         self.ready = False
-        self.jobs: deque[int] = deque()
+        self.job: int | None = None
         self.deadline = time.monotonic() + _STARTUP_SECONDS
-        self._received = b""
 
-    def send(self, jobs: Sequence[int], lines: bytes, timeout_seconds: float) -> bool:
-        """Give it jobs, one line each; False if it is dead."""
-        if not self.jobs:
-            self.deadline = time.monotonic() + timeout_seconds
-        self.jobs.extend(jobs)
+    def send(self, job: int, line: bytes, timeout_seconds: float) -> bool:
+        """Give it a request; False if it is dead. It is idle and reads, so that the write cannot block."""
+        self.deadline = time.monotonic() + timeout_seconds
         try:
-            self._stdin.write(lines)
+            self._stdin.write(line)
             self._stdin.flush()
         except OSError:
             return False
+        self.job = job
         return True
 
-    def receive(self, timeout_seconds: float) -> list[dict[str, Any]]:
-        """The answers that are complete by now; EOFError if it is dead."""
-        chunk = os.read(self.stdout, 1 << 16)
-        if not chunk:
+    def receive(self) -> dict[str, Any]:
+        """Its answer, or that it is ready; EOFError if it is dead. A line is shorter than what pipes keep whole."""
+        line = os.read(self.stdout, 1 << 16)
+        if not line:
             raise EOFError
-        *lines, self._received = (self._received + chunk).split(b"\n")
-        if lines:
-            self.deadline = time.monotonic() + timeout_seconds
-        return [json.loads(line) for line in lines]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def kill(self) -> None:
         """End it, whatever it does, and take it off the process table."""
@@ -105,10 +90,7 @@ class Worker:
 class WorkerPool:
     """Answers requests on up to `num_workers` processes, started when they are first needed.
 
-    Args:
-        num_workers: processes at most.
-        timeout_seconds: wall-clock seconds for one request; then the process is killed and replaced.
-        memory_bytes: limit of each process's address space.
+    A process that takes longer than `timeout_seconds` (wall clock) for one request is killed and replaced.
     """
 
     def __init__(self, num_workers: int, timeout_seconds: float, memory_bytes: int) -> None:
@@ -125,14 +107,7 @@ class WorkerPool:
         self._finalizer = weakref.finalize(self, _kill_all, self.workers, self._pid)
 
     def run(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any] | str]:
-        """The answer to each request, or `timeout` or `crashed`.
-
-        Args:
-            requests: JSON-like; each must fit what the worker program expects.
-
-        Raises:
-            RuntimeError: If no worker can be started at all.
-        """
+        """The answer to each request, or `timeout` or `crashed`."""
         if self._pid != os.getpid():  # we are a fork: the pipes are our parent's
             self._finalizer.detach()
             for worker in self.workers:
@@ -156,71 +131,45 @@ class WorkerPool:
         timeout = {"timeout_seconds": self.timeout_seconds}
         lines = [json.dumps(request | timeout).encode() + b"\n" for request in requests]
         waiting = deque(range(len(requests)))
-        while waiting or any(worker.jobs for worker in self.workers):
-            self._start(waiting)
+        while waiting or any(worker.job is not None for worker in self.workers):
             self._hand_out(waiting, lines)
-            for worker in self._listen():
-                self._collect(worker, waiting, answers)
-            self._end_overdue(waiting, answers)
+            busy = [worker for worker in self.workers if worker.job is not None or not worker.ready]
+            patience = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
+            heard = wait([worker.stdout for worker in busy], max(0.0, patience))
+            for worker in busy:
+                if worker.stdout in heard:
+                    self._collect(worker, answers)
+                elif worker.deadline <= time.monotonic():
+                    if worker.job is not None:
+                        answers[worker.job] = "timeout"
+                    self._drop(worker)
         return answers
 
-    def _start(self, waiting: deque[int]) -> None:
-        free = sum(not worker.jobs for worker in self.workers)
-        while len(self.workers) < self.num_workers and free < len(waiting):
-            self.workers.append(Worker(self.memory_bytes))
-            free += 1
-
     def _hand_out(self, waiting: deque[int], lines: Sequence[bytes]) -> None:
-        # Fewer in advance towards the end, so that the workers finish together.
-        most = min(_MOST_AHEAD, max(1, len(waiting) // (2 * self.num_workers)))
-        for worker in [worker for worker in self.workers if worker.ready and 2 * len(worker.jobs) < most]:
-            jobs = self._next_jobs(worker, waiting, lines, most)
-            if jobs and not worker.send(jobs, b"".join(lines[job] for job in jobs), self.timeout_seconds):
-                # It died while it was idle (the out-of-memory killer, a stray signal): that is not the request's fault.
-                self._drop(worker, waiting)
+        """Start as many workers as there is work for, and give one request to each that is ready and idle."""
+        idle = [worker for worker in self.workers if worker.job is None]
+        for _ in range(min(len(waiting) - len(idle), self.num_workers - len(self.workers))):
+            self.workers.append(Worker(self.memory_bytes))
+        for worker in idle:
+            if waiting and worker.ready:
+                if worker.send(waiting[0], lines[waiting[0]], self.timeout_seconds):
+                    waiting.popleft()
+                else:  # It died while it was idle (the out-of-memory killer): that is not the request's fault.
+                    self._drop(worker)
 
-    def _next_jobs(self, worker: Worker, waiting: deque[int], lines: Sequence[bytes], most: int) -> list[int]:
-        jobs: list[int] = []
-        size = sum(len(lines[job]) for job in worker.jobs)
-        while waiting and len(worker.jobs) + len(jobs) < most:
-            size += len(lines[waiting[0]])
-            if (worker.jobs or jobs) and size > _MOST_BYTES_AHEAD:
-                break
-            jobs.append(waiting.popleft())
-        return jobs
-
-    def _listen(self) -> list[Worker]:
-        watched = [worker for worker in self.workers if worker.jobs or not worker.ready]
-        patience = min((worker.deadline for worker in watched), default=0.0) - time.monotonic()
-        ready = wait([worker.stdout for worker in watched], max(0.0, patience))
-        return [worker for worker in watched if worker.stdout in ready]
-
-    def _collect(self, worker: Worker, waiting: deque[int], answers: list[dict[str, Any] | str]) -> None:
+    def _collect(self, worker: Worker, answers: list[dict[str, Any] | str]) -> None:
         try:
-            received = worker.receive(self.timeout_seconds)
+            answer = worker.receive()
         except (EOFError, OSError, ValueError):
-            if worker.jobs:
-                worker.jobs.popleft()  # the one that it died of stays `crashed`
-            self._drop(worker, waiting)
+            self._drop(worker)  # the request that it died of stays `crashed`
             return
-        for answer in received:
-            if worker.ready:
-                answers[worker.jobs.popleft()] = answer
-            worker.ready, self._failed_starts = True, 0
+        if worker.job is not None:
+            answers[worker.job] = answer
+        worker.ready, worker.job, self._failed_starts = True, None, 0
 
-    def _end_overdue(self, waiting: deque[int], answers: list[dict[str, Any] | str]) -> None:
-        for worker in list(self.workers):
-            if (worker.jobs or not worker.ready) and worker.deadline <= time.monotonic():
-                if worker.jobs:
-                    answers[worker.jobs.popleft()] = "timeout"
-                self._drop(worker, waiting)
-
-    def _drop(self, worker: Worker, waiting: deque[int]) -> None:
-        """End a worker; the jobs that it still has go to others."""
+    def _drop(self, worker: Worker) -> None:
         worker.kill()
         self.workers.remove(worker)
-        waiting.extendleft(reversed(worker.jobs))
-        worker.jobs.clear()
         self._failed_starts += not worker.ready
         if self._failed_starts >= _STARTUP_ATTEMPTS:
             self._failed_starts = 0

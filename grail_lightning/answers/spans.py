@@ -15,11 +15,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, takewhile
-from typing import Any, Protocol
-
-__all__ = ["Alignment", "align", "token_span"]
-
+from itertools import groupby
+from os.path import commonprefix
+from typing import Any
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 # GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` of its encoder).
@@ -32,18 +30,7 @@ _WINDOW = 8
 _LONGEST_RUN = 64
 
 
-class Decoder(Protocol):
-    """What is used of a Hugging Face tokenizer; its `backend_tokenizer`, too, if it has one."""
-
-    @property
-    def all_special_ids(self) -> Sequence[int]:
-        """The ids of the special tokens."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> object:
-        """The text of tokens."""
-
-    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
-        """Each token's entry in the vocabulary."""
+Decoder = Any  # a Hugging Face tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,8 +210,8 @@ def _reconciled(spans: list[tuple[int, int]], written: str, text: str) -> list[t
     """Where the windows did not make the text, every token that touches the doubtful stretch covers all of it."""
     if written == text:
         return spans
-    head = _common_prefix(written, text)
-    tail = _common_prefix(written[head:][::-1], text[head:][::-1])
+    head = len(commonprefix([written, text]))  # noqa: RUF071 (texts, not paths)
+    tail = len(commonprefix([written[head:][::-1], text[head:][::-1]]))  # noqa: RUF071
     shift, doubt_stop, text_stop = len(text) - len(written), len(written) - tail, len(text) - tail
     nobodys = head == doubt_stop  # characters that no window wrote: the neighbours on both sides answer for them
     reconciled = []
@@ -236,7 +223,3 @@ def _reconciled(spans: list[tuple[int, int]], written: str, text: str) -> list[t
         else:
             reconciled.append((min(start, head), max(stop + shift, text_stop)))
     return reconciled
-
-
-def _common_prefix(left: str, right: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

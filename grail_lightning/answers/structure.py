@@ -4,15 +4,21 @@ r"""From a normalised answer to its kind and its parts.
 `parse.parse`. It never guesses: what it cannot cut is `Broken`, and equal to nothing but the same string.
 """
 
-import itertools
-import math
 import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from grail_lightning.answers.normalise import CACHED_CHARACTERS, CLOSING, TEXT, balanced, pieces, split
+from grail_lightning.answers.normalise import (
+    CACHED_CHARACTERS,
+    CLOSING,
+    ELEMENTARY,
+    TEXT,
+    TRIGONOMETRIC,
+    balanced,
+    pieces,
+    split,
+)
 from grail_lightning.answers.parse import Node, Unreadable, parse, signed, subtrees
-from grail_lightning.answers.spellings import COMMON, ELEMENTARY, TRIGONOMETRIC
 
 # The names of each unit, the first of which stands for all.
 _NAMES = (
@@ -25,25 +31,22 @@ _NAMES = (
     "mph|kelvin kelvins|rad rads radian radians|unit units"
 )
 _CANONICAL = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
-_MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Words that make another statement of a number than its bare value.
 _STOP_WORDS = (
-    "or and not no none never if when where is are was only but either neither minus plus times over more less "
-    "than least most about approximately nearly almost around between through except without to so then because "
-    "unless some any all many few several with from by mod modulo base choose squared cubed half double twice "
+    "or and not no none never if when where is are was only but either neither minus plus times over more less than "
+    "least most about approximately nearly almost around between through except without to so then unless some any "
+    "all many few several with from by mod modulo base choose squared cubed half double twice thousand million billion "
     "wrong false true unknown undefined repeating recurring"
 )
 _STOP = frozenset(_STOP_WORDS.split())
-_OPERATORS = "sqrt pi max min gcd lcm lim det arg mod inf infty"
-_FUNCTION_WORDS = frozenset([*ELEMENTARY, *_OPERATORS.split()])
+_OPERATORS = ("sqrt", "pi", "max", "min", "gcd", "lcm", "lim", "det", "arg", "mod", "inf", "infty")
+_FUNCTION_WORDS = frozenset([*ELEMENTARY, *_OPERATORS])
 
 _TEXT_SUFFIX = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _OVER = re.compile(r"\s*/\s*$")
-_BARE_SUFFIX = re.compile(
-    r"(?P<number>(?:^|[^A-Za-z\\])[0-9.}\)])(?P<space>\s*)(?P<words>[A-Za-z][A-Za-z. ]*)(?:\^\{?(?P<power>[0-9])\}?)?$"
-)
+_BARE_UNIT = re.compile(r"(?<=[0-9}\)])\s*([A-Za-z]{2,})$|(?<=[0-9}\)]) ([A-Za-z]{3,}(?: [A-Za-z]{3,})*)$")
 _DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{[CF]\}|[CF])?\s*$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
@@ -52,21 +55,12 @@ _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 
 
 class Quantity(NamedTuple):
-    """A formula without what surrounds it.
-
-    Args:
-        text: the formula.
-        unit: canonical unit such as `cm^2`, `?` for one that is not known, empty without one.
-        percent: whether it is said in percent.
-        degrees: whether it is said in degrees.
-        zeros: power of ten in words (`3 million` has 6).
-    """
+    """A formula (`text`) without what surrounds it; `unit` is such as `cm^2`, or `?` for one that is not known."""
 
     text: str
     unit: str = ""
     percent: bool = False
     degrees: bool = False
-    zeros: int = 0
 
 
 def split_quantity(text: str) -> Quantity:
@@ -75,6 +69,8 @@ def split_quantity(text: str) -> Quantity:
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
     if r"\text" in bare:
         bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], bare)
+    elif (words := _BARE_UNIT.search(bare)) and (words[2] or words[1].lower() in _CANONICAL):
+        bare = rf"{bare[: words.start()]}\text{{{words[0]}}}" if _FUNCTION_WORDS.isdisjoint(words[0].split()) else bare
     quantity = Quantity(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
@@ -90,50 +86,30 @@ def _without_suffix(quantity: Quantity) -> Quantity | None:
         return quantity._replace(text=text[: percent.start()], percent=True)
     if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
         return quantity._replace(text=text[: degrees.start()], degrees=True)
-    if suffix := _TEXT_SUFFIX.search(text):
-        return _with_words(quantity, text[: suffix.start()], suffix[1], suffix[2])
-    bare = _BARE_SUFFIX.search(text)
-    if bare is None or not _countable(bare["words"], spaced=bool(bare["space"])):
+    suffix = _TEXT_SUFFIX.search(text)
+    if suffix is None:
         return None
-    return _with_words(quantity, text[: bare.end("number")], bare["words"], bare["power"])
-
-
-def _countable(words: str, *, spaced: bool) -> bool:
-    """Whether bare letters after a number are a unit or a counted thing rather than variables."""
-    found = _WORD.findall(words)
-    if any(word.lower() in _FUNCTION_WORDS for word in found):
-        return False
-    known = all(word.lower() in _CANONICAL or word.lower() in _MULTIPLIERS for word in found)
-    long = all(len(word) >= 3 for word in found) and spaced
-    return bool(found) and ((len("".join(found)) >= 2 and known) or long)
-
-
-def _with_words(quantity: Quantity, rest: str, words: str, power: str | None) -> Quantity | None:
-    found = [word.lower() for word in _WORD.findall(words)]
-    if not re.fullmatch(r"[A-Za-z\s./^0-9²³*\\-]*", words) or re.search(r"(?<!\^)[0-9](?!\s*[A-Za-z])", words):
+    words = [word.lower() for word in _WORD.findall(suffix[1])]
+    if not re.fullmatch(r"[A-Za-z\s./^0-9²³*\\-]*", suffix[1]) or re.search(r"(?<!\^)[0-9](?!\s*[A-Za-z])", suffix[1]):
         return None
-    if len(found) > 5 or not _STOP.isdisjoint(found) or "percent" in found or "pct" in found:
+    if len(words) > 5 or not _STOP.isdisjoint(words) or "percent" in words or "pct" in words:
         return None
-    if found in (["degrees"], ["degree"], ["deg"]):
-        return quantity._replace(text=rest, degrees=True)
-    zeros = quantity.zeros + sum(_MULTIPLIERS.get(word, 0) for word in found)
-    slash = _OVER.search(rest)
-    unit = _canonical([word for word in found if word not in _MULTIPLIERS], words, power)
-    if slash:
+    rest, unit = text[: suffix.start()], _canonical(words, suffix[1], suffix[2])
+    if slash := _OVER.search(rest):
         rest, unit = rest[: slash.start()], unit and "/" + unit
-    return quantity._replace(text=rest.rstrip(), unit=unit + quantity.unit, zeros=zeros)
+    return quantity._replace(text=rest.rstrip(), unit=unit + quantity.unit)
 
 
-def _canonical(found: list[str], words: str, power: str | None) -> str:
-    if (half_of_day := "".join(found)) in ("", "am", "pm"):
+def _canonical(words: list[str], source: str, power: str | None) -> str:
+    if (half_of_day := "".join(words)) in ("", "am", "pm"):
         return half_of_day
-    if found[0] in ("square", "sq", "cubic"):
-        power, found = ("3" if found[0] == "cubic" else "2"), found[1:]
-    inside = re.search(r"\^\{?([23])\}?", words)
+    if words[0] in ("square", "sq", "cubic"):
+        power, words = ("3" if words[0] == "cubic" else "2"), words[1:]
+    inside = re.search(r"\^\{?([23])\}?", source)
     power = power or (inside[1] if inside else None)
     # One unit, or one over another.
-    if len(found) == 1 + words.count("/") < 3 and all(word in _CANONICAL for word in found):
-        return "/".join(_CANONICAL[word] for word in found) + (f"^{power}" if power else "")
+    if len(words) == 1 + source.count("/") < 3 and all(word in _CANONICAL for word in words):
+        return "/".join(_CANONICAL[word] for word in words) + (f"^{power}" if power else "")
     return "?"
 
 
@@ -189,22 +165,12 @@ class Broken(NamedTuple):
 
 Answer = Leaf | Group | Many | Relation | Union | Words | Broken
 
-
-def members(answer: Answer) -> tuple[Answer, ...]:
-    """The members of a list, and any other answer as the only member of one."""
-    return answer.items if isinstance(answer, Many) and not answer.braced else (answer,)
-
-
 _RELATIONS = [r"=", r"<", r">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv"]
 _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
     re.IGNORECASE,
 )
-_BASE = re.compile(
-    r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})\)?\}?|\{?\\text\{([a-z]+)\}\}?)", re.ASCII
-)
-_BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_BASES = {name: str(base) for base, name in enumerate(_BASE_NAMES, 2)}
+_BASE = re.compile(r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})\)?\}?)", re.ASCII)
 # The first digits of a number that goes on.
 _CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _MATRIX = re.compile(
@@ -215,34 +181,28 @@ _MATRIX = re.compile(
 _BRACKETED_ARRAY = re.compile(
     r"[\[(]\\begin\{array\}(?:\{[lcr|]*\})?((?:(?!\\begin).)*?)\\end\{array\}[\])]", re.DOTALL
 )
-# `\\[4pt]` is a line break with more space.
-_ROW_END = re.compile(r"\\\\(?:\[[0-9.]+(?:pt|em|ex|mm|cm)\])?|\\cr")
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
     **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
     **dict.fromkeys(["dne", "undefined"], "does not exist"),
-    **dict.fromkeys(
-        ["infinitely many solutions", "infinite solutions", "infinite number of solutions"], "infinitely many"
-    ),
-    **dict.fromkeys(["all reals", "all real", "real numbers", "any real number"], "all real numbers"),
+    **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
 _SHORT_WORDS = ("yes", "no", "dne")
-_FORMULA_WORDS = COMMON | {"sqrt"}
-_NAMED_NUMBERS = r"(?:[A-Za-z]|\\[a-z]+|\((?:[A-Za-z](?:_\{?[0-9]\}?)?,?)+\))(?:_\{?[0-9A-Za-z]\}?)?"
-_ANY_REAL = re.compile(rf"{_NAMED_NUMBERS}(?:\s*\\in\s*(?:\\mathbb\{{?R\}}?(?:\^\{{?[0-9n]\}}?)?))?")
+_FUNCTION_WORDS = frozenset(
+    [*ELEMENTARY, *["sqrt", "pi", "max", "min", "gcd", "lcm", "lim", "det", "arg", "mod", "inf", "infty"]]
+)
+_ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
+
+
+@lru_cache(maxsize=1 << 12)
+def _read_short(text: str) -> Answer:
+    return _read(text) if balanced(text) else Broken("brackets do not match")
 
 
 def read(text: str) -> Answer:
     """The structure of a normalised answer."""
-    return _of_short(text) if len(text) <= CACHED_CHARACTERS else _of_any(text)
-
-
-def _of_any(text: str) -> Answer:
-    return _read(text) if balanced(text) else Broken("brackets do not match")
-
-
-_of_short = lru_cache(maxsize=1 << 12)(_of_any)
+    return _read_short(text) if len(text) <= CACHED_CHARACTERS else _read_short.__wrapped__(text)
 
 
 def _read(text: str) -> Answer:
@@ -262,14 +222,19 @@ def _words(text: str) -> Words | None:
     plain = re.sub(r"\s+", " ", written).strip().strip('"').rstrip(".!")
     if not _WORDS.fullmatch(plain) or re.search(r"\b(?:and|or)\b", plain):
         return None
-    runs = re.findall(r"[A-Za-z]+", plain)
+    runs = _WORD.findall(plain)
     longest = max(map(len, runs))
     short = longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1))
-    formula = plain.lower() in ("infinity", "infty") or not (wrapped or _FORMULA_WORDS.isdisjoint(runs))
+    formula = plain.lower() in ("infinity", "infty") or not (wrapped or _FUNCTION_WORDS.isdisjoint(runs))
     if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
     return Words(_SYNONYMS.get(lower, lower), plain)
+
+
+def members(answer: Answer) -> tuple[Answer, ...]:
+    """The members of a list, and any other answer as the only member of one."""
+    return answer.items if isinstance(answer, Many) and not answer.braced else (answer,)
 
 
 def _list(text: str) -> Answer | None:
@@ -285,7 +250,9 @@ def _list(text: str) -> Answer | None:
     if marked.startswith("\x01") or marked.endswith("\x01"):
         return Broken("a list that begins or ends with its connective")
     items = [item for part in parts if part.strip() for item in members(_read(part))]
-    return Many(tuple(items), joint=joint) if items else Broken("an empty list")
+    if len(items) < 2:
+        return items[0] if items else Broken("an empty list")
+    return Many(tuple(items), joint=joint)
 
 
 def _relation(text: str) -> Answer | None:
@@ -311,7 +278,7 @@ def _ratio(text: str) -> Answer | None:
 def _bracketed(text: str) -> Answer | None:
     if text in (r"\emptyset", r"\{\}", "{}"):
         return Many((), braced=True)
-    opening = re.match(r"[(\[{]|\\\{|\\langle(?![a-zA-Z])", text)
+    opening = re.match(r"[(\[{]|\\\{", text)
     if opening is None:
         return None
     closing = next((place for place, _, depth in pieces(text) if place and depth == 0), len(text))
@@ -322,20 +289,11 @@ def _bracketed(text: str) -> Answer | None:
         return _read(inner)
     if opening[0] == r"\{":
         return _braces(inner) if closed == r"\}" else Broken("a set that closes with another bracket")
-    return _group("()" if opening[0] == r"\langle" else opening[0] + closed, inner)
-
-
-def _group(brackets: str, inner: str) -> Answer:
-    parts, found = split(inner, [";"])
-    if not found:
-        parts, found = split(inner, [","])
-    if not found:
-        return _read(inner) if brackets in ("()", "[]") else Broken("an interval with one end")
-    choices = [members(_read(part)) for part in parts]  # a plus-minus inside a tuple makes several
-    if math.prod(map(len, choices)) > 8:
-        return Broken("too many plus-minus signs")
-    groups = [Group(brackets, choice) for choice in itertools.product(*choices)]
-    return groups[0] if len(groups) == 1 else Many(tuple(groups))
+    separator = ";" if split(inner, [";"])[1] else ","
+    parts, signs = split(inner, [separator])
+    if signs:
+        return Group(opening[0] + closed, tuple(map(_read, parts)))
+    return _read(inner) if opening[0] + closed in ("()", "[]") else Broken("an interval with one end")
 
 
 def _braces(inner: str) -> Answer:
@@ -350,27 +308,24 @@ def _braces(inner: str) -> Answer:
 
 
 def _matrix(text: str) -> Answer | None:
-    found = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\\begin{bmatrix}\1\\end{bmatrix}", text))
-    if found is None:
+    matrix = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\\begin{bmatrix}\1\\end{bmatrix}", text))
+    if matrix is None:
         return None
-    rows = [row.strip() for row in _ROW_END.split(found["body"]) if row.strip() not in ("", r"\hline")]
-    factor = found["factor"].strip().removesuffix("*").strip()
+    rows = [row.strip() for row in re.split(r"\\\\|\\cr", matrix["body"]) if row.strip() not in ("", r"\hline")]
+    factor = matrix["factor"].strip().removesuffix("*").strip()
     cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row.split("&")] for row in rows]
     if not rows or len({len(row) for row in cells}) != 1:
         return Broken("a matrix with rows of different lengths")
-    kind = "determinant" if found["kind"] in ("v", "V") else "matrix"
+    kind = "determinant" if matrix["kind"] in ("v", "V") else "matrix"
     return Group(kind, tuple(Group("&", tuple(map(_read, row))) for row in cells))
 
 
 def _base(text: str) -> Words | None:
-    # `3\text{A}7_{16}`: a single letter keeps its upright type, or stands between spaces.
-    joined = re.sub(r"\s*(?:\\text\{([A-F]+)\}|([A-F]))\s*", r"\1\2", text)
-    found = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", joined))
-    base = found and (found[2] or _BASES.get(found[3] or ""))
-    if not found or not base:
+    digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", text))
+    if digits is None:
         return None
-    digits = f"{found[1].lstrip('0') or '0'}_{base.lstrip('0')}"
-    return Words(digits, digits)
+    spelled = f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}"
+    return Words(spelled, spelled)
 
 
 def _leaf(text: str) -> Answer:

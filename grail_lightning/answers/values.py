@@ -6,39 +6,19 @@ with 120 digits: a difference that shrinks with the precision is rounding, one t
 simplification that could run away; the cost is that of a few evaluations.
 """
 
-import cmath
 import math
 import random
-from abc import ABC, abstractmethod
 from fractions import Fraction
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
+from grail_lightning.answers.normalise import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
 from grail_lightning.answers.parse import Node, letters, mentions
-from grail_lightning.answers.spellings import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
-
-__all__ = [
-    "MAX_LOG2",
-    "Evaluator",
-    "TooLarge",
-    "Undefined",
-    "agree_everywhere",
-    "approximate",
-    "contexts",
-    "is_imaginary",
-    "is_terminating",
-    "power_too_large",
-    "ratio_sign",
-    "rational",
-    "value_at",
-]
-
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
 _MAX_FACTORIAL = 2000
-_ROOT_BITS = 4096
+_ROOT_BITS = 1000  # that a float can hold
 
 
 class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -49,14 +29,18 @@ class Undefined(ValueError):  # noqa: N818 (it is caught, not reported)
     """A value that does not exist, such as one over zero."""
 
 
-class Evaluator(ABC):
-    """Computes formulas in one kind of number.
+class _Evaluator:
+    """Computes formulas in one kind of number: `_Rationals` or `_AtPoint`.
 
-    A formula has no value (None) if one of its parts has none in this kind of number, such as a letter.
+    A formula has no value (None) if one of its parts has none in this kind of number, such as a letter. `known` is the
+    value of a number, a symbol or a constant, or of any formula of which it is known without a walk.
     """
 
+    known: Any
+    power: Any
+    function: Any
+
     def value(self, node: Node) -> Any:
-        """The value of a formula, or None."""
         known = self.known(node)
         if known is not None or not node.args or node.kind == "sign":
             return known
@@ -68,7 +52,6 @@ class Evaluator(ABC):
         return self.applied(node, values)
 
     def applied(self, node: Node, values: list[Any]) -> Any:
-        """The value of an operation on numbers."""
         match node.kind:
             case "add":
                 return sum(values[1:], values[0])
@@ -84,18 +67,6 @@ class Evaluator(ABC):
                 return self.power(values[0], values[1])
         return self.function(str(node.value), values)
 
-    @abstractmethod
-    def known(self, node: Node) -> Any:
-        """The value of a number, a symbol or a constant, or of any formula of which it is known without a walk."""
-
-    @abstractmethod
-    def power(self, base: Any, exponent: Any) -> Any:
-        """A power."""
-
-    @abstractmethod
-    def function(self, name: str, values: list[Any]) -> Any:
-        """The value of a function, of which roots are one."""
-
 
 def rational(node: Node) -> Fraction | None:
     """The value of a formula as a fraction; None if no rational one is found (letters, roots, functions)."""
@@ -103,7 +74,7 @@ def rational(node: Node) -> Fraction | None:
     return value
 
 
-class _Rationals(Evaluator):
+class _Rationals(_Evaluator):
     """Exact numbers: what has letters, or is not rational, has no value."""
 
     def known(self, node: Node) -> Fraction | None:
@@ -133,8 +104,6 @@ class _Rationals(Evaluator):
                 return _root(*values)
             case "abs":
                 return abs(values[0])
-            case "floor" | "ceil":
-                return Fraction(getattr(math, name)(values[0]))
             case "factorial":
                 return Fraction(math.factorial(_count(values[0])))
             case "binomial":
@@ -164,11 +133,8 @@ def _root(value: Fraction, degree: Fraction) -> Fraction | None:
 def _whole_root(value: int, degree: int) -> int | None:
     if value.bit_length() > _ROOT_BITS:
         return None
-    low, high = 0, 1 << (value.bit_length() // degree + 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if middle**degree <= value else (low, middle - 1)
-    return low if low**degree == value else None
+    root = math.isqrt(value) if degree == 2 else round(value ** (1 / degree))
+    return root if root**degree == value else None
 
 
 def is_terminating(value: Fraction) -> bool:
@@ -179,24 +145,15 @@ def is_terminating(value: Fraction) -> bool:
 
 _DIGITS = (60, 120)
 # Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
-MAX_LOG2 = 10**6
+_MAX_LOG2 = 10**6
 _MAX_FACTORIAL_AT_POINT = 10**6
 # Our names of functions, and mpmath's.
 _FUNCTIONS = {
-    **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "coth", "exp", "factorial", "binomial", "floor", "ceil")},
+    **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "factorial", "binomial")},
     **{inverse: f"a{name}" for name, inverse in INVERSE.items()},
     **dict.fromkeys(LOGARITHMS, "log"),
     "abs": "fabs",
-    "degrees": "radians",
 }
-# What floats have of a context of mpmath's, whose functions change its precision while they run: not for threads.
-_FLOATS = SimpleNamespace(
-    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "exp", "log", *HYPERBOLIC)},
-    **{"pi": math.pi, "e": math.e, "inf": math.inf, "mpf": complex, "mpc": complex, "fabs": abs},
-    re=lambda value: value.real,
-    sec=lambda angle: 1 / cmath.cos(angle),
-    radians=lambda angle: angle * math.pi / 180,
-)
 
 
 @cache
@@ -221,12 +178,14 @@ def value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
 
 def approximate(node: Node) -> float | None:
     """A float near a real formula without letters, for ordering the ends of intervals; None if there is none."""
+    import mpmath
+
     try:
         exact = rational(node)
-        value = complex(float(exact)) if exact is not None else _AtPoint({}, _FLOATS).value(node)
-    except (ArithmeticError, AttributeError, ValueError):  # AttributeError: a function that floats do not have
+        value = complex(exact if exact is not None else _AtPoint({}, mpmath.fp).value(node))
+    except (ArithmeticError, TypeError, ValueError):  # TypeError: a formula with letters has no value
         return None
-    return float(value.real) if value is not None and abs(value.imag) <= 1e-9 * (1 + abs(value)) else None
+    return value.real if abs(value.imag) <= 1e-9 * (1 + abs(value)) else None
 
 
 def is_imaginary(value: Any) -> bool:
@@ -234,12 +193,7 @@ def is_imaginary(value: Any) -> bool:
     return bool(abs(value.imag) > abs(value) * 1e-30)
 
 
-def power_too_large(base: Any, exponent: Any, context: Any) -> bool:
-    """Whether a power of a number other than zero is beyond the caps."""
-    return bool(abs(exponent) * (abs(context.log(abs(base), 2)) + 5) > MAX_LOG2)
-
-
-class _AtPoint(Evaluator):
+class _AtPoint(_Evaluator):
     """Numbers of many digits (mpmath), with a rational number for each letter."""
 
     def __init__(self, point: dict[str, Fraction], context: Any) -> None:
@@ -258,7 +212,7 @@ class _AtPoint(Evaluator):
             if self.context.re(exponent) <= 0:
                 raise Undefined("zero to a power of zero or less")
             return base
-        if power_too_large(base, exponent, self.context):
+        if abs(exponent) * (abs(self.context.log(abs(base), 2)) + 5) > _MAX_LOG2:
             raise TooLarge("a power beyond the caps")
         return base**exponent
 
@@ -266,9 +220,11 @@ class _AtPoint(Evaluator):
         first = values[0]
         if name == "root":
             return self.root(*values)
+        if name == "degrees":
+            return first * self.context.pi / 180
         if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL_AT_POINT:
             raise TooLarge("a factorial beyond the caps")
-        if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > MAX_LOG2:
+        if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
             raise TooLarge("an exponential beyond the caps")
         if name not in _FUNCTIONS or (name in LOGARITHMS and first == 0):
             raise Undefined(f"{name} there")

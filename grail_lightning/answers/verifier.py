@@ -9,13 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from grail_lightning.answers.compare import Conventions, Outcome
-from grail_lightning.answers.judge import judge
+from grail_lightning.answers.judge import fault_of, judge
 from grail_lightning.answers.normalise import text_key
 from grail_lightning.answers.pool import WorkerPool
-from grail_lightning.answers.worker import fault_of
-
-__all__ = ["Verdict", "Verifier"]
-
 
 _CACHED_CHARACTERS = 512
 _log = logging.getLogger(__name__)
@@ -47,13 +43,7 @@ class Verdict:
 
     @classmethod
     def of_text(cls, gold: str, prediction: str, *, ignore_case: bool) -> Self:
-        """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal.
-
-        Args:
-            gold: the reference answer.
-            prediction: the model's answer.
-            ignore_case: whether upper and lower case are the same.
-        """
+        """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal."""
         left, right = (text_key(text, ignore_case=ignore_case) for text in (gold, prediction))
         if not right:
             return cls.missing(gold)
@@ -107,34 +97,29 @@ class Verifier:
 
         Args:
             pairs: (gold, prediction), both bare answers: the content of the last box, not the whole response.
-
-        Raises:
-            ValueError: If something other than two strings is paired.
         """
-        asked: list[tuple[str, str]] = []
         for gold, prediction in pairs:
             if not isinstance(gold, str) or not isinstance(prediction, str):
                 raise ValueError(
                     f"`pairs` must hold (gold, prediction) as two strings, but got ({gold!r}, {prediction!r}). "
                     "A response without an answer is `Verdict.missing(gold)`."
                 )
-            asked.append((gold, prediction))
         if self._pid != os.getpid():  # a fork: its copy of the lock may be held by a thread that does not exist here
             self._cache_lock, self._pid = threading.Lock(), os.getpid()
         outcomes: dict[tuple[str, str], Outcome] = {}
         waiting = []
-        for pair in dict.fromkeys(asked):
+        for pair in dict.fromkeys((gold, prediction) for gold, prediction in pairs):
             outcome = self._cache.get(pair) or self._judge_here(pair)
             if outcome is None:
                 waiting.append(pair)
             else:
-                self._keep(pair, outcome)
                 outcomes[pair] = outcome
         if waiting:
             outcomes |= self._ask_workers(waiting)
+        self._keep(outcomes)
         return [
             Verdict(correct=status == "right", status=status, layer=layer, gold=gold, prediction=prediction)
-            for (gold, prediction), (status, layer) in ((pair, outcomes[pair]) for pair in asked)
+            for (gold, prediction), (status, layer) in ((pair, outcomes[pair[0], pair[1]]) for pair in pairs)
         ]
 
     def _ask_workers(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
@@ -143,20 +128,18 @@ class Verifier:
         outcomes = {}
         for pair, reply in zip(pairs, self._pool.run(requests), strict=True):
             if isinstance(reply, str):
-                outcome = Outcome(reply, "none")
+                outcomes[pair] = Outcome(reply, "none")
             else:
-                outcome = Outcome(reply["status"], reply["layer"])
+                outcomes[pair] = Outcome(reply["status"], reply["layer"])
                 self._count_fault(pair, reply["fault"])
-            self._keep(pair, outcome)
-            outcomes[pair] = outcome
         return outcomes
 
-    def _keep(self, pair: tuple[str, str], outcome: Outcome) -> None:
-        # A crash may be the machine's: another try is cheap.
-        if outcome.status == "crashed" or len(pair[0]) + len(pair[1]) > _CACHED_CHARACTERS:
-            return
+    def _keep(self, outcomes: dict[tuple[str, str], Outcome]) -> None:
         with self._cache_lock:
-            self._cache[pair] = outcome
+            for pair, outcome in outcomes.items():
+                # A crash may be the machine's: another try is cheap.
+                if outcome.status != "crashed" and len(pair[0]) + len(pair[1]) <= _CACHED_CHARACTERS:
+                    self._cache[pair] = outcome
             while len(self._cache) > self.cache_size:
                 del self._cache[next(iter(self._cache))]
 

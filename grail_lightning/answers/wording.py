@@ -1,34 +1,11 @@
-r"""Words in answers: sentences around formulas, and the sides of equations that only name what the others are."""
+r"""Words in answers, and the sides of equations that only name what the others are."""
 
 import re
 from fractions import Fraction
 
-from grail_lightning.answers.normalise import TEXT, string_key
-from grail_lightning.answers.parse import E_NOTATION, letters, number
-from grail_lightning.answers.spellings import BARE_WORDS, ELEMENTARY, FUNCTIONS, GREEK, TRIGONOMETRIC
-from grail_lightning.answers.structure import Answer, Leaf, Many, Relation, Words
-
-__all__ = [
-    "anagrams",
-    "distinct_names",
-    "e_spelled_out",
-    "has_other_letters",
-    "head",
-    "inverted",
-    "is_name",
-    "letters_of",
-    "lowest_terms",
-    "named_sides",
-    "named_value",
-    "same_wording",
-    "sentence",
-    "spelled_alike",
-    "without_letters",
-    "wordy",
-]
-
-
-_Sentence = tuple[tuple[str, ...], tuple[str, ...]]
+from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TEXT, TRIGONOMETRIC
+from grail_lightning.answers.parse import letters, number
+from grail_lightning.answers.structure import Answer, Leaf, Relation, Words
 
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
@@ -38,16 +15,10 @@ _HALF_POWER = re.compile(
     r"(?:\{([0-9]+)\}|(?<![0-9])([0-9]+))\^(?:\{1/2\}|\{\\frac\{1\}\{2\}\}|\\frac\{1\}\{2\})",
     re.ASCII,
 )
-_E_LITERAL = re.compile(r"(?<![0-9.A-Za-z\\])((?:[0-9]+\.?[0-9]*|\.[0-9]+))[eE]([+-]?[0-9]{1,3})(?![0-9.])", re.ASCII)
-_WORD = re.compile(r"(?<![\\A-Za-z])(?<!begin\{)(?<!end\{)[A-Za-z]{2,}(?![A-Za-z])", re.ASCII)
-_FORMULA_WORDS = FUNCTIONS | BARE_WORDS.keys() | {"sqrt"}
 _WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
 _WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
 _LETTERS = re.compile(r"[A-Za-z]+(?: [A-Za-z]+)*")
 _WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
-# One word is a unit or a joint (`and`), which other rules know better.
-_FEWEST_WORDS = 2
-_MOST_FORMULAS = 32
 
 
 def lowest_terms(text: str) -> str:
@@ -61,30 +32,6 @@ def lowest_terms(text: str) -> str:
 def _reduced(found: re.Match[str]) -> str:
     value = Fraction(int(found[1]), int(found[2]))
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
-def e_spelled_out(text: str, gold: str) -> str:
-    r"""`2e-5+0` as `2*10^{-5}+0` where the reference is a number in e-notation: there `2e-5` is not 2·e − 5."""
-    rest = _E_LITERAL.sub("", text.lstrip("+-"))
-    formula = re.search(r"[-+*/^(]|\\frac|\\sqrt", rest)  # or one number, perhaps with its unit
-    return _E_LITERAL.sub(r"(\1*10^{\2})", text) if formula and E_NOTATION.fullmatch(gold) else text
-
-
-def sentence(text: str, *, ignore_case: bool) -> _Sentence | None:
-    """The words of an answer and the formulas before, between and behind them; None if it is not a sentence."""
-    text = TEXT.sub(lambda found: f" {found[1].lower() if ignore_case else found[1]} ", text)
-    words, formulas, start = [], [], 0
-    for found in _WORD.finditer(text):
-        word = found[0]
-        if word.lower() in _FORMULA_WORDS:
-            continue
-        words.append(word.lower() if ignore_case else word)
-        formulas.append(text[start : found.start()].strip(" .,;:"))
-        start = found.end()
-    formulas.append(text[start:].strip(" .,;:"))
-    if len(words) < _FEWEST_WORDS or sum(map(bool, formulas)) > _MOST_FORMULAS:
-        return None
-    return tuple(words), tuple(formulas)
 
 
 def same_wording(one: str, two: str, *, ignore_case: bool) -> bool:
@@ -126,38 +73,31 @@ def wordy(text: str) -> bool:
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`.
 _ARGUMENT = r"[A-Za-z0-9_^,;.|'\s\\{}=<>+-]*"
-_VECTOR = (
-    r"\\(?:bar|hat|vec|tilde|overline|overrightarrow|overleftarrow|widehat|overarc|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
-)
+_VECTOR = r"\\(?:bar|hat|vec|overline|overrightarrow|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
 _COMPLEX = r"[zw](?:_[0-9])?"
-_MODULUS = rf"{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|\\frac\{{{_COMPLEX}\}}\{{{_COMPLEX}\}}"
-_INTERSECTION = r"[A-Z](?:\s?\\(?:cap|cup)\s?[A-Z])+"
-_SIZE = rf"\|(?:[A-Z]|{_MODULUS}|[A-Z]{{2}}|{_INTERSECTION}|{_VECTOR})\||\\\|(?:[A-Za-z]|{_VECTOR})\\\|"
+_SIZE = rf"\|(?:[A-Z]{{1,2}}|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
 _ANGULAR = "|".join(TRIGONOMETRIC)
-_FORMULAS = f"frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text"
-_COMMAND = rf"\\(?:det|dim|deg|gcd|lcm|Pr)\s?[A-Za-z]?|\\(?!{_FORMULAS})[a-zA-Z]+"
+_COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
-    rf"""(?:\\text\{{[^{{}}]*\b[Oo]f\b[^{{}}]*\}}\s?)?
-    (?:m?\\(?:angle|triangle)\s?)?
+    rf"""(?:m?\\(?:angle|triangle)\s?)?
     (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
-    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|\^\{{-1\}}|\^\*)*
-    (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\]|\([fghu-w]\({_ARGUMENT}\)\))?""",
+    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|\^\{{-1\}})*
+    (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\])?""",
     re.VERBOSE,
 )
 # A head that has a sum, a product or a power as its argument only if it is the usual name of a function, or a word.
 _FUNCTION = re.compile(
-    r"[fghEFGHPQ]|\\text.*|\\mathbb.*|(?![A-Z]+$|[a-z]{3}$)[A-Za-z\s]{3,}|\\(?:(?:var)?phi|psi|sigma|tau|mu|omega|zeta|[A-Z][a-z]+)"
-    r"|\\(?:det|dim|deg|gcd|lcm|Pr)\b.*"
+    r"[fghEFGHPQ]|\\text.*|\\mathbb.*|(?![A-Z]+$|[a-z]{3}$)[A-Za-z\s]{3,}|\\(?:phi|psi|sigma|tau|mu|omega|zeta|[A-Z][a-z]+|Pr)"
 )
 _ARITHMETIC = re.compile(r"[A-Za-z0-9}]\s*[+-]|[0-9]\s*[A-Za-z]|[A-Za-z]\s*\^\{?[0-9]|\\frac[0-9{}\s]*[A-Za-z]")
 _GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 _RATIO = re.compile(rf"\\frac{_GROUP}{_GROUP}|([^/]*)/(.*)", re.DOTALL)
 _ANGLE = r"[2-9]?\s?(?:\\angle\s?[A-Z]{1,3}|[A-Z]|\\(?:alpha|beta|gamma|delta|theta|phi|psi|omega)(?![a-zA-Z]))"
-# A derivative, a composition, and a function of an angle that has a name: `\sin x=7` is an equation to be solved.
-_OTHER_NAME = re.compile(
-    rf"\\frac\{{d\s?[a-z]?\}}\{{d\s?[a-z]\}}|\([A-Za-z]\s?\\circ\s?[A-Za-z]\)\([A-Za-z0-9+-]*\)|\\(?:{_ANGULAR})\s?"
-    rf"(?:\^\{{?[2-9]\}}?\s?)?(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
+# A function of an angle that has a name: `\sin x=7` is an equation to be solved.
+_OF_ANGLE = re.compile(
+    rf"\\(?:{_ANGULAR})\s?(?:\^\{{?[2-9]\}}?\s?)?"
+    rf"(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
 )
 _FUNCTION_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
@@ -172,7 +112,7 @@ _DENIED = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|w
 def is_name(source: str) -> bool:
     r"""Whether a side of an equation only names what the other is: `x`, `T_{4}`, `f(x)`, `\text{Volume}`, `(x,y)`."""
     source = source.strip()
-    if _OTHER_NAME.fullmatch(source):
+    if _OF_ANGLE.fullmatch(source):
         return True
     if source.startswith("(") and source.endswith(")"):
         return all(map(is_name, source[1:-1].split(",")))
@@ -193,23 +133,6 @@ def _is_product(head: str, argument: str) -> bool:
         if all(re.search(rf"(?<![A-Za-z\\]){re.escape(symbol)}(?![A-Za-z(_])", argument) for symbol in symbols):
             return True
     return not _FUNCTION.fullmatch(head) and "," not in argument and bool(_ARITHMETIC.search(argument))
-
-
-def head(source: str) -> str:
-    r"""One spelling of a name: the length `|AB|` or `\overline{AB}` is `AB`, the measure `m\angle A` is `\angle A`."""
-    key = string_key(source)
-    key = re.sub(r"\|([A-Z]{2})\||\\overline\{([A-Z]{2})\}", lambda found: found[1] or found[2], key)
-    return re.sub(r"^m(?=\\angle)|^(?:\\Pr|\\mathbb\{?P\}?)(?=\()|\\text\{([^{}]*)\}", _plain_head, key)
-
-
-def _plain_head(found: re.Match[str]) -> str:
-    return "" if found[0] == "m" else found[1] or "P"
-
-
-def inverted(source: str) -> str | None:
-    r"""The inverse of a quotient of two names: `\frac{CD}{AB}` for `\frac{AB}{CD}`; None for anything else."""
-    found = re.fullmatch(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", source.strip())
-    return rf"\frac{{{found[2]}}}{{{found[1]}}}" if found and _is_ratio(source) else None
 
 
 def _is_ratio(source: str) -> bool:
@@ -259,15 +182,6 @@ def named_value(relation: Relation) -> Answer | None:
     return relation.sides[0] if relation.signs == ("=",) and named[1] else None
 
 
-def distinct_names(answer: Many) -> bool:
-    """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
-    names = []
-    for item in answer.items:
-        sides = zip(item.sources, named_sides(item), strict=True) if isinstance(item, Relation) else ()
-        names.append(next((string_key(source) for source, name in sides if name), ""))
-    return len(names) > 1 and "" not in names and len(set(names)) == len(names)
-
-
 def without_letters(answer: Answer) -> bool:
     """Whether an answer is a formula that is a number."""
     return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
@@ -279,9 +193,3 @@ def has_other_letters(side: Answer, name: Answer) -> bool:
         return False
     symbol = isinstance(name, Leaf) and name.node is not None and name.node.kind == "symbol" and name.node.value
     return symbol not in letters(side.node)
-
-
-def letters_of(relation: Relation) -> set[str]:
-    """The symbols of all sides."""
-    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
-    return set[str]().union(*map(letters, nodes))

@@ -10,16 +10,11 @@ import os
 import resource
 import signal
 import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 from grail_lightning.answers.compare import Conventions
-from grail_lightning.answers.judge import judge
+from grail_lightning.answers.judge import fault_of, judge
 from grail_lightning.answers.values import contexts
-
-__all__ = ["fault_of", "load", "main"]
-
 
 # The parent kills at the time limit. This alarm is for a parent that died itself: its default action ends the process
 # in the kernel, even while C code holds the interpreter lock.
@@ -62,14 +57,6 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"status": "crashed", "layer": "none", "fault": fault}
     assert outcome is not None
     return {"status": outcome.status, "layer": outcome.layer, "fault": ""}
-
-
-def fault_of(error: BaseException) -> str:
-    """An exception and where it was raised, short enough for a log."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
-    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    return f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]}{place}"
 
 
 def _limit(memory_bytes: int) -> None:

@@ -15,7 +15,7 @@ from grail_lightning.credit.base import CreditContext, Mean, Needs, TokenCredit,
 from grail_lightning.credit.measure import entropies, logprobs, measure_logits, measure_rows
 from grail_lightning.functional import masked_sum
 from grail_lightning.functional.certainty import group_zscore, hellinger, quantile_of_all, self_certainty
-from grail_lightning.functional.segments import segment_weights
+from grail_lightning.functional.weighting import segment_weights
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
@@ -87,7 +87,7 @@ class LESS(TokenCredit):
     .. math:: w_t = 1 \text{ (high entropy)},\quad 1/n \text{ (low)},\quad
               \max(w_t, k/n) \text{ (in } k \text{ of } n \text{ rollouts of one kind)},\quad 0 \text{ (in both kinds)}
 
-    See `grail_lightning.functional.segments.segment_weights`. Groups without an advantage need no forward pass and
+    See `grail_lightning.functional.weighting.segment_weights`. Groups without an advantage need no forward pass and
     have weight 1.
 
     Args:

@@ -16,8 +16,7 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, Needs, TokenCredit, TokenWeights, Training, check_number
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import TokenStats
-from grail_lightning.functional.advantages import group_sums
-from grail_lightning.functional.process_rewards import discounted_returns, process_advantages, ranked_pairs
+from grail_lightning.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank

@@ -25,7 +25,7 @@ from grail_lightning.credit.base import (
     check_number,
 )
 from grail_lightning.credit.measure import entropies
-from grail_lightning.functional.attention import top_tokens
+from grail_lightning.functional.attribution import top_tokens
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
 from grail_lightning.credit.measure import measure_rows
-from grail_lightning.functional.attention import future_influence, lookback, top_share
+from grail_lightning.functional.attribution import future_influence, lookback, top_share
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 

@@ -1,8 +1,7 @@
 """Pure functions of tensors, without state, configuration, model or logger."""
 
 from grail_lightning.functional.advantages import group_advantages
-from grail_lightning.functional.maj_at_k import maj_at_k
-from grail_lightning.functional.pass_at_k import pass_at_k, pass_at_k_variance
+from grail_lightning.functional.pass_at_k import maj_at_k, pass_at_k, pass_at_k_variance
 from grail_lightning.functional.policy_gradient import aggregate, clipped_surrogate, kl_estimate
 from grail_lightning.functional.tokens import TokenStats, masked_mean, masked_sum, masked_zscore, token_logprobs
 from grail_lightning.functional.weighting import answer_overwrite, bilevel_map, grail_map, mean_one

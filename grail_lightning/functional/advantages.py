@@ -1,6 +1,6 @@
-"""Advantages: each reward relative to the rewards of its group, and the scales by which they are divided.
+"""Advantages: each reward, of a rollout or of a token, relative to the rewards of its group.
 
-Shapes: ``N`` rollouts, ``M`` groups of the rank, ``K`` groups of all ranks.
+Shapes: ``N`` rollouts, ``M`` groups of the rank, ``K`` groups of all ranks, ``B`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
@@ -100,15 +100,7 @@ def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     The model needs means within [0, 1], as right-or-wrong rewards and fractions have. Signed rewards (±1) and rewards
     with negative penalties may have means outside, where the density is 0 and the scale would be a million.
 
-    Args:
-        means: ``[M]``, the groups' mean rewards.
-        batch_means: ``[K]``, the mean rewards of all groups over all ranks.
-
-    Returns:
-        ``[M]`` float64, finite and positive.
-
-    Raises:
-        ValueError: If a mean reward of the batch is not in [0, 1].
+    From `means` ``[M]`` and `batch_means` ``[K]`` to ``[M]`` float64, finite and positive.
 
     Source: BNPO, arXiv 2506.02864, and its published code.
     """
@@ -131,3 +123,51 @@ def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     log_density = torch.special.xlogy(above_one[0], p) + torch.special.xlog1py(above_one[1], -p) - log_norm
     scale: Tensor = (-log_density).clamp(max=math.log(_LARGEST_SCALE)).exp()
     return scale
+
+
+def process_advantages(
+    rewards: Tensor, outcomes: Tensor, mask: Tensor, group: Tensor, *, weight: float = 1.0, discount: float = 1.0
+) -> Tensor:
+    r"""The outcome and the return of the token rewards, each relative to the other rows of the group.
+
+    .. math:: A_{it} = o_i - \frac{1}{n-1} \sum_{j \ne i} o_j
+              + c \sum_{s \ge t} \gamma^{s-t} \Bigl(r_{is} - \frac{1}{n-1} \sum_{j \ne i} \bar r_j\Bigr)
+
+    ``n`` is the number of rows of the group, and ``\bar r_j`` is the mean reward of the tokens of row ``j``. A row that
+    is alone in its group has the baseline 0.
+
+    From token rewards ``r [B, T]`` and outcomes ``o [B]`` to ``[B, T]`` float64, zero outside the mask; `weight` is c
+    and `discount` γ.
+
+    Source: PRIME, arXiv 2502.01456, equation 5.
+    """
+    rewards, outcomes = rewards.double().masked_fill(~mask, 0), outcomes.double()
+    means = rewards.sum(1) / mask.sum(1).clamp(min=1)
+    centred = rewards - _others(means, group)[:, None]
+    returns = discounted_returns(centred.masked_fill(~mask, 0), discount)
+    advantages: Tensor = (outcomes - _others(outcomes, group))[:, None] + weight * returns
+    return advantages.masked_fill(~mask, 0)
+
+
+def discounted_returns(rewards: Tensor, discount: float = 1.0) -> Tensor:
+    r"""``[B, T]``: the return from each token on, :math:`\sum_{s \ge t} \gamma^{s-t} r_s`, of rewards 0 on padding."""
+    if discount == 1:
+        return rewards.flip(1).cumsum(1).flip(1)
+    returns = rewards.clone()
+    for t in range(rewards.shape[1] - 2, -1, -1):
+        returns[:, t] += discount * returns[:, t + 1]
+    return returns
+
+
+def ranked_pairs(scores: Tensor, correct: Tensor, group: Tensor) -> tuple[float, int]:
+    """Pairs of a right and a wrong row of a group whose right row scores higher (a tie is half), and all pairs."""
+    pairs = (group[:, None] == group) & correct[:, None] & ~correct
+    gaps = (scores[:, None] - scores)[pairs]
+    return float((gaps > 0).sum()) + 0.5 * float((gaps == 0).sum()), int(pairs.sum())
+
+
+def _others(values: Tensor, group: Tensor) -> Tensor:
+    """``[B]``: the mean over the other rows of the group; 0 where there is none."""
+    total, size = group_sums(values, group)
+    mean = (total - values) / (size - 1).clamp(min=1)
+    return mean.masked_fill(size == 1, 0)

@@ -1,7 +1,8 @@
-"""Measures of the concentration of credit, and of its ability to find flawed tokens.
+"""Measures of credit (its concentration, its ability to find flawed tokens) and of attention maps.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``M`` forks. Functions that return one value a row give NaN to rows without
-one.
+Shapes: ``B`` rows, ``T`` response tokens, ``M`` forks, ``H`` heads, ``N`` positions. Functions that return one value a
+row give NaN to rows without one. In an attention map, ``maps[b, h, t, s]`` is the attention of the query ``t`` to the
+key ``s ≤ t``; it is 0 at keys that are padding, and the valid positions of a row are neighbours.
 """
 
 from __future__ import annotations
@@ -18,15 +19,7 @@ from grail_lightning.functional.tokens import masked_sum
 
 
 def ess_ratio(credit: Tensor, mask: Tensor) -> Tensor:
-    r"""Effective sample size of the credit over the length: :math:`(\sum|a_t|)^2 / (L \sum a_t^2)`; 1 is uniform.
-
-    Args:
-        credit: ``[B, T]``, advantage times weight, ``A·w``.
-        mask: ``[B, T]`` bool, the valid response tokens.
-
-    Returns:
-        ``[B]``; NaN for a row without credit.
-    """
+    r"""``[B]``: effective sample size of the credit ``A·w`` over the length, :math:`(\sum|a_t|)^2 / (L \sum a_t^2)`."""
     size = credit.abs()
     squares = masked_sum(size.square(), mask, dim=1)
     ratio = masked_sum(size, mask, dim=1).square() / (mask.sum(1) * squares)
@@ -43,16 +36,7 @@ def count_share(lengths: Tensor, share: float) -> Tensor:
 
 
 def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
-    r"""Share of :math:`\sum|a_t|` that belongs to its largest ``ceil(share · L)`` tokens.
-
-    Args:
-        credit: ``[B, T]``, advantage times weight, ``A·w``.
-        mask: ``[B, T]`` bool, the valid response tokens.
-        share: The share of the row's length.
-
-    Returns:
-        ``[B]``; NaN for a row without credit.
-    """
+    r"""``[B]``: the part of :math:`\sum|a_t|` that belongs to its largest ``ceil(share · L)`` tokens."""
     size = credit.abs().masked_fill(~mask, 0)
     ordered = size.sort(1, descending=True).values
     kept = torch.arange(size.shape[1], device=size.device) < count_share(mask.sum(1), share)[:, None]
@@ -65,13 +49,7 @@ def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor
 
     .. math:: \frac{1}{|P||N|} \sum_{i \in P, j \in N} [s_i > s_j] + \tfrac12 [s_i = s_j]
 
-    Args:
-        scores: ``[B, T]``, the scores to compare.
-        positive: ``[B, T]`` bool, the positive tokens.
-        negative: ``[B, T]`` bool, the negative tokens.
-
-    Returns:
-        ``[B]`` float64; NaN where a row lacks one of the two.
+    All three are ``[B, T]``, the masks bool; the result is ``[B]`` float64, NaN where a row lacks one of the two.
     """
     rows = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
     for row in (positive.any(1) & negative.any(1)).nonzero().flatten().tolist():
@@ -95,16 +73,11 @@ class Forks(NamedTuple):
 
 
 def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
-    """The forks between flawed and sound results.
+    """The forks between the tokens of flawed and of sound results, ``[B, T]`` bool each.
 
     A fork is the first token in which two rows differ, if it belongs to the flawed result of one and to the sound
-    result of the other. A result that is the beginning of the other ends right before the fork.
-
-    Args:
-        nodes: ``[B, T]`` long, the nodes of the groups' prefix trees; −1 on padding.
-        group: ``[B]`` long, the groups.
-        flawed: ``[B, T]`` bool, tokens of flawed results.
-        sound: ``[B, T]`` bool, tokens of sound results.
+    result of the other. A result that is the beginning of the other ends right before the fork. `nodes` ``[B, T]`` are
+    the nodes of the groups' prefix trees, −1 on padding.
     """
     before = torch.cat([-2 - group[:, None], nodes[:, :-1]], 1)
 
@@ -131,3 +104,55 @@ def fork_wins(scores: Tensor, flawed: Tensor, sound: Tensor, token: Tensor) -> T
     """``[M]`` float64: 1 where the flawed row's token has the higher one of ``scores [B, T]``, ½ for a tie, else 0."""
     gap = scores[flawed, token] - scores[sound, token]
     return (gap > 0).double() + (gap == 0).double() / 2
+
+
+def lookback(maps: Tensor, limit: int | None = None) -> Tensor:
+    r"""The mean distance from each query to the keys that it attends to.
+
+    .. math:: d_t = \sum_{s \le t} a_{ts} \min(t - s,\ limit)
+
+    From ``[B, H, N, N]`` to ``[B, H, N]``, in tokens; a `limit` of None is none.
+
+    Source: the windowed average attention distance of arXiv 2510.13554.
+    """
+    distance = _distance(maps)
+    if limit is not None:
+        distance = distance.clamp(max=limit)
+    return torch.einsum("bhts,ts->bht", maps, distance.to(maps.dtype))
+
+
+def future_influence(maps: Tensor, valid: Tensor, nearest: int, farthest: int) -> Tensor:
+    r"""The mean attention that a token receives from the queries that follow at a distance within a window.
+
+    .. math:: f_s = \frac{1}{|Q_s|} \sum_{t \in Q_s} a_{ts}, \qquad
+              Q_s = \{t \text{ valid} : nearest \le t - s \le farthest\}
+
+    From ``[B, H, N, N]`` to ``[B, H, N]``, 0 where no query counts; `valid` is ``[B, N]`` bool.
+
+    Source: the future attention influence of arXiv 2510.13554.
+    """
+    distance = _distance(maps)
+    counted = ((distance >= nearest) & (distance <= farthest) & valid[:, :, None]).to(maps.dtype)
+    total = torch.einsum("bhts,bts->bhs", maps, counted)
+    return total / counted.sum(1).clamp(min=1)[:, None]
+
+
+def _distance(maps: Tensor) -> Tensor:
+    """``[N, N]``: how many positions the key ``s`` precedes the query ``t``; negative for later keys."""
+    place = torch.arange(maps.shape[-1], device=maps.device)
+    return place[:, None] - place
+
+
+def top_share(scores: Tensor, mask: Tensor, share: float) -> Tensor:
+    """``[B, T]`` bool: the ``ceil(share · n)`` tokens of each row's ``n`` valid ones that have the largest scores.
+
+    Of equal scores the earlier tokens are taken.
+    """
+    return top_tokens(scores, mask, count_share(mask.sum(1), share))
+
+
+def top_tokens(scores: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+    """``[B, T]`` bool: the `number` ``[B]`` valid tokens of each row with the largest scores; see `top_share`."""
+    order = scores.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    taken = torch.arange(scores.shape[1], device=scores.device) < number[:, None]
+    return torch.zeros_like(mask).scatter(1, order, taken) & mask

@@ -1,6 +1,8 @@
-"""The policy's certainty about its tokens, and comparisons of figures within a batch.
+"""Figures of whole distributions (certainty, divergence from another policy), and comparisons within a batch.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` tokens.
+Shapes: ``B`` rows, ``D`` width, ``V`` vocabulary, ``N`` tokens. Of each policy there are the states ``[N, D]`` that
+predict the tokens (already shifted) and a head, a function from states ``[n, D]`` to logits ``[n, V]``, which exist for
+`chunk_tokens` positions at one time. Both are divided by the temperature.
 """
 
 from __future__ import annotations
@@ -9,16 +11,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precision
 
 
 def quantile_of_all(values: Tensor, q: float) -> Tensor:
-    """The interpolated quantile of ``[N]`` values, float64; 0 if ``N = 0``. `torch.quantile` is limited to 16 million.
-
-    Raises:
-        ValueError: If `q` is not in ``[0, 1]``.
-    """
+    """The interpolated quantile of ``[N]`` values, float64, 0 without any. `torch.quantile` takes 16 million."""
     if not 0 <= q <= 1:
         raise ValueError(f"`q` must lie in [0, 1], but got {q}.")
     if not len(values):
@@ -42,17 +41,8 @@ def self_certainty(
 
     .. math:: c = \log\sum_v e^{z_v} - \frac{1}{V} \sum_v z_v, \qquad z = \mathrm{head}(h) / \tau
 
-    Up to a constant, ``c`` is the divergence of the policy from a uniform one; it carries no gradient.
-
-    Args:
-        hidden: ``[N, D]`` states that predict the tokens (already shifted).
-        head: A function from hidden states ``[n, D]`` to logits ``[n, V]``.
-        token_ids: ``[N]`` long.
-        temperature: The number by which the logits are divided for `c`; the token's own logit is not divided.
-        chunk_tokens: Positions whose logits exist at one time.
-
-    Returns:
-        ``c`` and the token's logit, ``[N]`` each.
+    Up to a constant, ``c`` is the divergence of the policy from a uniform one; it carries no gradient. The token's own
+    logit is not divided by the temperature. ``[N]`` each.
 
     Source: self-certainty, arXiv 2502.18581; as UCAS uses it, arXiv 2510.10649.
     """
@@ -77,15 +67,7 @@ def repeat_probability(
 
     .. math:: \pi(y), \qquad \sum_v \pi(v)^2, \qquad \pi = \mathrm{softmax}(\mathrm{head}(h) / \tau)
 
-    Args:
-        hidden: ``[N, D]`` states that predict the tokens (already shifted).
-        head: A function from hidden states ``[n, D]`` to logits ``[n, V]``.
-        token_ids: ``[N]`` long.
-        temperature: The number by which the logits are divided.
-        chunk_tokens: Positions whose logits exist at one time.
-
-    Returns:
-        Both figures, ``[N]`` each.
+    ``[N]`` each.
     """
 
     def figures(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,16 +91,7 @@ def hellinger(
 
     .. math:: d = 1 - \sum_v \sqrt{\pi(v)\, \pi'(v)}, \qquad H = -\sum_v \pi(v) \log \pi(v)
 
-    Args:
-        hidden: ``[N, D]`` states of the first policy that predict the tokens (already shifted).
-        other_hidden: ``[N, D']``, those of the second policy.
-        head: A function from states of the first policy ``[n, D]`` to logits ``[n, V]``.
-        other_head: The same of the second policy.
-        temperature: The number by which the logits of both are divided.
-        chunk_tokens: Positions whose logits exist at one time.
-
-    Returns:
-        ``d`` in [0, 1] and ``H`` in nats, ``[N]`` each.
+    ``[N]`` each, ``d`` in [0, 1] and ``H`` in nats.
     """
 
     def figures(logits: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,16 +124,9 @@ def _in_chunks(
 
 
 def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps: float = 1e-6) -> Tensor:
-    r"""``(x − mean) / (std + eps)`` within each group, with the unbiased std; 0 for a group of one.
+    """``[B]``: ``(x − mean) / (std + eps)`` within each group, with the unbiased std; 0 for a group of one.
 
-    Args:
-        values: ``[B]``, the values to standardise.
-        group: ``[B]`` long, the group of each row.
-        standardise: Whether to divide by the standard deviation; False only subtracts the mean.
-        eps: A small number that is added to the standard deviation.
-
-    Returns:
-        ``[B]``.
+    Without `standardise` the mean is only subtracted.
     """
     scaled = torch.zeros_like(values)
     for number in sorted(set(group.tolist())):
@@ -170,3 +136,35 @@ def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps
             centred = members - members.mean()
             scaled[rows] = centred / (members.std() + eps) if standardise else centred
     return scaled
+
+
+def teacher_divergence(
+    hidden: Tensor,
+    teacher_hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+) -> Tensor:
+    r"""The KL of the student's distribution to that of a teacher with the same head, in chunks over tokens.
+
+    .. math:: \mathrm{KL}_t = \sum_v \pi_v (\log\pi_v - \log q_v), \qquad
+              \pi = \mathrm{softmax}(\mathrm{head}(h) / \tau), \qquad
+              q = \mathrm{sg}\,\mathrm{softmax}(\mathrm{head}(h') / \tau)
+
+    ``[N]`` in nats, float32 at least. The teacher's states get no gradient, the head's weights the student's alone. The
+    backward pass makes the logits again, so that they exist for one chunk at a time there, too.
+
+    Source: SDPG, arXiv 2606.04036.
+    """
+
+    def chunk(states: Tensor, others: Tensor) -> Tensor:
+        own = torch.log_softmax(full_precision(head(states)) / temperature, -1)
+        with torch.no_grad():
+            other = torch.log_softmax(full_precision(head(others)) / temperature, -1)
+        return (own.exp() * (own - other)).sum(-1)
+
+    graph = torch.is_grad_enabled()
+    parts = zip(torch.split(hidden, chunk_tokens), torch.split(teacher_hidden.detach(), chunk_tokens), strict=True)
+    divergences = [checkpoint(chunk, *part, use_reentrant=False) if graph else chunk(*part) for part in parts]
+    return torch.cat(divergences)

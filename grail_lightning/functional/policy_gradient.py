@@ -52,9 +52,6 @@ def kl_estimate(
     Returns:
         ``[B, T]`` in nats.
 
-    Raises:
-        ValueError: For an unknown estimator.
-
     Source: Schulman, "Approximating KL divergence" (2020); correction: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     d = ref_logprobs - logprobs
@@ -77,9 +74,6 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None
 
     The sequence ratio has the same value for all tokens of a row, but each token's own gradient, so that token weights
     have an effect: ``sg(s) · exp(lp − sg(lp))``.
-
-    Raises:
-        ValueError: At level "sequence" without a mask, or for an unknown level.
 
     Source: GSPO, arXiv 2507.18071, equation 13.
     """
@@ -175,16 +169,7 @@ def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: 
     another precision or with other kernels, or with the weights of a batch earlier (`execution.sample_ahead`). The
     result multiplies the loss of each token.
 
-    Args:
-        trainer_logprobs: ``[B, T]``, from the training forward pass before the first update.
-        sampler_logprobs: ``[B, T]``, as the sampler reports them.
-        cap: ``C``, the upper bound of the weights.
-
-    Returns:
-        ``[B, T]``, without gradient.
-
-    Raises:
-        ValueError: If the cap is below 1, or infinite.
+    ``[B, T]`` each, without gradient; `cap` is C.
 
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025).
     """
@@ -222,9 +207,6 @@ def aggregate(
 
     Returns:
         A scalar. Strategies average gradients over ranks, so multiply it by the number of ranks.
-
-    Raises:
-        ValueError: For an unknown aggregation.
 
     Source: DeepSeekMath, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476.
     """

@@ -2,7 +2,8 @@
 
 A state is what is known after a token, such as the tokens so far. Rollouts that are in one state have its number.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``N`` states.
+Shapes: ``B`` rows, ``T`` response tokens, ``N`` states. `states` ``[B, T]`` long is the state after each token, −1 on
+padding; `roots` ``[B]`` long the state before the first token; `outcomes` ``[B]`` the outcome of each row.
 """
 
 from __future__ import annotations
@@ -26,14 +27,7 @@ class Visits(NamedTuple):
 
 
 def count_visits(states: Tensor, roots: Tensor, outcomes: Tensor, num_states: int) -> Visits:
-    """The outcomes of the rows that reach each state.
-
-    Args:
-        states: ``[B, T]`` long, the state after each token; −1 on padding.
-        roots: ``[B]`` long, the state before the first token.
-        outcomes: ``[B]``, the outcome of each row.
-        num_states: N.
-    """
+    """The outcomes of the rows that reach each of the `num_states` states."""
     path = torch.cat([roots[:, None], states], 1)
     rows = torch.arange(len(path))[:, None].expand_as(path)
     cells = torch.unique((rows * num_states + path)[path >= 0])
@@ -54,16 +48,9 @@ def state_values(
     ``n`` rows reach the state. With the row itself left out (``V_{-i}``), a state that no other row reaches has the
     value of the row's previous state, its parent. A row without any other has its own outcome as the value throughout.
 
-    Args:
-        states: ``[B, T]`` long, the state after each token; −1 on padding.
-        roots: ``[B]`` long, the state before the first token.
-        outcomes: ``[B]``, the outcome of each row.
-        visits: The outcomes of the rows that reach each state, these rows among them.
-        own_row: Whether the row itself counts in its values.
-        shrinkage: κ, the number of outcomes that the parent's value stands for; used if the row is left out.
-
-    Returns:
-        ``[B, T + 1]`` float64; padding has the value of the last state.
+    From the `visits` of all rows, these among them, to ``[B, T + 1]`` float64; padding has the value of the last state.
+    `own_row` is whether the row itself counts in its values. If it is left out, `shrinkage` is κ, the number of
+    outcomes that the parent's value stands for.
     """
     outcomes = outcomes.double()
     path = _continued(torch.cat([roots[:, None], states], 1))
@@ -89,16 +76,8 @@ def value_changes(states: Tensor, roots: Tensor, outcomes: Tensor, values: Tenso
     .. math:: \delta_t = V(s_{e(t)}) - V(s_{t-1})
 
     ``e(t)`` is the first token from ``t`` on at which the state changes: all tokens of a segment between two states get
-    the segment's change. The tokens after the last change get ``r - V(s_{t-1})``.
-
-    Args:
-        states: ``[B, T]`` long, the state after each token; −1 on padding.
-        roots: ``[B]`` long, the state before the first token.
-        outcomes: ``[B]``, the outcome ``r`` of each row.
-        values: ``[B, T + 1]``, from `state_values`.
-
-    Returns:
-        ``[B, T]`` float64, zero on padding.
+    the segment's change. The tokens after the last change get ``r - V(s_{t-1})``, with the row's outcome ``r``. From
+    the `values` of `state_values` to ``[B, T]`` float64, zero on padding.
     """
     path = _continued(torch.cat([roots[:, None], states], 1))
     width = states.shape[1]

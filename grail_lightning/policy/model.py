@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.functional.distillation import teacher_divergence
+from grail_lightning.functional.certainty import teacher_divergence
 from grail_lightning.functional.tokens import TokenStats, token_logprobs
 from grail_lightning.policy import capabilities
 from grail_lightning.policy.adapters import merge_adapters

@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.credit import PRIME
-from grail_lightning.functional.process_rewards import discounted_returns, ranked_pairs
+from grail_lightning.functional.advantages import discounted_returns, ranked_pairs
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, row_logits, second_model
 from tests.runs import Drawing, Watch, batches, module, trainer

@@ -1,7 +1,10 @@
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 
-from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, pairwise_auroc, top_mass
+from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, pairwise_auroc, top_mass, top_share
 
 
 def test_uniform_credit_has_an_effective_sample_size_of_the_whole_row():
@@ -16,16 +19,6 @@ def test_top_mass_rounds_the_number_of_tokens_up():
     credit = torch.tensor([[1.0] * 10 + [10.0]])
     # ceil(0.1 · 11) = 2 tokens: (10 + 1) / 20
     assert top_mass(credit, torch.ones(1, 11, dtype=torch.bool)).item() == pytest.approx(11 / 20)
-
-
-def test_auroc_counts_pairs_and_half_of_ties():
-    scores = torch.tensor([[3.0, 1.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-    positive = torch.tensor([[True, True, False, False], [False] * 4])
-    negative = torch.tensor([[False, False, True, True], [True] * 4])
-    # pairs: (3,2) 1, (3,1) 1, (1,2) 0, (1,1) ½ -> 2.5 / 4
-    found = pairwise_auroc(scores, positive, negative)
-    assert found[0].item() == 0.625
-    assert found[1].isnan()
 
 
 def _auroc_by_pairs(scores, positive, negative):
@@ -75,3 +68,24 @@ def test_rows_may_part_at_their_first_token():
     group = torch.tensor([4, 4, 5])
     found = forks(nodes, group, results & torch.tensor([[1], [0], [0]]).bool(), results)
     assert torch.stack(found).T.tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.07, 0.1, 0.2, 0.29, 0.3, 0.4, 0.7, 1 / 3, 1e-05, 0.999, 1.0, 1])
+def test_a_share_of_the_tokens_is_that_of_the_number_as_written(share):
+    """A third of ten tokens is four, but 0.3 of them is three: as fractions, at every length."""
+    lengths = torch.arange(2000 + 1)
+    mask = torch.arange(2000) < lengths[:, None]
+    expected = [math.ceil(Fraction(str(share)) * n) for n in range(2000 + 1)]
+    assert top_share(torch.zeros(mask.shape), mask, share).sum(1).tolist() == expected
+    if expected[-1]:  # Of equal credits the mass is the number of tokens.
+        mass = top_mass(torch.ones(mask.shape), mask, share)[1:] * lengths[1:]
+        assert mass.round().long().tolist() == expected[1:]
+
+
+def test_the_largest_scores_are_taken_and_of_equal_ones_the_earlier():
+    scores, mask = (
+        torch.tensor([[1.0, 3.0, 2.0, 3.0, 9.0], [5.0] * 5]),
+        torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]),
+    )
+    # ceil(0.5 · 4) = 2
+    assert top_share(scores, mask.bool(), 0.5).int().tolist() == [[0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]

@@ -3,8 +3,10 @@ from itertools import combinations, product
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from grail_lightning.functional import pass_at_k, pass_at_k_variance
+from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 from tests.tolerance import near
 
 
@@ -15,14 +17,18 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n, c, k):
     assert pass_at_k(n, torch.tensor([c]), k).item() == near(expected, 1000)
 
 
-def test_fewer_samples_than_k_is_an_error():
-    with pytest.raises(ValueError, match="pass@8 needs at least 8 samples a problem, but got 4"):
-        pass_at_k(4, torch.tensor([1]), 8)
+REFUSED = {
+    "pass@8 needs at least 8 samples a problem, but got 4": lambda: pass_at_k(4, torch.tensor([1]), 8),
+    "between 0 and": lambda: pass_at_k(4, torch.tensor([5]), 2),
+    "`k` must be at least 1": lambda: maj_at_k([0, 1], [True, False], 0),
+    "maj@3 needs at least 3 samples": lambda: maj_at_k([0, 1], [True, False], 3),
+}
 
 
-def test_more_right_samples_than_samples_is_an_error():
-    with pytest.raises(ValueError, match="between 0 and"):
-        pass_at_k(4, torch.tensor([5]), 2)
+@pytest.mark.parametrize("message", REFUSED)
+def test_impossible_counts_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message]()
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(3, 1, 1), (4, 2, 2), (4, 3, 4), (5, 0, 2), (5, 5, 3)])
@@ -35,3 +41,46 @@ def test_the_variance_of_pass_at_k_is_that_of_all_ways_to_draw_the_samples_again
     expected = sum(p * (v - mean) ** 2 for p, v in zip(chances, values, strict=True))
     # The epsilon of double precision, times the number of terms of size one at most.
     assert pass_at_k_variance(n, torch.tensor([c]), k).item() == pytest.approx(expected, abs=2**n * 2.3e-16)
+
+
+def _enumerated(votes, correct, k):
+    """The vote in every subset of k samples, with ties shared."""
+    total = 0
+    for subset in combinations(range(len(votes)), k):
+        answers = [votes[i] for i in subset if votes[i] >= 0]
+        if not answers:
+            continue
+        most = max(map(answers.count, answers))
+        winners = {answer for answer in answers if answers.count(answer) == most}
+        shares = []
+        for winner in winners:
+            rows = [is_right for vote, is_right in zip(votes, correct, strict=True) if vote == winner]
+            shares.append(sum(rows) / len(rows))
+        total += sum(shares) / len(winners)
+    return total / len(list(combinations(range(len(votes)), k)))
+
+
+def test_all_votes_of_four_samples_are_those_of_an_enumeration():
+    for votes in product((-1, 0, 1, 2), repeat=4):
+        for right in (0, 1):
+            correct = [vote == right for vote in votes]
+            for k in (1, 2, 3, 4):
+                assert maj_at_k(votes, correct, k) == pytest.approx(_enumerated(votes, correct, k), rel=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 4), st.booleans()), min_size=1, max_size=9), st.integers(1, 9))
+def test_any_votes_with_any_verdicts_are_those_of_an_enumeration(samples, k):
+    votes, correct = zip(*samples, strict=True)
+    k = min(k, len(votes))
+    assert maj_at_k(votes, correct, k) == pytest.approx(_enumerated(votes, correct, k), rel=1e-12, abs=1e-12)
+
+
+def test_one_vote_is_the_share_of_right_samples_that_answer():
+    assert maj_at_k([0, 1, -1, 0], [True, False, False, True], 1) == 0.5
+
+
+def test_a_vote_of_many_samples_and_answers_takes_no_enumeration():
+    votes = [n % 40 for n in range(64)]  # C(64, 32) subsets
+    found = maj_at_k(votes, [vote == 0 for vote in votes], 32)
+    assert 0 < found < 0.2

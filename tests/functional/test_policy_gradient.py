@@ -26,13 +26,6 @@ def test_the_surrogate_clips_by_hand(ratio, advantage, expected):
     assert loss.item() == near(expected, 1000)
 
 
-def test_the_ratio_cap_bounds_negative_advantages_alone():
-    lp = torch.full((1, 2), math.log(9.0), dtype=torch.float64)
-    loss = clipped_surrogate(lp, torch.zeros_like(lp), torch.tensor([[-1.0, 1.0]]), ratio_cap=3.0)
-    # A < 0: −min(3·−1, 1.28·−1) = 3; A > 0: −min(3, 1.28) = −1.28
-    assert loss.tolist() == [pytest.approx([3.0, -1.28])]
-
-
 @pytest.mark.parametrize("ratio", [0.3, 0.9, 1.1, 2.0, 2.9, 3.1, 50.0])
 @pytest.mark.parametrize("advantage", [-1.5, 0.7])
 def test_the_ratio_cap_is_the_constant_of_dual_clip(ratio, advantage):
@@ -60,22 +53,12 @@ def test_cispo_clips_the_weight_of_a_token_and_keeps_its_gradient(ratio, weight,
     assert slope.item() == near(-weight * advantage, 1000)
 
 
-def test_cispo_needs_no_cap():
-    one = torch.ones(1, 1)
-    with pytest.raises(ValueError, match=r"`ratio_cap` must be null with `surrogate` cispo, but got 3"):
-        clipped_surrogate(one, one, one, surrogate="cispo", ratio_cap=3.0)
-    with pytest.raises(ValueError, match=r"`surrogate` must be clip or cispo, but got .ppo."):
-        clipped_surrogate(one, one, one, surrogate="ppo")
-
-
 def test_the_correction_for_the_sampler_is_a_ratio_with_a_ceiling():
     trainer = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
     sampler = torch.tensor([[-1.0, -0.5, -4.0]])
     found = sampler_correction(trainer, sampler, cap=2.0)
     assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])
     assert not found.requires_grad
-    with pytest.raises(ValueError, match=r"`sampler_cap` must be finite and at least 1, but got 0.5"):
-        sampler_correction(trainer, sampler, cap=0.5)
 
 
 def test_an_infinite_upper_clip_range_clips_nothing():
@@ -85,12 +68,6 @@ def test_an_infinite_upper_clip_range_clips_nothing():
             ratio.log(), 0 * ratio, torch.full((1, 3), advantage), clip_low=1.0, clip_high=math.inf
         )
         assert_near(losses, -advantage * ratio, 16)
-
-
-def test_a_cap_inside_the_clip_range_is_an_error():
-    one = torch.ones(1, 1)
-    with pytest.raises(ValueError, match=r"`ratio_cap` must be finite and at least 1 \+ clip_high = 1.28, but got 1.1"):
-        clipped_surrogate(one, one, one, ratio_cap=1.1)
 
 
 def test_the_sequence_level_ratio_is_the_geometric_mean_and_its_gradient_each_tokens_own():
@@ -130,18 +107,6 @@ def test_the_corrected_kl_gradient_is_that_of_the_exact_kl(estimator, moved):
         assert_near(biased, exact, 1000, scale=1.0)
     else:
         assert (biased - exact).abs().max() > 0.01, "the test must see the bias that the correction takes away"
-
-
-@pytest.mark.parametrize(("estimator", "what"), [("k1", "nothing"), ("k3", "the other direction")])
-def test_an_uncorrected_kl_estimate_has_a_wrong_gradient(estimator, what):
-    torch.manual_seed(0)
-    logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    ref, lp = torch.randn(5, dtype=torch.float64).log_softmax(0), logits.log_softmax(0)
-    (found,) = torch.autograd.grad(
-        (lp.detach().exp() * kl_estimate(lp, ref, estimator)).sum(), logits, retain_graph=True
-    )
-    (other,) = torch.autograd.grad((ref.exp() * (ref - lp)).sum(), logits)
-    assert_near(found, other if what == "the other direction" else 0 * other, 1000, scale=1.0)
 
 
 def _losses():
@@ -184,7 +149,22 @@ def test_a_fully_masked_batch_has_loss_zero_and_a_zero_gradient(how):
     assert torch.equal(losses.grad, torch.zeros(2, 3))
 
 
-def test_an_unknown_aggregation_names_the_known_ones():
-    losses, mask = _losses()
+ONE = torch.ones(1, 1)
+REFUSED = {
+    "`ratio_cap` must be null with `surrogate` cispo, but got 3": {"surrogate": "cispo", "ratio_cap": 3.0},
+    "`surrogate` must be clip or cispo, but got .ppo.": {"surrogate": "ppo"},
+    r"`ratio_cap` must be finite and at least 1 \+ clip_high = 1.28, but got 1.1": {"ratio_cap": 1.1},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_surrogates_that_mean_nothing_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        clipped_surrogate(ONE, ONE, ONE, **REFUSED[message])
+
+
+def test_a_cap_below_one_and_an_unknown_aggregation_are_refused():
+    with pytest.raises(ValueError, match=r"`sampler_cap` must be finite and at least 1, but got 0.5"):
+        sampler_correction(ONE, ONE, cap=0.5)
     with pytest.raises(ValueError, match="grpo, dr_grpo, dapo, but got 'bnpo'"):
-        aggregate(losses, mask, "bnpo", num_rollouts=2, num_tokens=4, max_response_length=8)
+        aggregate(ONE, ONE.bool(), "bnpo", num_rollouts=2, num_tokens=4, max_response_length=8)

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
 import torch
 
 from grail_lightning.answers import Verifier
-from tests.answers.service.test_verifier import gone, workers_of
+from tests.answers.test_verifier import gone
 from tests.processes import run_script
 
 # Each needs a worker process: roots are beyond the cheap layers.
@@ -59,18 +58,6 @@ def test_data_loader_workers_grade_with_workers_of_their_own_and_leave_none(meth
         assert {worker.process.pid for worker in verifier._pool.workers} == ours
 
 
-def test_an_abandoned_loader_leaves_no_worker():
-    with Verifier(num_workers=1, timeout_seconds=60.0) as verifier:
-        loader = torch.utils.data.DataLoader(
-            Graded(verifier), batch_size=None, num_workers=1, multiprocessing_context="spawn"
-        )
-        rows = iter(loader)
-        _, process, pids = next(rows)
-        assert workers_of(process) == pids
-        del rows, loader
-        assert gone([process, *pids])
-
-
 RANK = textwrap.dedent(
     r"""
     import json, os, sys
@@ -99,21 +86,6 @@ def test_two_ranks_grade_at_the_same_time_each_with_workers_of_its_own(tmp_path)
     assert [report["right"] for report in reports] == [6, 6]  # six of rank 0, none of rank 1
     assert len({pid for report in reports for pid in report["workers"]}) == 2
     assert gone([pid for report in reports for pid in report["workers"]])
-
-
-def test_threads_with_a_verifier_each_do_not_wait_for_one_another():
-    found = {}
-
-    def work(name):
-        with Verifier(num_workers=1, timeout_seconds=60.0) as verifier:
-            found[name] = [verdict.correct for verdict in verifier.grade(PAIRS)]
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert found == {"a": CORRECT, "b": CORRECT}
 
 
 INTERRUPTED = textwrap.dedent(

@@ -4,7 +4,16 @@ import time
 
 import pytest
 
-from grail_lightning.answers import AnswerSpan, Boxed, LastNumber, Marker, Pattern
+from grail_lightning.answers import (
+    AnswerSpan,
+    Boxed,
+    LastNumber,
+    Marker,
+    Pattern,
+    box_content,
+    find_boxes,
+    last_box,
+)
 
 
 def contents(form, text):
@@ -118,3 +127,51 @@ def test_hostile_texts_take_linear_time_and_ranges_lie_inside(form, piece):
 
     once, eight = (min(seconds(copies) for _ in range(2)) for copies in (4000, 32000))
     assert eight < 8 * once * 4 + 0.2
+
+
+BOXES = {
+    r"so \boxed{17}.": ["17"],
+    "\\boxed {5}": ["5"],
+    # A box inside of a box is part of it; inside of an incomplete one it stands for itself.
+    r"\boxed{1+\boxed{2}} and \boxed{3}": [r"1+\boxed{2}", "3"],
+    r"\boxed{\boxed{1}\boxed{2}}": [r"\boxed{1}\boxed{2}"],
+    r"\boxed{so \boxed{3} and": ["3"],
+    # Braces of commands count, escaped ones do not; `\\` is one token.
+    r"\boxed{\frac{1}{\sqrt{2}}}": [r"\frac{1}{\sqrt{2}}"],
+    r"\boxed{\{1, 2\}}": [r"\{1, 2\}"],
+    r"\boxed{\left\{1}": [r"\left\{1"],
+    r"\boxed{a\\{b}}": [r"a\\{b}"],
+    r"x\\\boxed{4}": ["4"],
+    r"\\boxed{4}": [],
+    r"}} \boxed{1} }": ["1"],
+    r"\boxed{}": [""],
+    r"\boxed{1} then \boxed{ 2 } then \boxed{3": ["1", " 2 "],
+}
+INCOMPLETE = ["", r"\boxed", r"\boxed7", r"\fbox{2}", r"\boxedfoo{2}", r"\boxed{2", r"\boxed}{", "\\", r"{\boxed{"]
+BOXES |= {text: [] for text in INCOMPLETE}
+
+
+@pytest.mark.parametrize("text", BOXES)
+def test_boxes_are_complete_and_the_last_one_is_the_answer(text):
+    boxes = find_boxes(text)
+    assert [text[box.content_start : box.content_stop] for box in boxes] == BOXES[text]
+    assert all(text[box.start :].startswith("\\boxed") and text[box.stop - 1] == "}" for box in boxes)
+    assert last_box(text) == (boxes[-1] if boxes else None)
+    assert box_content(text) == (BOXES[text][-1].strip() if boxes else None)
+
+
+HOSTILE_BOXES = {
+    "opening": "{" * 200_000,
+    "closing": "}" * 200_000,
+    "open boxes": "\\boxed{" * 100_000,
+    "nested boxes": "\\boxed{" * 50_000 + "}" * 50_000,
+    "spaces": "\\boxed" + " " * 200_000,
+    "backslashes": "\\" * 200_001,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_BOXES)
+def test_boxes_of_hostile_text_take_linear_time(kind):
+    start = time.perf_counter()
+    find_boxes(HOSTILE_BOXES[kind])
+    assert time.perf_counter() - start < 5.0  # quadratic would be minutes

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grail_lightning.functional.distillation import teacher_divergence
+from grail_lightning.functional.certainty import teacher_divergence
 from tests.tolerance import assert_near
 
 

@@ -1,7 +1,5 @@
 import json
-import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -29,22 +27,6 @@ def statuses(verdicts):
     return [verdict.status for verdict in verdicts]
 
 
-def workers_of(pid):
-    """Worker processes whose parent is `pid`, from /proc."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                command = file.read()
-            with open(f"/proc/{entry}/stat") as file:
-                parent = int(file.read().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        if b"grail_lightning.answers.worker" in command and parent == pid:
-            found.append(int(entry))
-    return found
-
-
 def gone(pids, seconds=10.0):
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
@@ -63,33 +45,20 @@ def state(pid):
 
 
 def test_a_batch_is_graded_in_order(verifier):
-    pairs = [
-        ("1/2", "0.5"),
-        NEEDS_WORKER,
-        ("2", "3"),
-        (r"\sqrt{44}", r"\sqrt{7}"),
-        ("2", ""),
-        ("9", "(4, 9"),
-        ("2", "8^{8^{8^8}}"),
-    ]
+    pairs = [("1/2", "0.5"), NEEDS_WORKER, ("2", "3"), (r"\sqrt{44}", r"\sqrt{7}")]
+    pairs += [("2", ""), ("9", "(4, 9"), ("2", "8^{8^{8^8}}")]
     verdicts = verifier.grade(pairs)
     assert statuses(verdicts) == ["right", "right", "wrong", "wrong", "missing", "unparseable", "capped"]
     assert [(verdict.gold, verdict.prediction) for verdict in verdicts] == pairs
     assert [verdict.correct for verdict in verdicts] == [True, True, False, False, False, False, False]
-
-
-def test_an_empty_batch_has_no_verdicts(verifier):
     assert verifier.grade([]) == []
+    assert Verdict.missing("7") == Verdict(correct=False, status="missing", layer="none", gold="7", prediction="")
 
 
 def test_cheap_pairs_start_no_worker():
     with Verifier(num_workers=1) as cheap:
         assert statuses(cheap.grade([("1/2", "0.5"), ("7", "8")])) == ["right", "wrong"]
         assert cheap._pool.workers == []
-
-
-def test_a_missing_answer_has_its_own_verdict():
-    assert Verdict.missing("7") == Verdict(correct=False, status="missing", layer="none", gold="7", prediction="")
 
 
 def test_a_hanging_pair_times_out_and_costs_nothing_else():
@@ -104,41 +73,14 @@ def test_a_hanging_pair_times_out_and_costs_nothing_else():
         assert statuses(impatient.grade([(r"\sqrt{75}", r"5\sqrt{3}")])) == ["right"]  # the killed one was replaced
 
 
-def test_what_waits_behind_a_hanging_pair_goes_to_the_next_worker():
-    with Verifier(num_workers=1, timeout_seconds=1.5) as impatient:
-        impatient.grade([NEEDS_WORKER])
-        pairs = [(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in (2, 3, 5, 6, 7, 10, 11, 13, 14, 15, 17, 19)]
-        verdicts = impatient.grade([*pairs[:3], ("3", HANG), *pairs[3:]])  # given out several at a time
-        assert statuses(verdicts) == ["right"] * 3 + ["timeout"] + ["right"] * 9
-
-
-def test_a_hanging_worker_cannot_block_what_is_written_to_it():
-    with Verifier(num_workers=1, timeout_seconds=1.0) as impatient:
-        impatient.grade([NEEDS_WORKER])
-        long = [(f"{n}", r"\sin 1+\cos " + "+".join(["xyz"] * 400) + str(n)) for n in range(40)]  # 60 KiB in all
-        start = time.perf_counter()
-        verdicts = impatient.grade([("3", HANG), *long[:3]])
-        assert verdicts[0].status == "timeout"
-        assert time.perf_counter() - start < 15.0
-
-
 def test_a_dying_worker_costs_one_answer():
     with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
         verifier.grade([NEEDS_WORKER])
-        worker = verifier._pool.workers[0]
-
-        def murder():
-            while len(worker.jobs) < 2:  # Others wait for it behind the one that hangs.
-                time.sleep(0.01)
-            time.sleep(0.3)
-            os.kill(worker.process.pid, signal.SIGKILL)
-
-        killer = threading.Thread(target=murder)
+        killer = threading.Timer(1.0, verifier._pool.workers[0].process.kill)  # It hangs by then.
         killer.start()
-        others = [(rf"\sqrt{{{k * k * 3}}}", rf"{k}\sqrt{{3}}") for k in range(2, 14)]
-        verdicts = verifier.grade([("3", HANG), *others])
+        verdicts = verifier.grade([("3", HANG), (r"\sqrt{12}", r"2\sqrt{3}"), (r"\sqrt{27}", r"3\sqrt{3}")])
         killer.join()
-        assert statuses(verdicts) == ["crashed"] + ["right"] * len(others)
+        assert statuses(verdicts) == ["crashed", "right", "right"]
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
@@ -193,30 +135,6 @@ def test_threads_may_share_a_verifier(verifier):
             assert correct == [bool(thread % 2)] * 6
 
 
-def test_a_verifier_survives_pickling():
-    with pickle.loads(pickle.dumps(Verifier(num_workers=1, timeout_seconds=7.0))) as copy:
-        assert copy.timeout_seconds == 7.0
-        assert statuses(copy.grade([("1", "1.0")])) == ["right"]
-
-
-def graded_in_child(verifier, queue):
-    queue.put([verdict.status for verdict in verifier.grade([NEEDS_WORKER, (r"\sqrt{44}", "3")])])
-    verifier.close()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_daemonic_process_grades_with_workers_of_its_own(method, verifier):
-    verifier.grade([(r"\sqrt{20}", r"2\sqrt{5}")])  # the parent has workers that the child must not touch
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    process = context.Process(target=graded_in_child, args=(verifier, queue), daemon=True)
-    process.start()
-    assert queue.get(timeout=60) == ["right", "wrong"]
-    process.join(timeout=30)
-    assert statuses(verifier.grade([(r"\sqrt{24}", r"2\sqrt{6}")])) == ["right"]
-
-
 SCRIPT = textwrap.dedent(
     r"""
     import os, sys, threading, time
@@ -232,39 +150,20 @@ SCRIPT = textwrap.dedent(
 )
 
 
-def run_script(mode, timeout_seconds):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, mode, str(timeout_seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    return process, int(process.stdout.readline())
-
-
-def finish(process):
-    process.communicate(timeout=30)
-    return process.returncode
-
-
-def test_nothing_is_left_behind_when_the_program_just_ends():
-    process, worker = run_script("end", 5.0)
-    assert finish(process) == 0
-    assert gone([worker])
-
-
-def test_nothing_is_left_behind_after_an_interrupt():
-    process, worker = run_script("hang", 30.0)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    assert finish(process) != 0
-    assert gone([worker])
-
-
-@pytest.mark.parametrize(("mode", "timeout_seconds"), [("wait", 5.0), ("hang", 2.0)])
-def test_nothing_is_left_behind_when_the_parent_is_killed(mode, timeout_seconds):
+@pytest.mark.parametrize(
+    ("mode", "end"), [("end", None), ("hang", signal.SIGINT), ("wait", signal.SIGKILL), ("hang", signal.SIGKILL)]
+)
+def test_nothing_is_left_behind_however_the_program_ends(mode, end):
     # An idle worker sees its pipe close; a busy one is ended by its own alarm, a second after the time limit.
-    process, worker = run_script(mode, timeout_seconds)
-    time.sleep(0.3)
-    process.kill()
-    finish(process)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, mode, "2.0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    worker = int(process.stdout.readline())
+    if end is not None:
+        time.sleep(0.5)
+        process.send_signal(end)
+    process.communicate(timeout=30)
+    assert (process.returncode == 0) is (end is None)
     assert gone([worker])
 
 
@@ -325,20 +224,16 @@ def test_a_memory_limit_too_small_to_start_is_an_error_that_says_so():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("make", "text"),
     [
-        ({"num_workers": 0}, "`num_workers` must be 1 or more, but got 0"),
-        ({"timeout_seconds": 0.0}, "`timeout_seconds` must be above 0, but got 0.0"),
+        (lambda: Verifier(num_workers=0), "`num_workers` must be 1 or more, but got 0"),
+        (lambda: Verifier(timeout_seconds=0.0), "`timeout_seconds` must be above 0, but got 0.0"),
+        (lambda: Verifier().grade([("7", None)]), "must hold \\(gold, prediction\\) as two strings"),
     ],
 )
-def test_impossible_settings_are_refused(arguments, text):
+def test_impossible_settings_and_pairs_are_refused(make, text):
     with pytest.raises(ValueError, match=text):
-        Verifier(**arguments)
-
-
-def test_something_other_than_strings_is_refused(verifier):
-    with pytest.raises(ValueError, match="must hold \\(gold, prediction\\) as two strings"):
-        verifier.grade([("7", None)])
+        make()
 
 
 def test_the_program_prints_verdict_layer_and_normal_forms(capsys):
