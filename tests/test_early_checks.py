@@ -62,10 +62,6 @@ FIT = {
     "last checkpoint": (["--last_checkpoint.folder=/dev/null/x"], f"`folder` of LastCheckpoint {UNWRITABLE}"),
     "export": (["--export.folder=/dev/null/export"], f"`folder` of ExportPolicy {UNWRITABLE}"),
     "an export that is a file": (["--export.folder=afile"], f"`folder` of ExportPolicy {UNWRITABLE}"),
-    "layers": (
-        ["--model.loading.lora.target_modules=[q_porj]"],
-        r"`loading.lora.target_modules` must name layers of the policy.* Did you mean q_proj\?",
-    ),
     "rows of another task": (
         ["--data=MathData", "--data.train=short.jsonl", "--data.task=ArithmeticTask"],
         r"must be whole numbers .*but got '1\+1\?'",
