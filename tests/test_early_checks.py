@@ -62,10 +62,6 @@ FIT = {
     "last checkpoint": (["--last_checkpoint.folder=/dev/null/x"], f"`folder` of LastCheckpoint {UNWRITABLE}"),
     "export": (["--export.folder=/dev/null/export"], f"`folder` of ExportPolicy {UNWRITABLE}"),
     "an export that is a file": (["--export.folder=afile"], f"`folder` of ExportPolicy {UNWRITABLE}"),
-    "layers": (
-        ["--model.loading.lora.target_modules=[q_porj]"],
-        r"`loading.lora.target_modules` must name layers of the policy.* Did you mean q_proj\?",
-    ),
     "rows of another task": (
         ["--data=MathData", "--data.train=short.jsonl", "--data.task=ArithmeticTask"],
         r"must be whole numbers .*but got '1\+1\?'",
@@ -110,6 +106,10 @@ LATER = "--trainer.val_check_interval=2"  # As in a long run: Lightning has not 
     ("options", "message"),
     [
         (
+            ["--trainer.val_check_interval=99", "--trainer.check_val_every_n_epoch=1"],
+            "less than or equal to the number",
+        ),
+        (
             ["--checkpoint.monitor=val/accuarcy"],
             r"ModelCheckpoint must .*'val/accuarcy'. Did you mean val/accuracy\?",
         ),
@@ -118,7 +118,7 @@ LATER = "--trainer.val_check_interval=2"  # As in a long run: Lightning has not 
         ([*stopping("val/accuracy"), "--trainer.limit_val_batches=0"], "`monitor` of EarlyStopping must be a metric"),
     ],
 )
-def test_a_metric_that_no_run_logs_is_named_before_the_second_batch(options, message, capsys):
+def test_what_lightning_finds_at_once_or_we_before_the_second_batch_is_one_line(options, message, capsys):
     said = fails(capsys, "fit", *SHORT, LATER, "--trainer.max_steps=4", *options)
     assert re.search(message, said)
     assert not list(Path("runs/quickstart/checkpoints").glob("*")), "after one batch"

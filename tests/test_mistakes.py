@@ -73,16 +73,6 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
             "must depend on the step alone, but got ReduceLROnPlateau",
         ),
         (["--model.scheduler=OneCycleLR", "--model.scheduler.max_lr=1e-4"], "You must define either total_steps"),
-        (["--trainer.val_check_interval=0"], "`trainer.val_check_interval` must be positive, but got 0"),
-        (
-            ["--trainer.val_check_interval=99", "--trainer.check_val_every_n_epoch=1"],
-            "`trainer.val_check_interval` must be at most the 8 batches of an epoch, but got 99",
-        ),
-        (["--trainer.check_val_every_n_epoch=0"], "`trainer.check_val_every_n_epoch` must be at least 1 or null"),
-        (
-            ["--trainer.callbacks+=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 2}"],
-            "must leave out GradientAccumulationScheduler.* Set `model.execution.token_budget`",
-        ),
         (["--trainer.callbacks+=KeepRolouts"], "`trainer.callbacks` must be one of .*Did you mean KeepRollouts"),
         (
             ["--trainer.strategy=ModelParallelStrategy", "--trainer.strategy.tensor_parallel_size=2"],

@@ -91,32 +91,24 @@ class RolloutTable(Callback):
 
     def page(self, output: StepOutput, step: int) -> str:
         """A random choice of rollouts as Markdown. It depends only on the step."""
-        return "\n\n".join(self._section(output, row) for row in self._rows(output, step))
+        sections = []
+        for facts, *texts in self._drawn(output, step):
+            sections.append(f"### {facts}")
+            blocks = [code_block(text, self.max_characters) for text in texts]
+            sections += [f"{name}\n\n{block}" for name, block in zip(TABLE_COLUMNS[1:], blocks, strict=True)]
+        return "\n\n".join(sections)
 
     def table(self, output: StepOutput, step: int) -> list[list[str]]:
         """The same rollouts as rows of `TABLE_COLUMNS`."""
-        return [
-            [rollout_facts(output, row), *(cut(encodable(text), self.max_characters) for text in parts.values())]
-            for row in self._rows(output, step)
-            for parts in [_parts(output, row)]
-        ]
+        drawn = self._drawn(output, step)
+        return [[facts, *(cut(text, self.max_characters) for text in texts)] for facts, *texts in drawn]
 
-    def _rows(self, output: StepOutput, step: int) -> list[int]:
-        drawn = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
-        rows: list[int] = drawn[: self.num_rollouts].sort().values.tolist()
-        return rows
-
-    def _section(self, output: StepOutput, row: int) -> str:
-        blocks = [
-            f"{name}\n\n{code_block(encodable(text), self.max_characters)}"
-            for name, text in _parts(output, row).items()
-        ]
-        return "\n\n".join([f"### {rollout_facts(output, row)}", *blocks])
-
-
-def _parts(output: StepOutput, row: int) -> dict[str, str]:
-    prompt = output.batch.prompts[row]
-    return {"prompt": prompt_text(prompt), "response": output.batch.texts[row], "reference": prompt.reference}
+    def _drawn(self, output: StepOutput, step: int) -> list[list[str]]:
+        order = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
+        rows: list[int] = order[: self.num_rollouts].sort().values.tolist()
+        prompts, responses = output.batch.prompts, output.batch.texts
+        texts = [(prompt_text(prompts[row]), responses[row], prompts[row].reference) for row in rows]
+        return [[rollout_facts(output, row), *map(encodable, t)] for row, t in zip(rows, texts, strict=True)]
 
 
 class KeepRollouts(Callback):

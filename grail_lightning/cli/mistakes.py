@@ -23,6 +23,7 @@ CONFIG_LIBRARIES = (
     "jsonargparse",
     "lightning/pytorch/cli",
     "configuration_validator",
+    "lightning/pytorch/loops/fit_loop",
     "accelerator_connector",
     "lightning/fabric/accelerators",
     "lightning/fabric/utilities/device_parser",

@@ -7,9 +7,6 @@ import lightning.pytorch as pl
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
-from jsonargparse import ArgumentParser
-from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -130,43 +127,6 @@ def test_two_ranks_agree_and_write_one_run(tmp_path, monkeypatch):
     assert not list((tmp_path / "run").glob(".*"))
     assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert (tmp_path / "run" / "export" / "config.json").exists()
-
-
-_CONFIGS = {
-    "Evaluation": {
-        "num_samples": 8,
-        "pass_at": [1, 8],
-        "sampling": {"max_response_length": 64, "temperature": 0.6},
-        "at_start": False,
-    },
-    "RolloutTable": {"every_n_batches": 3, "num_rollouts": 2},
-    "CreditPictures": {"every_n_batches": 0, "num_groups": 2, "max_lines": 9, "max_time_share": 0.5},
-    "Dashboard": {},
-    "KeepRollouts": {"folder": "kept"},
-    "LastCheckpoint": {"every_n_batches": 5},
-    "PredictionWriter": {"file": "p.parquet"},
-    "ExportPolicy": {"which": "best"},
-    "Throughput": {},
-    "Preflight": {"patience": 9},
-    "ProgressBar": {"refresh_rate": 2},
-}
-
-
-@pytest.mark.parametrize("name", _CONFIGS)
-def test_every_callback_can_be_built_from_yaml(name):
-    parser = ArgumentParser()
-    parser.add_argument("--callback", type=Callback)
-    text = yaml.safe_dump(
-        {"callback": {"class_path": f"grail_lightning.callbacks.{name}", "init_args": _CONFIGS[name]}}
-    )
-    config = parser.parse_string(text)
-    again = parser.parse_string(parser.dump(config))
-    built = parser.instantiate(again).callback
-    assert type(built).__name__ == name
-    assert again == config
-    if name == "Evaluation":
-        assert built.pass_at == (1, 8)
-        assert built.sampling == Sampling(max_response_length=64, temperature=0.6)
 
 
 def test_default_callbacks_pass_their_options_on():

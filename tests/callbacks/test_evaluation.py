@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.batch import Sampling
@@ -126,15 +125,6 @@ def test_datasets_that_would_share_a_metric_are_refused():
     data = [loader(prompts(2, "math/500")), loader(prompts(3, "math_500"))]
     with pytest.raises(ValueError, match=r"'math/500' and 'math_500' must differ .* but got `math_500` for both"):
         run(-1, Evaluation()).test(Scripted(_later_right), data, verbose=False)
-
-
-def test_model_checkpoint_can_monitor_the_accuracy(tmp_path):
-    best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best")
-    trainer = run(8, Evaluation(), best, enable_checkpointing=True, val_check_interval=1, check_val_every_n_epoch=None)
-    # Right on 1, 2, 3, then all 3 problems: the best is found at step 4, and nothing later is better.
-    trainer.fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(3)))
-    assert best.best_model_score == 1
-    assert torch.load(best.best_model_path, weights_only=True)["global_step"] == 4
 
 
 OTHER = "; not comparable, because the run was resumed with other"

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.callbacks import CreditPictures
+from grail_lightning.callbacks import CreditPictures, RolloutTable
 from grail_lightning.callbacks.pictures import mixed_pairs
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights
@@ -54,6 +54,27 @@ def test_tensorboard_shows_pictures_and_a_histogram_when_they_are_due(tmp_path):
         assert told.num == sum(told.bucket) == len(values) > 0
         assert told.sum == pytest.approx(values.double().sum().item(), rel=1e-9)
         assert (told.min, told.max) == (values.min().item(), values.max().item())
+
+
+class Board(CSVLogger):
+    """Has Lightning's interface for pictures and tables, as `WandbLogger` has."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.pictures, self.tables = [], []
+
+    def log_image(self, key, images, step=None):
+        self.pictures.append((key, step, images[0].shape[2]))
+
+    def log_table(self, key, columns, data, step=None):
+        self.tables.append((key, step, columns, len(data)))
+
+
+def test_a_logger_with_lightnings_interface_gets_pictures_and_tables(tmp_path):
+    logger = Board(tmp_path)
+    trainer(1, always(), RolloutTable(num_rollouts=3), logger=logger).fit(module(credit=GRAIL()), batches(1, size=8))
+    assert logger.pictures == [(name, 1, 3) for name in IMAGES]
+    assert logger.tables == [("train/rollouts", 1, ["rollout", "prompt", "response", "reference"], 3)]
 
 
 def test_training_is_the_same_bit_for_bit_with_and_without(tmp_path):
