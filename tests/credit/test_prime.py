@@ -291,7 +291,7 @@ def test_mistakes_are_one_line_before_a_model_is_loaded(tmp_path, capsys, monkey
     loaded = "grail_lightning.distributed.sharding.load_policy"
     monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
     said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./nowhere")
-    assert "there is no folder './nowhere'" in said
+    assert "`policy` './nowhere' cannot be loaded" in said
     said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.optimizer.lr=-1")
     assert "Invalid learning rate: -1" in said
     assert "`model.credit`" in said

@@ -192,15 +192,6 @@ def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_cor
     assert Execution(sampler_cap=3.0).for_engine(own_weights=False).decided_cap == 3
 
 
-def test_a_module_corrects_for_an_engine_with_a_copy_of_the_weights_unless_it_is_told_not_to():
-    class Copying(HFEngine):
-        own_weights = True
-
-    assert module(engine=Copying()).execution.decided_cap == 2
-    assert module({"sampler_cap": None}, engine=Copying()).execution.decided_cap is None
-    assert module().execution.decided_cap is None
-
-
 class Silent(Elsewhere):
     """Reports no log-probabilities."""
 
