@@ -176,21 +176,6 @@ def test_a_file_where_the_runs_folder_should_be_is_named(capsys, monkeypatch):
     assert f"`trainer.logger.save_dir` {UNWRITABLE} runs/quickstart: Not a directory" in said
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    {
-        "[nope]": "name layers of the policy, but got .*'nope'.*It has down_proj, .* v_proj",
-        "[q_porj]": r"name layers of the policy.* Did you mean q_proj\?",
-        "q_proj": r"name layers of the policy.* Did you mean the list \[q_proj\]\?",
-        "q_proj[": r"be a regular expression .*'q_proj\[': unterminated character set",
-        "[lm_head]": "leave out what shares its weights with another layer",
-    }.items(),
-)
-def test_a_target_of_adapters_that_is_no_layer_is_named_with_the_layers(given, said, capsys, monkeypatch):
-    line = refused(capsys, monkeypatch, "fit", f"--model.loading.lora.target_modules={given}")
-    assert re.search(f"`loading.lora.target_modules` must {said}", line)
-
-
 ROW = '{"problem": "1+1?", "answer": "2"}\n'
 
 

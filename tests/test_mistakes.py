@@ -115,7 +115,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
             ["--data=MathData", "--data.task=MathTask", "--data.task.answer=Markr"],
             "`data.task.answer` must be one of Boxed, LastNumber, Marker, Pattern, .* Did you mean Marker",
         ),
-        (["--model.policy="], "`policy` must be a model on the hub or a folder, but got nothing"),
+        (["--model.policy="], "`policy` '' cannot be loaded: "),
         (["--verbose=true"], "no option `verbose`. `grail-lightning fit --help all`"),
         (["--checkpoint.train_time_interval=soon"], "must be a time such as 1:30:00 or null, but got 'soon'"),
         (["--model.credit=grail_lightning.credit.TokenCredit"], "objects can be made, but got .*Write __call__ in it"),
