@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import (
     DogeConfig,
     Gemma3TextConfig,
@@ -18,12 +17,10 @@ from transformers import (
 
 from grail_lightning.batch import AnswerMasks, SampledBatch, lengths_to_mask
 from grail_lightning.credit import GRAIL
-from grail_lightning.distributed.sharding import shard
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
 from grail_lightning.policy.trees import tree_layout
-from grail_lightning.runtime.collectives import whole_tensor
 from grail_lightning.step.forward import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -173,21 +170,6 @@ def test_without_shared_responses_each_predicting_position_belongs_to_one_row_un
     assert layout.ids.tolist() == [[7, 8, 3, 4, 5, 8, 3, 4, 6, 8, 4]]
     assert len(layout.targets) == 4 + 4 + 2
     assert len(layout.predictors.unique()) == len(layout.predictors)
-
-
-def test_rows_of_a_group_with_different_prompts_share_their_common_prefix(strangers):
-    """No engine of ours makes such rows."""
-    ids, mask = strangers.input_ids.clone(), strangers.attention_mask.clone()
-    ids[1, 8] = 4
-    ids[2, 0], mask[2, 0] = 0, False
-    (part,) = cut(strangers.replace(input_ids=ids, attention_mask=mask).select(torch.arange(4)), 1000)
-    layout, _ = laid_out(strangers.replace(input_ids=ids, attention_mask=mask), part)
-    # Row 1 has another last token of 9 in its prompt; row 2 begins with the second one, and shares nothing.
-    assert layout.num_tokens == (9 + 7 - 1) + (4 - 1) + (1 + 2 - 1) + (8 + 9 - 1)
-    padding = strangers.input_ids.clone()
-    padding[5, 0] = 4
-    same, _ = laid_out(strangers.replace(input_ids=padding), cut(strangers.replace(input_ids=padding), 1000)[0])
-    assert same.num_tokens == laid_out(strangers, cut(strangers, 1000)[0])[0].num_tokens
 
 
 def test_copies_of_keys_and_values_count_towards_the_budget():
@@ -452,23 +434,3 @@ def test_packed_blocks_and_dropout_keep_rows_apart(batch, tmp_path):
         assert policy.shares_prefixes is not training
         cuts = cut_rows(policy, batch, torch.arange(16), 1000)
         assert all((micro.starts is None) is training for micro in cuts)
-
-
-def test_sharded_weights_share_as_whole_ones_do(batch, tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        plain, sharded = (load_policy("arithmetic").double() for _ in range(2))
-        shard(sharded, init_device_mesh("cpu", (1,)))
-        (expected, _), (found, _) = (_first_step(policy, batch) for policy in (plain, sharded))
-        assert found.keys() == expected.keys()
-        assert max(((found[n] - expected[n]).norm() / expected[n].norm()).item() for n in expected) <= 1e-5
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def _first_step(policy, batch):
-    """Gradients of one step, and how many tokens it ran."""
-    update = update_of(policy.train(), batch, token_budget=60)
-    update.accumulate(0, lambda loss, last: loss.backward())
-    assert update.forward.tokens_run < int(batch.lengths.sum()) - len(batch)
-    return {n: whole_tensor(p.grad) for n, p in policy.named_parameters()}, update.forward.tokens_run

@@ -99,11 +99,11 @@ def _occurrence_of_prompt(rows: AlignedRows, group: Tensor) -> Tensor:
     columns = torch.arange(rows.ids.shape[1])
     prompts = rows.ids.masked_fill(columns >= rows.prompt_lengths[:, None], -1).numpy()
     seen: dict[bytes, dict[int, int]] = {}
-    found = []
+    occurrences = []
     for prompt, own in zip(prompts, group.tolist(), strict=True):
         groups = seen.setdefault(prompt.tobytes(), {})
-        found.append(groups.setdefault(own, len(groups)))
-    return torch.tensor(found)
+        occurrences.append(groups.setdefault(own, len(groups)))
+    return torch.tensor(occurrences)
 
 
 def _join_into_trees(lengths: Tensor, shared: Tensor, token_budget: int) -> list[tuple[range, int]]:

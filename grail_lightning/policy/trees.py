@@ -190,9 +190,9 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     paths = [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
     keys = pad_sequence(paths, batch_first=True)
     asked = torch.arange(queries.shape[1]) < counts[:, None]
-    given = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
+    is_key = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
     query_number, key_number = queries[:, :, None], keys[:, None]
-    mask = (key_number <= query_number) & (query_number < tree.end[keys][:, None]) & given[:, None]
+    mask = (key_number <= query_number) & (query_number < tree.end[keys][:, None]) & is_key[:, None]
     mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
     output_of = torch.zeros(len(tree.end), dtype=torch.long)
     output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)

@@ -14,7 +14,6 @@ from transformers import (
 
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.cache import GrowingLayer
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import pick
 from grail_lightning.policy import Policy, load_tokenizer
@@ -143,22 +142,6 @@ def test_a_common_beginning_that_is_run_once_changes_no_token(family, leave):
     assert_near(logprobs, torch.cat([found for _, found, _ in alone]), 64, torch.float32)
 
 
-def test_a_common_beginning_of_all_prompts_is_run_once():
-    policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
-    sizes = []
-    hook = policy.model.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    prompts = [Prompt(messages=EXAMPLES + text, reference="", task=TASK) for text in TEXTS]
-    batch = engine_of(policy).generate(prompts, 8, Sampling(max_response_length=10), seed=1)
-    hook.remove()
-    common = len(policy.encode(EXAMPLES + "Compute "))
-    assert sizes[:2] == [(1, common), (4, batch.prompt_width - common)]
-    with without_ties():
-        alone = engine_of(policy).generate(prompts[:1], 8, Sampling(max_response_length=10), seed=1).response_ids
-    assert torch.equal(alone, batch.response_ids[:8, : alone.shape[1]])
-
-
 @pytest.mark.parametrize("method", ["compact", "generate"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_first_tokens_are_as_frequent_as_they_are_probable(method, temperature):
@@ -258,23 +241,6 @@ def test_a_stop_string_that_begins_in_the_prompt_ends_nothing(method):
     batch = engine_of(policy, method=method).generate(PROMPTS[:1], 2, sampling, seed=0)
     assert batch.texts == ["\n\n\n\n"] * 2
     assert not batch.finished.any()
-
-
-def test_a_cache_with_room_holds_what_transformers_holds():
-    """Appending, rows that leave and columns that are dropped, beside `torch.cat` and indexing."""
-    layer, random = GrowingLayer(limit=80, rows=8), torch.Generator().manual_seed(0)
-    expected = torch.zeros(5, 2, 0, 3)
-    for columns in (7, 1, 1, 70, 1):
-        new = torch.randn(5, 2, columns, 3, generator=random)
-        expected = torch.cat([expected, new], 2)
-        keys, values = layer.update(new, -new)
-        assert torch.equal(keys, expected)
-        assert torch.equal(values, -expected)
-    layer.move_rows(torch.tensor([4]), torch.tensor([1]), 3)  # rows 1 and 3 leave, row 4 takes the free place
-    layer.drop_columns(2)
-    new = torch.randn(3, 2, 1, 3, generator=random)
-    assert torch.equal(layer.update(new, new)[0], torch.cat([expected[[0, 4, 2]][:, :, 2:], new], 2))
-    assert layer.get_seq_length() == 79
 
 
 @pytest.mark.parametrize("name", MODELS)
