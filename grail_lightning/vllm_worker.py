@@ -56,9 +56,9 @@ class WeightReceiver:
         self.grail_version = None
         try:
             with safe_open(path, framework="pt") as file:  # Before the model is touched: the header is complete.
-                found = (file.metadata() or {}).get("version")
-            if found != version:
-                raise ValueError(f"{path} holds the weights {found} in place of {version}")
+                written = (file.metadata() or {}).get("version")
+            if written != version:
+                raise ValueError(f"{path} holds the weights {written} in place of {version}")
             if not self.grail_reports:
                 report_whole_vocabulary(self)
                 self.grail_reports = True
@@ -131,11 +131,11 @@ class _BeforeTopKTopP(nn.Module):
     def forward(self, logits: Tensor, generators: Any, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, Tensor]:
         """The sampled ids ``[n]`` and the log-probabilities of all tokens ``[n, V]``."""
         if k is None and p is None:
-            sampled, found = self.inner(logits, generators, k, p)
-            return sampled, found
-        found = logits.log_softmax(-1, dtype=torch.float32)  # First, as the draw may write into the logits.
+            sampled, logprobs = self.inner(logits, generators, k, p)
+            return sampled, logprobs
+        logprobs = logits.log_softmax(-1, dtype=torch.float32)  # First, as the draw may write into the logits.
         sampled, _ = self.inner(logits, generators, k, p)
-        return sampled, found
+        return sampled, logprobs
 
 
 def _with_logits_before(draw: Any) -> Any:

@@ -47,7 +47,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--model.loading.lora.rank=0"], "`loading.lora.rank` must be at least 1, but got 0"),
         (["--model.loading.lora.dropout=1"], r"`loading.lora.dropout` must lie in \[0, 1\), but got 1"),
         (["--model.sampling.stop=['']"], "strings of at least one character"),
-        (["--model.policy=./nowhere"], "there is no folder './nowhere'"),
+        (["--model.policy=./nowhere"], "`policy` './nowhere' cannot be loaded: .* Give a folder"),
         (["--config=nowhere.yaml"], "nowhere.yaml cannot be read: No such file"),
         (["--ckpt_path=last"], "last.ckpt does not exist .*Train first"),
         (["--data=MathData", "--data.train.path=nowhere.jsonl"], "'nowhere.jsonl' does not exist"),
@@ -86,6 +86,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
             ["--data=MathData", "--data.task=MathTask", "--data.task.answer=Markr"],
             "`data.task.answer` must be one of Boxed, LastNumber, Marker, Pattern, .* Did you mean Marker",
         ),
+        (["--model.policy="], "`policy` '' cannot be loaded: "),
         (["--verbose=true"], "no option `verbose`"),
         (
             ["--checkpoint.train_time_interval=soon"],
@@ -104,7 +105,10 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
             ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval=batch"],
             "`trainer.callbacks.logging_interval` must be one of step, epoch or null, but got 'batch'",
         ),
-        (["--model.policy=arithmetc"], "`policy` must be arithmetic, .*'arithmetc'. Did you mean arithmetic?"),
+        (
+            ["--model.policy=arithmetc"],
+            "`policy` 'arithmetc' cannot be loaded: .* a packaged policy such as",
+        ),
         (["--model.pol=arithmetic"], "There is no option `model.pol`. Did you mean `model.policy`?"),
         (["--throughput.window=0"], "There is no option `throughput.window`"),
         (["model.policy=arithmetic"], "must begin with two dashes"),

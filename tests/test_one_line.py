@@ -57,10 +57,9 @@ MISTAKES = {
     # Lightning warns that there is no validation, before the data are read.
     "cut.jsonl, line 1: malformed JSON": ["fit", "--data=MathData", "--data.train=cut.jsonl"],
     "`validate` needs `data.val`": ["validate", "--data=MathData", "--data.train=train.jsonl"],
-    "`ckpt_path` must be a checkpoint of a run": ["fit", "--ckpt_path=text.ckpt"],
-    "`policy` must be": ["fit", "--model.policy="],
+    "`ckpt_path` must be a whole checkpoint": ["fit", "--ckpt_path=text.ckpt"],
+    "`policy` '' cannot be loaded": ["fit", "--model.policy="],
     "`num_samples` must be at least 1": ["fit", "--evaluation.num_samples=0"],
-    "`loading.lora.target_modules` must name": ["fit", "--model.loading.lora.target_modules=[nope]"],
 }
 
 

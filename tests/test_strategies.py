@@ -55,18 +55,6 @@ def test_a_name_alone_shards_over_all_devices(name, monkeypatch, caplog):
     assert ("runs FSDP2" in caplog.text) == (name == "fsdp")
 
 
-def test_explicit_options_of_a_strategy_are_kept(monkeypatch):
-    options = ["data_parallel_size=2", "process_group_backend=gloo"]
-    strategy = _built(
-        monkeypatch,
-        "--trainer.strategy=ModelParallelStrategy",
-        *(f"--trainer.strategy.init_args.{option}" for option in options),
-        "--trainer.devices=2",
-    )
-    assert (strategy._data_parallel_size, strategy._tensor_parallel_size) == (2, 1)
-    assert strategy.process_group_backend == "gloo"
-
-
 def test_fsdp1_is_refused_on_the_command_line_and_as_an_object(capsys):
     said = fails(capsys, "fit", *SHORT, "--trainer.strategy=FSDPStrategy")
     assert re.search("`trainer.strategy` must not be FSDP1, but got .*--trainer.strategy=ModelParallelStrategy", said)

@@ -20,6 +20,8 @@ class PlainEngine(RolloutEngine):
         longest: Most tokens of a response, if that is less than `sampling.max_response_length`.
     """
 
+    reports_logprobs = True  # The default: `generate` returns the log-probability of each sampled token.
+
     def __init__(self, longest: int | None = None) -> None:
         self.longest = longest
         self._policy: Policy | None = None

@@ -82,9 +82,6 @@ class Gradients:
         Sharded weights (FSDP2): the gradients of each micro-batch are reduced into the shards at once, so that no rank
         holds whole gradients; with `loading.reduce_once` they stay on the rank and are reduced as with DDP. On one
         device no hook reads the gradient, so it is accumulated in place.
-
-        Args:
-            last: Whether the micro-batch is the step's last.
         """
         embeddings, wrapped = self.policy.model.get_input_embeddings(), self.strategy.model
         replicated = wrapped if isinstance(wrapped, DistributedDataParallel) and not self.apart else None

@@ -68,8 +68,8 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
     """
     if world_size() == 1:
         return
-    found = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device)
-    for parameter, somewhere in zip(parameters, all_reduce(found.long(), "max").tolist(), strict=True):
+    has_gradient = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device)
+    for parameter, somewhere in zip(parameters, all_reduce(has_gradient.long(), "max").tolist(), strict=True):
         if somewhere:
             parameter.grad = all_reduce(gradient_so_far(parameter), "sum").div_(world_size())
 

@@ -16,9 +16,7 @@ _GROWTH_TOKENS = 64
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
     """A `DynamicLayer` with free columns at the end: a step writes one column instead of copying the whole cache.
 
-    Args:
-        limit: Most tokens of a row; the tensors never have more columns.
-        rows: Most rows; the tensors never have more rows.
+    The tensors never have more than `limit` columns and `rows` rows.
     """
 
     def __init__(self, limit: int, rows: int) -> None:
@@ -78,13 +76,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no t
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no types.
-    """An empty cache, whose rows and first columns can be removed, for a text configuration that `can_drop_rows`.
-
-    Args:
-        config: The text configuration of the model.
-        limit: Most tokens of a row.
-        rows: Most rows.
-    """
+    """An empty cache, whose rows and first columns can be removed, for a text configuration that `can_drop_rows`."""
 
     layers: list[DynamicLayer]
 

@@ -50,8 +50,6 @@ class HFEngine(RolloutEngine):
     ) -> None:
         if cache_tokens < 1:
             raise ValueError(f"`cache_tokens` must be at least 1, but got {cache_tokens}.")
-        if method not in ("compact", "generate"):
-            raise ValueError(f'`method` must be "compact" or "generate", but got {method!r}.')
         self.cache_tokens = cache_tokens
         self.synchronised = synchronised
         self.method = method
@@ -63,11 +61,7 @@ class HFEngine(RolloutEngine):
         self._policy = policy
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
-        """See `RolloutEngine.generate`.
-
-        Raises:
-            ValueError: Before `update_weights`, or if a prompt and the response limit exceed the model's positions.
-        """
+        """See `RolloutEngine.generate`."""
         generator = torch.Generator().manual_seed(seed)
         # Drawn row by row from one stream, so that the division of rows into calls has no effect.
         width = sampling.max_response_length
@@ -82,11 +76,7 @@ class HFEngine(RolloutEngine):
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """See `RolloutEngine.generate_seeded`. Transformers' `generate` draws the whole call from one seed.
-
-        Raises:
-            ValueError: See `generate`.
-        """
+        """See `RolloutEngine.generate_seeded`. Transformers' `generate` draws the whole call from one seed."""
 
         def noise(start: int, number: int) -> Tensor:
             # A synchronised rank may run a call without a row of its own; whatever it draws is left out.
@@ -107,12 +97,8 @@ class HFEngine(RolloutEngine):
     ) -> SampledBatch:
         """Sample with the method of the engine.
 
-        Args:
-            prompts: See `generate`.
-            group_size: See `generate`.
-            sampling: See `generate`.
-            seed: The seed of torch's random state, from which Transformers' `generate` draws.
-            noise: The uniform numbers ``[number, T]`` of `number` rows from a given one on; called in their order.
+        Transformers' `generate` draws from torch's random state, seeded by `seed`; "compact" from `noise`, the uniform
+        numbers ``[number, T]`` of `number` rows from a given one on, called in their order.
         """
         if self._policy is None:
             raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
@@ -241,14 +227,6 @@ class _EndRecorder:
     """A stopping criterion for Transformers' `generate` that records where each row ends.
 
     The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
-
-    Args:
-        ending: The rule that ends a response.
-        shape: The number of rows and of prompt columns of the call.
-
-    Attributes:
-        lengths: ``[n]`` long, the response tokens of each row so far.
-        finished: ``[n]`` bool, the rows that have ended.
     """
 
     def __init__(self, ending: Ending, shape: torch.Size) -> None:

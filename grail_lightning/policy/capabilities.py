@@ -34,14 +34,14 @@ def find_tree_kernel(policy: Policy) -> TreeKernel | None:
         return None
     requested, on_cuda = policy.loading.tree_attention, policy.device.type == "cuda"
     kernels: list[TreeKernel] = ["flex", "sdpa"] if on_cuda else ["sdpa"]
-    found = next((k for k in kernels if requested in ("auto", k) and _supports_prefix_trees(policy, k)), None)
+    kernel = next((k for k in kernels if requested in ("auto", k) and _supports_prefix_trees(policy, k)), None)
     if on_cuda:
         rank_zero_info(
-            f"Common beginnings of rows are run once, with attention by {found}."
-            if found
+            f"Common beginnings of rows are run once, with attention by {kernel}."
+            if kernel
             else "Common beginnings of rows are not shared: this model does not support it."
         )
-    return found
+    return kernel
 
 
 def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
@@ -91,10 +91,10 @@ def _trial_weights(policy: Policy) -> dict[str, Tensor]:
 @torch.enable_grad()
 def _differentiate(policy: Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
-    found = functional_call(policy, weights, (layout,)).logprobs[layout.response_mask]
-    gradients = torch.autograd.grad(found.sum(), list(weights.values()), materialize_grads=True)
+    logprobs = functional_call(policy, weights, (layout,)).logprobs[layout.response_mask]
+    gradients = torch.autograd.grad(logprobs.sum(), list(weights.values()), materialize_grads=True)
     # The embeddings of an earlier fit may still hand on sparse gradients.
-    return found.detach(), [gradient.to_dense() for gradient in gradients]
+    return logprobs.detach(), [gradient.to_dense() for gradient in gradients]
 
 
 def supports_kv_continuation(policy: Policy) -> bool:
@@ -111,10 +111,10 @@ def supports_kv_continuation(policy: Policy) -> bool:
             whole = policy.hidden(mask, input_ids=ids)[:, 5:].float()
             cache = DynamicCache()
             policy.hidden(mask[:, :5], input_ids=ids[:, :5], past_key_values=cache)
-            found = policy.hidden(mask, input_ids=ids[:, 5:], past_key_values=cache).float()
+            continued = policy.hidden(mask, input_ids=ids[:, 5:], past_key_values=cache).float()
     except Exception:
         return False
-    return _agree(found, whole, spread=whole, dtype=policy.compute_dtype)
+    return _agree(continued, whole, spread=whole, dtype=policy.compute_dtype)
 
 
 class Trunk:
@@ -191,9 +191,9 @@ def check_packing(policy: Policy) -> None:
         places = iter(packed[0])
         for row, kept in zip(ids, mask, strict=True):
             tokens = row[kept][:-1] if kept[-1] else row[kept]
-            found = torch.stack([next(places) for _ in tokens])
+            together = torch.stack([next(places) for _ in tokens])
             alone = policy.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0].float()
-            error = (found - alone).norm() / alone.norm()
+            error = (together - alone).norm() / alone.norm()
             if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
                 raise ValueError(
                     f"`loading.packing` needs rows that do not attend to each other, but in "

@@ -36,11 +36,8 @@ def apply_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 def head_gradient(model: PreTrainedModel, *, in_place: bool = False) -> HeadGradient | None:
     """The head's trainable parameters, for a backward pass that is written by hand.
 
-    None if the head draws random numbers, since autograd repeats these draws in the backward pass.
-
-    Args:
-        model: The model with the head.
-        in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
+    None if the head draws random numbers, since autograd repeats these draws in the backward pass. With `in_place` the
+    backward pass adds the gradient of the head's weight to `weight.grad` itself.
     """
     head: nn.Module = model.get_output_embeddings()
     if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in head.modules()):

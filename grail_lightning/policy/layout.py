@@ -41,31 +41,18 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """The decoder's input for some rows, and the position at which each of their response tokens is predicted.
+    """The decoder's input for some rows, and the position at which each of their response tokens is predicted."""
 
-    Attributes:
-        ids: ``[R, N]`` long, the tokens that are run.
-        positions: ``[R, N]`` long, the number of tokens that precede each token in its row.
-        predictors: ``[M]`` long, the index into ``R · N`` of the state that predicts each target.
-        targets: ``[M]`` long, the token ids that are predicted.
-        places: ``[M]`` long, the index of the target itself; −1 where it is not run because it predicts nothing.
-        prediction_of: ``[response_mask.sum()]`` long, the index of each response token's prediction among the ``M``.
-        source_of: ``[M]`` long, the first response token (in the order of `response_mask`) that uses each prediction.
-        response_mask: ``[b, T]`` bool, the response tokens of the rows.
-        attention: A function from the dtype in which the decoder computes to the decoder's further arguments.
-        num_tokens: The number of tokens that are run, without padding.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    predictors: Tensor
-    targets: Tensor
-    places: Tensor
-    prediction_of: Tensor
-    source_of: Tensor
-    response_mask: Tensor
-    attention: Callable[[torch.dtype], Mapping[str, Any]] = field(repr=False)
-    num_tokens: int
+    ids: Tensor  # [R, N] long, the tokens that are run
+    positions: Tensor  # [R, N] long, the number of tokens that precede each token in its row
+    predictors: Tensor  # [M] long, the index into R · N of the state that predicts each target
+    targets: Tensor  # [M] long, the token ids that are predicted
+    places: Tensor  # [M] long, the index of the target itself; −1 where it is not run because it predicts nothing
+    prediction_of: Tensor  # [response_mask.sum()] long, the index of each response token's prediction among the M
+    source_of: Tensor  # [M] long, the first response token (in the order of `response_mask`) that uses each prediction
+    response_mask: Tensor  # [b, T] bool, the response tokens of the rows
+    attention: Callable[[torch.dtype], Mapping[str, Any]] = field(repr=False)  # The decoder's arguments, by its dtype.
+    num_tokens: int  # Without padding.
 
     @property
     def shares(self) -> bool:
@@ -190,17 +177,11 @@ def _one_prediction_a_token(input_ids: Tensor, response_mask: Tensor, places: Te
 
 
 class AlignedRows(NamedTuple):
-    """Rows without padding on the left, so that a token's column is its position. On the CPU.
+    """Rows without padding on the left, so that a token's column is its position. On the CPU."""
 
-    Attributes:
-        ids: ``[b, W]`` long; −1 is padding.
-        valid: ``[b, W]`` bool, the tokens.
-        prompt_lengths: ``[b]`` long, the tokens of each prompt.
-    """
-
-    ids: Tensor
-    valid: Tensor
-    prompt_lengths: Tensor
+    ids: Tensor  # [b, W] long; −1 is padding
+    valid: Tensor  # [b, W] bool, the tokens
+    prompt_lengths: Tensor  # [b] long, the tokens of each prompt
 
     def select(self, rows: Sequence[int]) -> AlignedRows:
         """The given rows, in the given order."""
@@ -222,10 +203,6 @@ def shared_columns(rows: AlignedRows, *, share_responses: bool = True) -> Tensor
     """``[b]`` long: the number of tokens that each row has in common with the row before.
 
     Rows of different prompts share tokens of both prompts alone, without the last one, which predicts a response.
-
-    Args:
-        rows: ``b`` rows.
-        share_responses: See `grail_lightning.policy.trees.tree_layout`.
     """
     width, lengths = rows.ids.shape[1], rows.prompt_lengths
     same = (rows.ids[1:] == rows.ids[:-1]).int().cumprod(1).sum(1)
@@ -241,11 +218,7 @@ def order_by_beginning(rows: AlignedRows, group: Tensor) -> list[int]:
 
 
 def first_rows(new: Tensor) -> Tensor:
-    """``[b, W]`` long: the row in which the token of each cell occurs for the first time.
-
-    Args:
-        new: ``[b, W]`` bool, True from where a row differs from the row before.
-    """
+    """``[b, W]`` long: the row in which each token occurs first. `new` is True behind what the row before has."""
     return torch.where(new, torch.arange(len(new))[:, None], 0).cummax(0).values
 
 

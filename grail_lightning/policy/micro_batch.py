@@ -23,17 +23,11 @@ MIN_COMMON_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """The rows of one forward pass.
+    """The rows of one forward pass."""
 
-    Attributes:
-        rows: ``[n]`` long on the CPU, in the order in which they are laid out.
-        starts: The rows at which a prefix tree begins; None if every row is run separately.
-        stands_in: Whether the micro-batch replaces missing work, on a rank with fewer micro-batches than others.
-    """
-
-    rows: Tensor
-    starts: list[int] | None = None
-    stands_in: bool = False
+    rows: Tensor  # [n] long on the CPU, in the order in which they are laid out
+    starts: list[int] | None = None  # The rows at which a prefix tree begins; None if every row is run separately.
+    stands_in: bool = False  # Whether it replaces missing work, on a rank with fewer micro-batches than others.
 
 
 def cut_rows(
@@ -45,15 +39,10 @@ def cut_rows(
     share: bool = True,
     share_responses: bool = True,
 ) -> list[MicroBatch]:
-    """Micro-batches within a token budget, the longest rows first.
+    """Micro-batches of ``rows [n]`` within a token budget, in which padding counts; the longest rows come first.
 
-    Args:
-        policy: The policy that runs them. It must already be in the mode (training or evaluation) in which it will.
-        batch: The rollouts, ``B`` rows.
-        rows: ``[n]`` long, the rows that are run.
-        token_budget: Most tokens of a micro-batch; padding counts where rows are padded.
-        share: Whether common beginnings of rows are run once, if the policy supports it.
-        share_responses: See `grail_lightning.policy.trees.tree_layout`.
+    The policy must already be in the mode (training or evaluation) in which it will run them. With `share` common
+    beginnings of rows are run once, if it supports that; see `grail_lightning.policy.trees.tree_layout`.
     """
     rows = rows.cpu()
     if share and len(rows) and policy.shares_prefixes and within_attention_window(policy, batch.input_ids.shape[1]):
@@ -73,18 +62,8 @@ def cut_into_trees(
     beginning, such as worked examples. Groups with the same prompt are in different trees even then, because their
     references may differ: rows of two groups never share a prediction. The size of a row is the number of tokens that
     it adds; and where it needs an attention unit of its own (`grail_lightning.policy.trees.join_rows`), a quarter of
-    those that it shares, whose keys and values are copied for the unit.
-
-    Args:
-        ids: ``[n, W]``, token ids.
-        valid: ``[n, W]`` bool, the tokens that are not padding.
-        group: ``[n]`` long, the groups of the rows.
-        token_budget: Most tokens of a micro-batch; a longer row has a micro-batch of its own.
-        prompt_width: P, the columns before the first response column.
-        share_responses: See `tree_layout`.
-
-    Returns:
-        Micro-batches whose `rows` are indices into `ids`.
+    those that it shares, whose keys and values are copied for the unit. A row that is longer than the budget has a
+    micro-batch of its own. Their `rows` are indices into ``ids [n, W]``.
     """
     if not len(ids):
         return []
@@ -120,20 +99,18 @@ def _occurrence_of_prompt(rows: AlignedRows, group: Tensor) -> Tensor:
     columns = torch.arange(rows.ids.shape[1])
     prompts = rows.ids.masked_fill(columns >= rows.prompt_lengths[:, None], -1).numpy()
     seen: dict[bytes, dict[int, int]] = {}
-    found = []
+    occurrences = []
     for prompt, own in zip(prompts, group.tolist(), strict=True):
         groups = seen.setdefault(prompt.tobytes(), {})
-        found.append(groups.setdefault(own, len(groups)))
-    return torch.tensor(found)
+        occurrences.append(groups.setdefault(own, len(groups)))
+    return torch.tensor(occurrences)
 
 
 def _join_into_trees(lengths: Tensor, shared: Tensor, token_budget: int) -> list[tuple[range, int]]:
     """Neighbouring rows as trees within a token budget: the rows and the size of each; see `cut_into_trees`.
 
-    Args:
-        lengths: ``[n]`` long, the tokens of each row that are run if it is alone.
-        shared: ``[n]`` long, those that it has in common with the row before; 0 where it must begin a tree.
-        token_budget: Most tokens of a tree of several rows.
+    ``lengths [n]`` are the tokens of each row that are run if it is alone; ``shared [n]`` those that it has in common
+    with the row before, 0 where it must begin a tree.
     """
     trees: list[tuple[range, int]] = []
     longest = queries = 0  # Of the last tree: the most tokens that a row adds, and the tokens of its last unit.

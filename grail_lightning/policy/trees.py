@@ -38,19 +38,12 @@ TREE_ATTENTION = "prefix_tree_sdpa"
 
 
 class _AttentionUnits(NamedTuple):
-    """Queries, keys and masks of the attention in prefix trees.
+    """Queries, keys and masks of the attention in prefix trees. Padding has any number."""
 
-    Attributes:
-        queries: ``[U, Q]`` long, token numbers; padding has any number.
-        keys: ``[U, K]`` long, token numbers; padding has any number.
-        mask: ``[U, 1, Q, K]``, added to the attention scores: 0 where a query attends to a key.
-        output_of: ``[N]`` long, the index into ``U · Q`` at which each token is a query.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    mask: Tensor
-    output_of: Tensor
+    queries: Tensor  # [U, Q] long, token numbers
+    keys: Tensor  # [U, K] long, token numbers
+    mask: Tensor  # [U, 1, Q, K], added to the attention scores: 0 where a query attends to a key
+    output_of: Tensor  # [N] long, the index into U · Q at which each token is a query
 
 
 def _tree_attention(
@@ -65,18 +58,8 @@ def _tree_attention(
 ) -> tuple[Tensor, None]:
     """Transformers' SDPA or, if `units` or a `block_mask` are given, attention in prefix trees.
 
-    Args:
-        module: The attention module.
-        query: ``[1, heads, N, d]``; without `units` any shape that Transformers accepts.
-        key: ``[1, key heads, N, d]``.
-        value: ``[1, key heads, N, d]``.
-        attention_mask: Transformers' mask. It is ignored in prefix trees.
-        units: The queries, keys and masks for SDPA.
-        block_mask: The mask for `flex_attention`.
-        options: The module's further arguments, with the scale of the scores.
-
-    Returns:
-        ``[1, N, heads, d]``, and None for the attention weights.
+    In a tree ``query [1, heads, N, d]`` and keys and values ``[1, key heads, N, d]`` give ``[1, N, heads, d]``, and
+    Transformers' own mask is ignored.
     """
     if block_mask is not None:
         scale = cast(float | None, options.get("scaling"))
@@ -166,23 +149,14 @@ def tree_layout(
 
 
 class _Tree(NamedTuple):
-    """The distinct tokens of some rows, numbered in preorder.
+    """The distinct tokens of some rows, numbered in preorder."""
 
-    Attributes:
-        run: ``[b, W]`` bool, where each token that is run occurs for the first time.
-        owner: ``[b, W]`` long, the row in which the token of each cell occurs for the first time.
-        number: ``[b, W]`` long, the number of the token of each cell; −1 if it is not run.
-        inherited: ``[b, W]`` bool, the tokens of a row that are run with a row before, if they predict something.
-        begin: ``[b + 1]`` long, the number of tokens of the rows before.
-        end: ``[N]`` long, the number that follows those of a token's descendants.
-    """
-
-    run: Tensor
-    owner: Tensor
-    number: Tensor
-    inherited: Tensor
-    begin: Tensor
-    end: Tensor
+    run: Tensor  # [b, W] bool, where each token that is run occurs for the first time
+    owner: Tensor  # [b, W] long, the row in which the token of each cell occurs for the first time
+    number: Tensor  # [b, W] long, the number of the token of each cell; −1 if it is not run
+    inherited: Tensor  # [b, W] bool, the tokens of a row that are run with a row before, if they predict something
+    begin: Tensor  # [b + 1] long, the number of tokens of the rows before
+    end: Tensor  # [N] long, the number that follows those of a token's descendants
 
 
 def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
@@ -216,9 +190,9 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     paths = [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
     keys = pad_sequence(paths, batch_first=True)
     asked = torch.arange(queries.shape[1]) < counts[:, None]
-    given = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
+    is_key = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
     query_number, key_number = queries[:, :, None], keys[:, None]
-    mask = (key_number <= query_number) & (query_number < tree.end[keys][:, None]) & given[:, None]
+    mask = (key_number <= query_number) & (query_number < tree.end[keys][:, None]) & is_key[:, None]
     mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
     output_of = torch.zeros(len(tree.end), dtype=torch.long)
     output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
@@ -226,14 +200,10 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The first row of each attention unit, and its number of queries.
+    """The first row of each attention unit, and its number of queries, from the tokens that each row adds to its tree.
 
     Rows that add few tokens are joined in one unit of at most as many queries as the longest row has, which costs no
     further padding.
-
-    Args:
-        own: The number of tokens that each row adds to its tree.
-        starts: The rows at which a tree begins.
     """
     most, trees = max(own), set(starts)
     first: list[int] = []
@@ -251,10 +221,6 @@ def by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch
     """A function from the dtype of the computation to the decoder's arguments for SDPA.
 
     SDPA would convert a boolean mask in each layer and keep the result.
-
-    Args:
-        units: Queries, keys, mask and indices of outputs.
-        device: The device on which attention is computed.
     """
 
     def attention(dtype: torch.dtype) -> Mapping[str, Any]:
@@ -282,12 +248,7 @@ def _by_blocks(end: Tensor, pad: int, device: torch.device) -> Callable[[torch.d
 
 
 def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
-    """The block mask of a forest.
-
-    Args:
-        end: ``[N]`` long, the number that follows those of each token's descendants; ``j + 1`` for padding.
-        device: The device on which attention is computed.
-    """
+    """The block mask of a forest; ``end [N]`` is the number behind each token's descendants, ``j + 1`` for padding."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     until = end.to(device)
@@ -300,15 +261,7 @@ def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
-    """``[1, heads, N, d]``: attention of one forest.
-
-    Args:
-        query: ``[1, heads, N, d]``.
-        key: ``[1, key heads, N, d]``.
-        value: ``[1, key heads, N, d]``.
-        mask: The mask from `make_block_mask`.
-        scale: The factor of the scores; None is ``d^(-1/2)``.
-    """
+    """``[1, heads, N, d]``: attention of one forest. A scale of None is ``d^(-1/2)``."""
     grouped = query.shape[1] != key.shape[1]
     # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
     query, key = query.to(value.dtype), key.to(value.dtype)

@@ -255,7 +255,7 @@ def test_mistakes_are_one_line_before_a_model_is_loaded(tmp_path, capsys, monkey
     loaded = "grail_lightning.distributed.sharding.load_policy"
     monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
     said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./nowhere")
-    assert "there is no folder './nowhere'" in said
+    assert "`policy` './nowhere' cannot be loaded" in said
     said = fails(capsys, "predict", *(o for o in SHORT if "max_steps" not in o), "--model.credit=PRIME")
     assert "`model.credit` must not be `PRIME` in `predict`" in said
     policy = load_policy("arithmetic")

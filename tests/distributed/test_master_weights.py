@@ -7,7 +7,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from grail_lightning.credit import GRAIL
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import MasterWeights
-from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import padded_layout
 from tests.runs import Watch, batches, module, trainer, weights
 
@@ -50,13 +50,6 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     assert masters.parameters[0].grad.tolist() == [258.0] * 3
     weight.sum().backward()
     assert weight.grad.tolist() == [1.0] * 3
-
-
-def test_weights_in_full_precision_are_their_own_masters():
-    half, full = (torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
-    masters = _masters(full, half)
-    assert masters.parameters[0] is full
-    assert masters.parameters[1].dtype == torch.float32
 
 
 def test_an_optimiser_step_equals_adamw_on_float32_copies():
@@ -117,25 +110,6 @@ def test_a_resumed_run_goes_on_where_the_masters_were(how, tmp_path, recwarn):
     assert watch.outputs[-1].metrics["grad_norm"] > 0
 
 
-def test_adapters_of_a_bfloat16_policy_have_masters_too():
-    policy = load_policy("arithmetic", Loading(dtype="bfloat16", lora=LoRA(rank=2)))
-    gradients = Gradients(policy, ALONE)
-    assert {p.dtype for p in policy.parameters() if p.requires_grad} == {torch.bfloat16}
-    assert {p.dtype for p in gradients.weights} == {torch.float32}
-    assert all("lora" in name for name in gradients.exact_weights(""))
-
-
-@pytest.mark.parametrize(
-    "loading", [Loading(dtype="bfloat16", master_weights=False), Loading()], ids=["off", "float32"]
-)
-def test_without_masters_the_optimiser_gets_the_weights(loading):
-    policy = load_policy("arithmetic", loading)
-    gradients = Gradients(policy, ALONE)
-    optimizer = gradients.make_optimizer(torch.optim.SGD)
-    assert gradients.masters is None
-    assert optimizer.param_groups[0]["params"][0] is next(policy.parameters())
-
-
 @pytest.mark.parametrize(("before", "after"), [(HALF, Loading()), (Loading(), HALF)], ids=["to float32", "to bfloat16"])
 def test_a_checkpoint_hands_on_all_digits_to_another_precision(before, after, tmp_path):
     first, second = module(loading=before), module(loading=after)
@@ -152,19 +126,6 @@ def test_a_checkpoint_hands_on_all_digits_to_another_precision(before, after, tm
     held = [w.detach() for w in first.gradients.weights]
     assert any(not torch.equal(w, w.bfloat16().float()) for w in held)
     assert all(torch.equal(a, b) for a, b in zip(seen, held, strict=True))
-
-
-def test_a_second_fit_begins_at_the_weights_as_they_are_then():
-    ours = module(loading=HALF, optimizer=_adamw(1e-12))
-    trainer(1).fit(ours, batches(1))
-    old = ours.gradients.masters
-    with torch.no_grad():
-        for p in ours.policy.parameters():
-            p.mul_(0.5)
-    halved = {name: p.clone() for name, p in weights(ours).items()}
-    trainer(1).fit(ours, batches(1))
-    assert ours.gradients.masters is not old
-    assert all(torch.equal(p, halved[name]) for name, p in weights(ours).items())
 
 
 def test_a_checkpoint_after_other_weights_were_loaded_holds_those(tmp_path):
@@ -184,15 +145,3 @@ def test_a_checkpoint_after_other_weights_were_loaded_holds_those(tmp_path):
     run.save_checkpoint(tmp_path / "again.ckpt")
     again, digits = saved("again.ckpt"), saved("0.ckpt")
     assert all(torch.equal(w.float(), digits[name].bfloat16().float()) for name, w in again.items())
-
-
-def test_masters_of_weights_that_were_overwritten_by_hand_are_not_saved():
-    policy = load_policy("arithmetic", HALF)
-    gradients = Gradients(policy, ALONE)
-    name, changed = next(iter(policy.named_parameters()))
-    assert name in gradients.exact_weights("")
-    with torch.no_grad():
-        changed.mul_(0.5)
-    held = gradients.exact_weights("")
-    assert name not in held
-    assert held

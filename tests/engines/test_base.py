@@ -57,29 +57,13 @@ def _hole(batch):
 WRONG = {
     "nothing": (lambda b: None, r"`Canned\.generate` must return a `SampledBatch`, but got NoneType\. .*build_batch"),
     "texts": (lambda b: b.replace(texts=b.texts[1:]), r"`texts` as a list of 6, one a row, but got 5\. "),
-    "no texts": (lambda b: b.replace(texts=None), r"`texts` as a list of 6, one a row, but got NoneType\. "),
-    "bytes": (lambda b: b.replace(texts=[b"7"] * 6), r"strings as `texts`, but got bytes in row 0\. "),
     "prompts": (
         lambda b: b.replace(prompts=b.prompts[::2] + b.prompts[1::2]),
         r"the rows of each prompt side by side, in the order of the prompts, but got '.*' in row 2, for 'Compute",
     ),
-    "fewer rows": (
-        lambda b: b.select(torch.arange(5)).replace(prompts=b.prompts, texts=b.texts),
-        r"`input_ids` as an integer tensor of shape \[6, \d+\] on cpu, but got int64 of shape \[5, \d+\] on cpu\. Take",
-    ),
-    "float mask": (lambda b: b.replace(response_mask=b.response_mask.float()), r"as a bool .*, but got float32 of"),
-    "a list": (
-        lambda b: b.replace(finished=[True] * 6),
-        r"`finished` as a bool tensor of shape \[6\] on cpu, but got list",
-    ),
-    "another device": (lambda b: b.replace(group=b.group.to("meta")), r"`group` as .* on cpu, but got .* on meta"),
     "no prompts": (
         lambda b: b.replace(input_ids=b.response_ids, attention_mask=b.response_mask),
         r"`input_ids` of prompts and responses, but got 6 columns beside `response_ids` of 6",
-    ),
-    "logprobs of prompts": (
-        lambda b: b.replace(sampling_logprobs=torch.zeros(b.input_ids.shape)),
-        r"`sampling_logprobs` as a floating-point tensor of shape \[6, 6\] on cpu, but got float32 of shape \[6, \d+",
     ),
     "rows": (_put("row", 3, 2), r"rows that `row` numbers from 0, but got 2 in row 3\. "),
     "groups": (
@@ -91,16 +75,6 @@ WRONG = {
         lambda b: b.replace(response_mask=b.response_mask.flip(1)),
         r"a `response_mask` padded on the right, but got False in row 0, column 0",
     ),
-    "a prompt padded on the right": (
-        lambda b: b.replace(
-            attention_mask=torch.cat([b.attention_mask[:, : b.prompt_width].flip(1), b.response_mask], 1)
-        ),
-        r"an `attention_mask` with prompts padded on the left, but got True in row 0, column 0",
-    ),
-    "no prompt in a row": (
-        lambda b: _put("attention_mask", (4, slice(0, b.prompt_width)), False)(b),
-        r"an `attention_mask` with prompts padded on the left, but got False in row 4",
-    ),
     "masks that differ": (
         _put("attention_mask", (0, -1), True),
         r"that ends with the `response_mask`, but got False in",
@@ -109,7 +83,6 @@ WRONG = {
         _put("response_ids", (1, 5), 448),
         r"`response_ids` from 0 to 447, the policy's vocabulary, but got 448 in row 1, column 5",
     ),
-    "below zero": (_put("input_ids", (1, 0), -100), r"`input_ids` from 0 to 447, .*, but got -100 in row 1, column 0"),
     "ids that differ": (
         _put("response_ids", (1, 0), 9),
         r"`input_ids` that end with the `response_ids`, but got 5 in row 1, column 0",
@@ -117,10 +90,6 @@ WRONG = {
     "NaN": (
         _put("sampling_logprobs", (3, 1), torch.nan),
         r"finite `sampling_logprobs` of at most 0, but got nan in row 3",
-    ),
-    "impossible": (
-        _put("sampling_logprobs", (3, 1), -torch.inf),
-        r"finite `sampling_logprobs` .*, but got -inf in row 3",
     ),
     "a likelihood above 1": (
         _put("sampling_logprobs", (3, 1), 0.25),
@@ -175,30 +144,13 @@ def test_a_run_stops_before_its_first_step():
 def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():
     import grail_lightning.engines as engines
 
-    kinds = [getattr(engines, name) for name in engines.__all__]
-    made = {
-        kind.__name__: kind.own_weights for kind in kinds if isinstance(kind, type) and issubclass(kind, RolloutEngine)
-    }
-    assert not made.pop("HFEngine")
-    assert not made.pop("RolloutEngine"), (
-        "an engine of the user's may call the policy, whose weights must then be whole"
-    )
-    assert made
-    assert all(made.values())
+    copies = {name for name in engines.__all__ if getattr(getattr(engines, name), "own_weights", False)}
+    assert copies == {"VLLMEngine", "VLLMServer"}  # The policy's weights must be whole for others, a user's too.
     assert Execution().for_engine(own_weights=True).decided_cap == 2
     assert Execution().for_engine(own_weights=False).decided_cap is None
     assert Execution().decided_cap is None
     assert Execution(sampler_cap=None).for_engine(own_weights=True).decided_cap is None
     assert Execution(sampler_cap=3.0).for_engine(own_weights=False).decided_cap == 3
-
-
-def test_a_module_corrects_for_an_engine_with_a_copy_of_the_weights_unless_it_is_told_not_to():
-    class Copying(HFEngine):
-        own_weights = True
-
-    assert module(engine=Copying()).execution.decided_cap == 2
-    assert module({"sampler_cap": None}, engine=Copying()).execution.decided_cap is None
-    assert module().execution.decided_cap is None
 
 
 class Silent(Elsewhere):

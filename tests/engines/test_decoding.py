@@ -14,7 +14,6 @@ from transformers import (
 
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.cache import GrowingCache, GrowingLayer, can_drop_rows
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import pick
 from grail_lightning.policy import Policy, load_tokenizer
@@ -109,15 +108,6 @@ def test_dropping_finished_rows_changes_no_sampled_token(family):
     assert_near(stay_logprobs, left_logprobs, 64, torch.float32)  # kept in float32
 
 
-def test_splitting_rows_over_several_calls_changes_no_sampled_token():
-    policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
-    sampling = Sampling(max_response_length=20)
-    with without_ties():
-        whole = engine_of(policy).generate(PROMPTS, 5, sampling, seed=4)
-    cut = engine_of(policy, cache_tokens=3 * 45).generate(PROMPTS, 5, sampling, seed=4)
-    assert torch.equal(whole.response_ids, cut.response_ids)
-
-
 def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
     policy = policy_of(MODELS["qwen3"](), end_bias=10.0)
     sizes = []
@@ -150,22 +140,6 @@ def test_a_common_beginning_that_is_run_once_changes_no_token(family, leave):
     alone = [decode(policy, [row], Sampling(max_response_length=30, temperature=0.0)) for row in rows]
     assert torch.equal(ours, torch.cat([ids for ids, _, _ in alone]))
     assert_near(logprobs, torch.cat([found for _, found, _ in alone]), 64, torch.float32)
-
-
-def test_a_common_beginning_of_all_prompts_is_run_once():
-    policy = policy_of(MODELS["qwen3"](), end_bias=8.0)
-    sizes = []
-    hook = policy.model.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    prompts = [Prompt(messages=EXAMPLES + text, reference="", task=TASK) for text in TEXTS]
-    batch = engine_of(policy).generate(prompts, 8, Sampling(max_response_length=10), seed=1)
-    hook.remove()
-    common = len(policy.encode(EXAMPLES + "Compute "))
-    assert sizes[:2] == [(1, common), (4, batch.prompt_width - common)]
-    with without_ties():
-        alone = engine_of(policy).generate(prompts[:1], 8, Sampling(max_response_length=10), seed=1).response_ids
-    assert torch.equal(alone, batch.response_ids[:8, : alone.shape[1]])
 
 
 @pytest.mark.parametrize("method", ["compact", "generate"])
@@ -269,39 +243,6 @@ def test_a_stop_string_that_begins_in_the_prompt_ends_nothing(method):
     assert not batch.finished.any()
 
 
-def test_a_cache_with_room_holds_what_transformers_holds():
-    """Appending, rows that leave and columns that are dropped, beside `torch.cat` and indexing."""
-    layer, random = GrowingLayer(limit=80, rows=8), torch.Generator().manual_seed(0)
-    expected = torch.zeros(5, 2, 0, 3)
-    for columns in (7, 1, 1, 70, 1):
-        new = torch.randn(5, 2, columns, 3, generator=random)
-        expected = torch.cat([expected, new], 2)
-        keys, values = layer.update(new, -new)
-        assert torch.equal(keys, expected)
-        assert torch.equal(values, -expected)
-    layer.move_rows(torch.tensor([4]), torch.tensor([1]), 3)  # rows 1 and 3 leave, row 4 takes the free place
-    layer.drop_columns(2)
-    new = torch.randn(3, 2, 1, 3, generator=random)
-    assert torch.equal(layer.update(new, new)[0], torch.cat([expected[[0, 4, 2]][:, :, 2:], new], 2))
-    assert layer.get_seq_length() == 79
-
-
-def test_rows_of_a_cache_fork_and_leave():
-    """Row 1 twice, row 2 three times and row 4, of five; then more columns than there was room for."""
-    cache, random = GrowingCache(MODELS["qwen3"](), limit=200, rows=9), torch.Generator().manual_seed(0)
-    expected = torch.randn(5, 2, 7, 3, generator=random)
-    for number in range(len(cache.layers)):
-        cache.update(expected, -expected, number)
-    kept = torch.tensor([1, 1, 2, 2, 2, 4])
-    order = cache.keep_rows(kept)
-    assert sorted(order.tolist()) == list(range(6))
-    new = torch.randn(6, 2, 90, 3, generator=random)
-    for number in range(len(cache.layers)):
-        keys, values = cache.update(new, -new, number)
-        assert torch.equal(keys, torch.cat([expected[kept[order]], new], 2))
-        assert torch.equal(values, -keys)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_rows_that_draw_the_same_tokens_are_run_once_and_as_if_they_were_alone(name, temperature):
@@ -338,13 +279,6 @@ def test_models_with_a_decoding_step_of_their_own_are_left_to_transformers():
     engine.generate(PROMPTS[:1], 2, sampling, seed=0)  # Told once: a second warning would be an error here.
 
 
-def test_a_cache_with_other_layers_than_keys_and_values_is_not_taken():
-    from transformers import Qwen3NextConfig
-
-    assert not can_drop_rows(Qwen3NextConfig(num_hidden_layers=4))
-    assert all(supports(policy_of(make()).model) for make in MODELS.values())
-
-
 def test_weights_that_are_not_numbers_are_an_error():
     policy = policy_of(MODELS["llama"]())
     policy.model.get_output_embeddings().weight.data[7] = float("nan")
@@ -359,8 +293,3 @@ def test_half_precision_by_autocast_samples_what_it_reports():
         trained = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
     assert batch.sampling_logprobs.dtype == torch.float32
     assert_near(trained.float(), batch.sampling_logprobs, 8, torch.bfloat16)
-
-
-def test_a_method_that_does_not_exist_is_an_error():
-    with pytest.raises(ValueError, match=r'`method` must be "compact" or "generate", but got "?\'?fast'):
-        HFEngine(method="fast")

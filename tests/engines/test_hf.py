@@ -34,32 +34,6 @@ def test_sampling_and_training_agree_on_the_log_probabilities(temperature, engin
     assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
-def test_log_probabilities_are_taken_before_top_k_and_top_p(engine, arithmetic):
-    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=20, top_k=2, top_p=0.9), seed=1)
-    with torch.no_grad():
-        trained = arithmetic(arithmetic.layout(batch)).logprobs
-    assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
-
-
-def test_top_k_one_is_greedy(engine):
-    greedy = engine.generate(PROMPTS, 2, Sampling(max_response_length=30, temperature=0.0), seed=1)
-    narrow = engine.generate(PROMPTS, 2, Sampling(max_response_length=30, top_k=1), seed=2)
-    assert greedy.texts == narrow.texts
-
-
-def test_rows_of_a_group_are_neighbours_and_shapes_fit(engine, arithmetic):
-    batch = engine.generate(PROMPTS, 3, Sampling(max_response_length=25), seed=5)
-    assert batch.group.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert [p.messages for p in batch.prompts] == [p.messages for p in PROMPTS for _ in range(3)]
-    width = batch.prompt_width
-    for row in range(9):
-        prompt = batch.input_ids[row, :width][batch.attention_mask[row, :width]].tolist()
-        assert prompt == arithmetic.encode(batch.prompts[row].messages)
-        assert not batch.attention_mask[row, : width - len(prompt)].any(), "prompts are padded on the left"
-    assert torch.equal(batch.input_ids[:, width:], batch.response_ids)
-    assert torch.equal(batch.attention_mask[:, width:], batch.response_mask)
-
-
 def test_the_mask_counts_the_end_token_and_finished_says_who_reached_it(engine, arithmetic):
     batch = engine.generate(PROMPTS, 8, Sampling(max_response_length=33), seed=2)
     ends = set(arithmetic.end_token_ids)
@@ -135,33 +109,11 @@ def _generated(policy, method, sampling):
     return engine.generate(PROMPTS, 8, sampling, seed=2)
 
 
-def test_decoding_in_several_calls_keeps_the_layout(arithmetic):
-    engine = HFEngine(cache_tokens=5 * 60)
-    engine.update_weights(arithmetic)
-    with without_ties():
-        batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1)
-    whole = HFEngine()
-    whole.update_weights(arithmetic)
-    assert batch.texts == whole.generate(PROMPTS, 4, Sampling(max_response_length=40, temperature=0.0), seed=1).texts
-
-
-def test_sampling_leaves_the_training_mode_as_it_was(engine, arithmetic):
-    arithmetic.train()
-    engine.generate(PROMPTS[:1], 2, Sampling(max_response_length=3), seed=0)
-    assert arithmetic.training
-    arithmetic.eval()
-
-
 def test_a_response_that_cannot_fit_the_model_is_an_error_before_sampling(engine):
     with pytest.raises(
         ValueError, match=r"exceed the model's .* positions. Lower `max_response_length` to at most 40\d\d"
     ):
         engine.generate(PROMPTS, 2, Sampling(max_response_length=1_000_000), seed=0)
-
-
-def test_an_engine_without_a_policy_says_what_to_call():
-    with pytest.raises(ValueError, match=r"Call `update_weights\(policy\)` first"):
-        HFEngine().generate(PROMPTS, 2, Sampling(max_response_length=3), seed=0)
 
 
 def test_no_prompt_at_all_is_an_empty_batch(engine):
@@ -220,14 +172,3 @@ def test_a_response_of_a_seed_of_its_own_depends_on_no_other_row(arithmetic):
     assert together == [*apart[1], *apart[2], *apart[0]]
     assert whole.generate_seeded(PROMPTS, 2, sampling, seeds[::-1]).texts != together
     assert len(set(together)) > 3
-
-
-def test_an_engine_without_seeds_for_rows_draws_from_all_of_them(arithmetic):
-    engine = HFEngine(method="generate")
-    engine.update_weights(arithmetic)
-    sampling = Sampling(max_response_length=20)
-    first, again, other = (
-        engine.generate_seeded(PROMPTS, 1, sampling, s).texts for s in ([1, 2, 3], [1, 2, 3], [1, 2, 4])
-    )
-    assert first == again
-    assert first != other

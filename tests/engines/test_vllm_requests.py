@@ -129,12 +129,6 @@ def test_rows_have_seeds_of_their_own_that_follow_one_another():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_greedy_requests_leave_out_top_k_and_top_p():
-    found = sampling_parameters(Sampling(max_response_length=5, temperature=0.0, top_k=3, top_p=0.5), (2, 3), 7)
-    assert (found["temperature"], found["top_k"], found["top_p"]) == (0.0, 0, 1.0)
-    assert (found["stop_token_ids"], found["ignore_eos"]) == ([2, 3], True)
-
-
 def test_temperatures_that_vllm_would_replace_are_refused():
     with pytest.raises(ValueError, match=r"at least 0.01 with vLLM, but got 0.005. Use 0"):
         sampling_parameters(Sampling(max_response_length=5, temperature=0.005), (), 0)

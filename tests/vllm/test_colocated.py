@@ -1,6 +1,5 @@
 """`VLLMEngine` with the CPU build of vLLM: `make test-vllm`. It starts once, for all tests of this file."""
 
-import copy
 import os
 import random
 import re
@@ -16,8 +15,7 @@ from safetensors.torch import load_file
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMEngine
 from grail_lightning.engines.vllm import colocated
-from grail_lightning.engines.vllm.probe import EXACT
-from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy import load_policy
 from grail_lightning.vllm_worker import report_whole_vocabulary
 from tests.runs import problems
 
@@ -102,18 +100,6 @@ def test_rollouts_are_a_function_of_the_seed_and_leave_the_random_state_alone(en
     assert torch.equal(states[1], torch.random.get_rng_state())
 
 
-def test_sampled_texts_have_the_accuracy_of_the_own_engine(engine, policy):
-    """Two samples of 512 responses: their shares of finished responses and mean lengths differ by chance alone."""
-    sampling = Sampling(max_response_length=LIMIT)
-    mine, own = engine.generate(PROMPTS, 128, sampling, seed=5), _own(policy, sampling, 128)
-    lengths = [batch.response_lengths.double() for batch in (mine, own)]
-    error = sum(length.var() / len(length) for length in lengths).sqrt()
-    assert abs(lengths[0].mean() - lengths[1].mean()) < 4 * error
-    surprise = [(-batch.sampling_logprobs).sum(1).double() for batch in (mine, own)]
-    error = sum(value.var() / len(value) for value in surprise).sqrt()
-    assert abs(surprise[0].mean() - surprise[1].mean()) < 4 * error
-
-
 def test_starting_leaves_threads_ranks_and_random_numbers_as_they_were(started):
     _, (before, after), (settings, present) = started
     assert before[0] == after[0]
@@ -180,40 +166,6 @@ def test_log_probabilities_after_top_k_would_be_noticed(engine, policy):
         engine._llm.collective_rpc(report_whole_vocabulary)
 
 
-def test_adapters_are_pushed_merged(engine):
-    adapted = load_policy("arithmetic", Loading(lora=LoRA(rank=4)))
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.05)
-    adapted.eval()
-    pushes = engine.pushes
-    engine.update_weights(adapted)
-    assert engine.pushes == pushes + 1
-    sampling = Sampling(max_response_length=LIMIT, temperature=0.0)
-    assert engine.generate(PROMPTS, 1, sampling, seed=0).texts == _own(adapted, sampling, 1).texts
-
-
-def test_inference_mode_does_not_spoil_later_pushes(engine, policy):
-    changed = copy.deepcopy(policy)
-    changed.blocks[0].mlp.down_proj.weight.data.mul_(1.2)
-    with torch.inference_mode():
-        engine.update_weights(changed)
-        engine.generate(PROMPTS, 1, Sampling(max_response_length=LIMIT), seed=0)
-    engine.update_weights(policy)
-    sampling = Sampling(max_response_length=LIMIT, temperature=0.0)
-    assert engine.generate(PROMPTS, 1, sampling, seed=0).texts == _own(policy, sampling, 1).texts
-
-
-def test_a_trainer_in_another_precision_is_noticed_if_the_bound_is_exact(engine, policy):
-    policy.model.get_input_embeddings().weight.data.mul_(1.01)
-    engine.bound = EXACT
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="trainer in bfloat16"):
-            engine.update_weights(policy)
-    finally:
-        engine.bound = None
-
-
 def test_it_samples_the_same_after_sleeping(engine, policy, monkeypatch):
     """On CPUs the worker keeps its memory; the scheduler pauses and goes on, and the weights are pushed again."""
     sampling = Sampling(max_response_length=LIMIT, temperature=0.0)
@@ -230,10 +182,6 @@ def test_it_samples_the_same_after_sleeping(engine, policy, monkeypatch):
     engine.update_weights(policy.eval())
     assert engine.generate(PROMPTS, 1, sampling, seed=0).texts == awake.texts
     assert not engine._asleep, "the next batch of an evaluation has the same weights"
-
-
-def test_a_batch_without_prompts_is_empty(engine):
-    assert len(engine.generate([], 4, Sampling(max_response_length=LIMIT), seed=0)) == 0
 
 
 RUN = [
@@ -291,11 +239,3 @@ def test_prompts_and_responses_beyond_the_length_of_vllm_are_one_line(tmp_path):
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
     assert "vLLM has room for 48 tokens" in line
-
-
-def test_a_bound_that_roundings_exceed_is_one_line_and_the_status_two(tmp_path):
-    bound = ["--model.engine.bound.mean=1e-12", "--model.engine.bound.largest=1e-12"]
-    done = _run(tmp_path, "fit", *RUN, *bound)
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert "must agree on the log-probabilities of 256 probe tokens at the start" in line

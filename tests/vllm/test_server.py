@@ -71,21 +71,6 @@ def test_greedy_texts_are_those_of_hf_engine_after_every_push(policy, engine):
         move(policy, seed)
 
 
-def test_a_row_is_drawn_by_its_seed_alone(policy, engine):
-    engine.update_weights(policy)
-    whole, first = batch_of(engine, DRAWN), batch_of(engine, DRAWN, number=3)
-    assert whole.texts == batch_of(engine, DRAWN).texts
-    assert whole.texts[:6] == first.texts
-    assert len(set(whole.texts[:8])) > 4
-
-
-def test_stop_strings_end_responses_as_the_rule_says(policy, engine):
-    engine.update_weights(policy)
-    batch = batch_of(engine, Sampling(max_response_length=32, stop=("\n",)))
-    assert all(text.endswith("\n") and text.count("\n") == 1 for text in batch.texts)
-    assert batch.finished.all()
-
-
 def test_weights_reach_a_server_at_another_address_through_a_folder(policy, served, tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # Nothing is sent; it tells our own address.

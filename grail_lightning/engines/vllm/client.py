@@ -47,32 +47,19 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The state of a server, see `grail_lightning.vllm_worker.WeightReceiver`.
+    """The state of a server, see `grail_lightning.vllm_worker.WeightReceiver`."""
 
-    Attributes:
-        instance: The processes of its workers; a server that was restarted has others.
-        version: The version of its weights; None before the first push, and if its workers differ.
-        dtype: The dtype in which it computes.
-        error: The reason for which a worker could not load weights.
-    """
-
-    instance: str
-    version: str | None
-    dtype: str
-    error: str | None = None
+    instance: str  # The processes of its workers; a server that was restarted has others.
+    version: str | None  # None before the first push, and if its workers differ.
+    dtype: str  # In which it computes.
+    error: str | None = None  # The reason for which a worker could not load weights.
 
 
 class ServerClient:
     """The client of one server.
 
-    Args:
-        url: ``http://HOST:PORT`` or ``https://HOST:PORT``, with a path if a proxy adds one.
-        patience: The seconds for which a server that is gone is asked again.
-        answer_seconds: How long an answer may take; a whole response is one answer.
-        at_once: Most responses in flight.
-
-    Raises:
-        ValueError: If the URL is none.
+    A server that is gone is asked again for `patience` seconds. A whole response is one answer, and at most `at_once`
+    of them are in flight.
     """
 
     def __init__(self, url: str, patience: float, answer_seconds: float, at_once: int) -> None:

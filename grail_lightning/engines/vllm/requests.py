@@ -112,19 +112,19 @@ def _left(sampling: Sampling, row: Completion) -> int:
 
 
 def _continued(
-    requests: Sequence[Request], found: Sequence[Completion], short: Sequence[int], sampling: Sampling, send: Send
+    requests: Sequence[Request], completions: Sequence[Completion], short: Sequence[int], sampling: Sampling, send: Send
 ) -> list[Completion]:
     """The completions, where the rows `short` were sampled further, to an end token or to the length limit."""
-    joined = list(found)
+    joined = list(completions)
     further = [
         Request(
-            requests[k].prompt + found[k].ids,
-            {**requests[k].parameters, "max_tokens": _left(sampling, found[k]), "stop": []},
+            requests[k].prompt + completions[k].ids,
+            {**requests[k].parameters, "max_tokens": _left(sampling, completions[k]), "stop": []},
         )
         for k in short
     ]
     for k, rest in zip(short, send(further), strict=True):
-        joined[k] = Completion(found[k].ids + rest.ids, found[k].logprobs + rest.logprobs)
+        joined[k] = Completion(completions[k].ids + rest.ids, completions[k].logprobs + rest.logprobs)
     return joined
 
 
@@ -182,11 +182,11 @@ def sampling_parameters(sampling: Sampling, end_token_ids: Sequence[int], seed: 
 def first_ends(ending: Ending, rows: Sequence[Sequence[int]]) -> list[int | None]:
     """The number of tokens of each row up to the first one with which it ends by the rule; None if it does not."""
     ends = set(ending.end_tokens.tolist())
-    found = [next((k for k, token in enumerate(row, start=1) if token in ends), None) for row in rows]
+    by_token = [next((k for k, token in enumerate(row, start=1) if token in ends), None) for row in rows]
     if ending.stops is None:
-        return found
+        return by_token
     strings = _first_stops(ending, ending.stops, rows)
-    return [min((end for end in pair if end is not None), default=None) for pair in zip(found, strings, strict=True)]
+    return [min((end for end in pair if end is not None), default=None) for pair in zip(by_token, strings, strict=True)]
 
 
 def _first_stops(

@@ -43,12 +43,12 @@ def check_vllm() -> None:
     Raises:
         ValueError: If it is not installed, or is older or newer.
     """
-    found = installed_version()
-    if found is None:
+    release = installed_version()
+    if release is None:
         raise ValueError(f"`VLLMEngine` needs vLLM, which is not installed. {_INSTALL} Or sample with `HFEngine`.")
     # Builds of a development version or of a fork carry a suffix, which does not count.
-    if not Version(FLOOR) <= Version(found.base_version) < Version(CEILING):
-        raise ValueError(f"`VLLMEngine` needs vLLM from {FLOOR} to before {CEILING}, but got {found}. {_INSTALL}")
+    if not Version(FLOOR) <= Version(release.base_version) < Version(CEILING):
+        raise ValueError(f"`VLLMEngine` needs vLLM from {FLOOR} to before {CEILING}, but got {release}. {_INSTALL}")
 
 
 _DEFAULTS = {
@@ -95,14 +95,14 @@ def starting(policy: Policy) -> Iterator[str]:
 
 
 def _ranks(device: torch.device) -> dict[str, str]:
-    found = {
+    variables = {
         "RANK": str(rank()),
         "WORLD_SIZE": str(world_size()),
         "LOCAL_RANK": str(device.index or 0) if device.type == "cuda" else os.environ.get("LOCAL_RANK", str(rank())),
     }
     if torch.distributed.is_initialized():
-        return found
-    return {**found, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        return variables
+    return {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
 
 
 def _free_port() -> int:
