@@ -90,6 +90,7 @@ class Update:
         objective: What is optimised.
         execution: How it is run.
         ref_logprobs: ``[B, T]``, under the frozen reference; None without a KL term.
+        refreshed: Whether the token weights are replaced before each further step.
 
     Attributes:
         token_advantages: ``[B, T]``, with the weights that are known so far.
@@ -104,9 +105,10 @@ class Update:
         objective: Objective,
         execution: Execution,
         ref_logprobs: Tensor | None = None,
+        refreshed: bool = False,
     ) -> None:
         self.forward, self.batch, self.plan, self.ref_logprobs = forward, forward.batch, plan, ref_logprobs
-        self.objective, self.execution = objective, execution
+        self.objective, self.execution, self.refreshed = objective, execution, refreshed
         self.old_logprobs = OldLogprobs(plan, forward.policy)
         self.reweigh(weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
@@ -231,7 +233,7 @@ def prepare(
     if reference is not None and objective.kl_coefficient:
         rows, share = plan.live.nonzero().flatten(), execution.share_prefixes
         ref_logprobs = reference_logprobs(reference, forward.policy, batch, rows, forward.context, share=share)
-    update = Update(forward, weights, plan, objective, execution, ref_logprobs)
+    update = Update(forward, weights, plan, objective, execution, ref_logprobs, refreshed)
     if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.
         update.compute_before()
     return update
