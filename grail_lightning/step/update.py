@@ -131,15 +131,9 @@ class Update:
             self.old_logprobs.record(micro, done.stats)
 
     def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Forward and backward passes of one optimiser step.
+        """Forward and backward passes of a step of the plan: the loss, and means over its tokens, over all ranks.
 
-        Args:
-            index: The index of the step in the plan.
-            backward: The backward pass of a micro-batch.
-            in_place: Whether the backward pass may add the head's gradient to `weight.grad` in place.
-
-        Returns:
-            The loss, and means over its tokens, over all ranks.
+        `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
         counts, rows = count_denominators(self.plan, index), self.plan.run_in(index)
         parts, num_tokens = self.forward.cut(rows), 0
@@ -215,15 +209,7 @@ def prepare(
 ) -> Update:
     """Plan the optimiser steps of a batch; compute log-probabilities that need the weights from before the first one.
 
-    Args:
-        forward: The forward pass of the batch.
-        weights: The token weights that are known so far.
-        objective: What is optimised.
-        execution: How it is run.
-        reference: The frozen reference; None if nothing is compared with it.
-        limit: The limit of a response in tokens.
-        seed: The seed of the order of groups.
-        refreshed: Whether the token weights are replaced before each further step.
+    `limit` is that of a response in tokens, `seed` that of the order of groups; for the others see `Update`.
     """
     batch = forward.batch
     plan = plan_steps(
