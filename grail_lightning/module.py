@@ -268,7 +268,7 @@ class GrailModule(pl.LightningModule):
         for number in range(planned - self.steps_cut):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
-                if self.credit.needs().refresh == "update":
+                if update.refreshed:
                     context = replace(self.credit_context(), earlier=update.token_weights())
                     update.reweigh(token_weights(self.credit, self.control, self._policy, update.batch, context))
             optimizer.zero_grad(set_to_none=True)

@@ -78,15 +78,6 @@ def test_each_batch_is_sampled_with_the_weights_that_the_batch_before_began_with
     assert not torch.equal(*(w["model.model.embed_tokens.weight"] for w in watch.weights[:2]))
 
 
-def test_the_prompts_are_those_of_a_run_on_policy():
-    both = Before(), Before()
-    for watch, ours in zip(both, (ahead(), ahead(sample_ahead=False)), strict=True):
-        trainer(12, watch, limit_val_batches=0).fit(ours, data())
-    assert both[0].prompts == both[1].prompts
-    assert both[0].outputs[0].batch.texts == both[1].outputs[0].batch.texts
-    assert "sampling/staleness" not in both[1].outputs[1].metrics
-
-
 def test_old_log_probabilities_are_the_trainers_and_the_correction_is_between_them_and_the_samplers():
     """The ratio of the first optimiser step is 1 although the sampler had other weights."""
     watch = Watch()

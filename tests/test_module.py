@@ -161,8 +161,9 @@ def test_a_fit_after_a_validation_on_one_module_has_its_reference():
     assert plain.reference is None
     trainer(1).validate(ours, batches(1), verbose=False)
     assert ours.reference is None
-    trainer(2, watch).fit(ours, batches(2))
-    assert watch.outputs[-1].metrics["kl"] > 0
+    trainer(3, watch).fit(ours, batches(3))
+    assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
+    assert watch.outputs[-1].metrics["kl"] > 1e-5
     kept = ours.reference
     trainer(1).fit(ours, batches(1))
     assert ours.reference is kept
@@ -187,15 +188,6 @@ def test_half_precision_does_not_round_what_a_credit_reports():
     watch = Watch()
     trainer(1, watch, precision="bf16-true").fit(module(credit=Third()), batches(1))
     assert watch.outputs[0].metrics["credit/third"] == 1 / 3
-
-
-def test_the_kl_term_is_zero_at_the_reference_and_grows_away_from_it():
-    watch = Watch()
-    ours = module({"kl_coefficient": 0.1})
-    trainer(4, watch).fit(ours, batches(4))
-    kl = [output.metrics["kl"] for output in watch.outputs]
-    assert kl[0] == near(0, 16, torch.float32, scale=1.0)
-    assert kl[-1] > 1e-5
 
 
 def test_adapters_train_against_themselves_switched_off():
@@ -311,39 +303,6 @@ def test_a_method_may_give_no_weight_to_any_sound_token():
     trainer(1, watch).fit(module(credit=GRAIL(), control=Nothing()), batches(1, size=8))
     assert "credit/fork_auroc_slip" in watch.outputs[0].metrics
     assert "credit/flawed_to_sound_weight" not in watch.outputs[0].metrics
-
-
-def test_predicting_given_texts_marks_their_answers_and_weighs_them():
-    prompt = problems(1)[0]
-    given = [
-        prompt.__class__(
-            messages=prompt.messages,
-            reference=prompt.reference,
-            task=prompt.task,
-            columns={**prompt.columns, "response": text},
-        )
-        for text in ("1+1=2\n\\boxed{99}", "no box here")
-    ]
-    run = trainer(1)
-    (output,) = run.predict(module(credit=GRAIL()), torch.utils.data.DataLoader([given], batch_size=None))
-    assert output.batch.texts == ["1+1=2\n\\boxed{99}", "no box here"]
-    assert output.batch.correct.tolist() == [False, False]
-    assert output.weights.fallback.tolist() == [False, True]
-    assert (output.weights.scores[0] > 0).any()
-
-
-def test_evaluation_has_a_sampling_of_its_own():
-    from grail_lightning.step.outputs import EvaluationPlan
-
-    ours = module()
-    ours.evaluation = EvaluationPlan(num_samples=3, sampling=Sampling(max_response_length=5))
-    caught = Watch()
-    caught.on_validation_batch_end = lambda t, m, outputs, *rest: caught.outputs.append(outputs)
-    trainer(1, caught).validate(
-        ours, torch.utils.data.DataLoader([problems(2, "validation")], batch_size=None), verbose=False
-    )
-    assert len(caught.outputs[0].batch) == 6
-    assert caught.outputs[0].batch.response_mask.shape[1] <= 5
 
 
 def test_an_empty_evaluation_batch_is_graded_as_nothing():

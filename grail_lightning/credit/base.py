@@ -224,7 +224,7 @@ class TokenCredit(ABC):
         """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into the batch."""
 
     def needs(self) -> Needs:
-        """What the method needs of the run. The module reads it once, when it is made."""
+        """What the method needs of the run, which does not change while one runs."""
         return Needs()
 
     def state_dict(self) -> dict[str, Any]:

@@ -87,17 +87,10 @@ class Ahead:
     def collect(
         self, prompts: list[Prompt], sampler: Sampler, peek: Callable[[], list[Prompt]], step: int, planned: int
     ) -> tuple[GradedBatch, dict[str, float]]:
-        """The graded rollouts of a batch, sampled ahead if possible. The next batch begins to be sampled.
+        """The graded rollouts of a batch, sampled ahead if possible, and figures. The next batch begins to be sampled.
 
-        Args:
-            prompts: This rank's prompts.
-            sampler: What samples and grades.
-            peek: A function that returns this rank's prompts of the next batch.
-            step: The number of optimiser steps that the policy has taken.
-            planned: The number of optimiser steps of a batch.
-
-        Returns:
-            The rollouts, and their staleness in optimiser steps and seconds of sampling, to log.
+        `peek` returns this rank's prompts of the next batch. The policy has taken `step` optimiser steps, and a batch
+        has `planned`.
         """
         with sampler.clock.phase("sample"):
             sampled = self._landed(prompts, sampler)

@@ -61,17 +61,7 @@ def assign_credit(
     """What runs the update's forward passes, and the token weights.
 
     They are those of the credit method; with fused saliency the weights of rows that are trained are not known yet,
-    and the first pass of each row will return them.
-
-    Args:
-        credit: The configured method.
-        control: The configured control; None without one.
-        policy: The policy with the weights from before the update.
-        batch: The rollouts, ``B`` rows.
-        context: The context of the credit method.
-        objective: What is optimised.
-        clock: The clock that counts credit as its phase ``credit``.
-        share: Whether common beginnings of rows are run once.
+    and the first pass of each row will return them. The clock counts credit as its phase ``credit``.
     """
     teacher = find_teacher(policy, batch, objective.distillation, context.step)
     fused = fused_saliency(credit.needs(), control, objective, policy, taught=teacher is not None)

@@ -24,13 +24,7 @@ def collect(
 ) -> tuple[GradedBatch, dict[str, float]]:
     """The graded rollouts of a training batch, and figures to log, over all ranks.
 
-    Args:
-        prompts: This rank's prompts.
-        sampler: What samples and grades.
-        ahead: What samples one batch ahead if `execution.sample_ahead` is on.
-        loader: The training loader.
-        execution: The options of the run.
-        step: The number of optimiser steps that the policy has taken.
+    `step` is the number of optimiser steps that the policy has taken.
     """
     if execution.sample_ahead:
         peek = _that_can("peek", loader, "sample_ahead", "`peek` at its next batch", off="false")
@@ -52,14 +46,7 @@ def refill(
     criterion is correctness, not the reward: a shaped reward may differ between responses that are all right or all
     wrong. All ranks sample the same number of times.
 
-    Args:
-        batch: The graded rollouts, ``B`` rows.
-        sample: A function from prompts and the number of the round to graded groups.
-        loader: The training loader.
-        rounds: Most further samplings; 0 changes nothing.
-
-    Returns:
-        A batch with as many groups as before, and figures to log, over all ranks.
+    `sample` is a function from prompts and the number of the round to graded groups.
 
     Source: DAPO, arXiv 2503.14476, section 3.2.
     """

@@ -38,8 +38,8 @@ class SaliencyForward(Forward):
 
     Args:
         policy: The policy. At the first pass of each row it has the weights from before the update.
-        batch: The rollouts, ``B`` rows.
-        context: The context of the credit method.
+        batch: See `Forward`.
+        context: See `Forward`.
         credit: The method that maps saliency to weights.
         trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows is computed at once.
         clock: The clock that counts saliency as its phase ``credit``.

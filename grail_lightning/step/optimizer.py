@@ -25,20 +25,17 @@ _SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules w
 def take_step(
     gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int, watched: bool = False
 ) -> dict[str, float]:
-    """Clip the gradients and take a step of the optimiser.
+    """Clip the gradients to `max_norm` (None only measures), take a step, and return the norm and the learning rate.
 
     Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
 
     Args:
         gradients: The gradients of the step.
         optimizer: The optimiser of the trainable weights.
-        max_norm: The norm to which gradients are scaled down; None only measures.
+        max_norm: See above.
         seed: The seed of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since
             they must round replicated weights alike.
         watched: Whether to warn if no parameter changes. The caller sets it until one has changed.
-
-    Returns:
-        The norm and the learning rate.
 
     Raises:
         ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.

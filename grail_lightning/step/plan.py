@@ -54,14 +54,8 @@ def plan_steps(
     If no rank has a live row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so
     that a run without a learning signal ends.
 
-    Args:
-        batch: The rollouts, ``B`` rows.
-        objective: What is optimised.
-        execution: The options with the numbers of passes and mini-batches.
-        max_response_length: The limit of a response in tokens.
-        weights: The token weights. Rows with an additive term that is not 0 are trained on without an advantage, too.
-        refreshed: Whether weights are replaced before each further step, which may then add to any row.
-        seed: The seed of the order of groups.
+    Rows with an additive term that is not 0 are trained on without an advantage, too; weights that are `refreshed`
+    before each further step may add to any row later. `seed` is that of the order of groups.
     """
     mask = loss_mask(batch, objective)
     live = live_rows(batch, mask, everything=objective.trains_all_rows)

@@ -90,6 +90,7 @@ class Update:
         objective: What is optimised.
         execution: How it is run.
         ref_logprobs: ``[B, T]``, under the frozen reference; None without a KL term.
+        refreshed: Whether the token weights are replaced before each further step.
 
     Attributes:
         token_advantages: ``[B, T]``, with the weights that are known so far.
@@ -104,9 +105,10 @@ class Update:
         objective: Objective,
         execution: Execution,
         ref_logprobs: Tensor | None = None,
+        refreshed: bool = False,
     ) -> None:
         self.forward, self.batch, self.plan, self.ref_logprobs = forward, forward.batch, plan, ref_logprobs
-        self.objective, self.execution = objective, execution
+        self.objective, self.execution, self.refreshed = objective, execution, refreshed
         self.old_logprobs = OldLogprobs(plan, forward.policy)
         self.reweigh(weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
@@ -129,15 +131,9 @@ class Update:
             self.old_logprobs.record(micro, done.stats)
 
     def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Forward and backward passes of one optimiser step.
+        """Forward and backward passes of a step of the plan: the loss, and means over its tokens, over all ranks.
 
-        Args:
-            index: The index of the step in the plan.
-            backward: The backward pass of a micro-batch.
-            in_place: Whether the backward pass may add the head's gradient to `weight.grad` in place.
-
-        Returns:
-            The loss, and means over its tokens, over all ranks.
+        `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
         counts, rows = count_denominators(self.plan, index), self.plan.run_in(index)
         parts, num_tokens = self.forward.cut(rows), 0
@@ -213,15 +209,7 @@ def prepare(
 ) -> Update:
     """Plan the optimiser steps of a batch; compute log-probabilities that need the weights from before the first one.
 
-    Args:
-        forward: The forward pass of the batch.
-        weights: The token weights that are known so far.
-        objective: What is optimised.
-        execution: How it is run.
-        reference: The frozen reference; None if nothing is compared with it.
-        limit: The limit of a response in tokens.
-        seed: The seed of the order of groups.
-        refreshed: Whether the token weights are replaced before each further step.
+    `limit` is that of a response in tokens, `seed` that of the order of groups; for the others see `Update`.
     """
     batch = forward.batch
     plan = plan_steps(
@@ -231,7 +219,7 @@ def prepare(
     if reference is not None and objective.kl_coefficient:
         rows, share = plan.live.nonzero().flatten(), execution.share_prefixes
         ref_logprobs = reference_logprobs(reference, forward.policy, batch, rows, forward.context, share=share)
-    update = Update(forward, weights, plan, objective, execution, ref_logprobs)
+    update = Update(forward, weights, plan, objective, execution, ref_logprobs, refreshed)
     if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.
         update.compute_before()
     return update

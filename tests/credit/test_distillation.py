@@ -81,17 +81,6 @@ def test_the_teacher_lags_until_it_is_refreshed(golden_policy, golden_batch):
     assert (refreshed - first).abs().max() > 1e-3
 
 
-def test_a_teacher_that_is_gone_is_in_no_checkpoint(golden_policy, golden_batch):
-    credit = RLSD(decay_steps=5, refresh_steps=4)
-    assert credit.state_dict()["weights"] == {}
-    credit(golden_policy, in_groups(golden_batch), context(step=4))
-    held = credit.state_dict()
-    assert held["copied_at"] == 4
-    assert held["weights"].keys() == dict(golden_policy.named_parameters()).keys()
-    credit(golden_policy, in_groups(golden_batch), context(step=5))
-    assert credit.state_dict()["weights"] == {}
-
-
 def test_a_checkpoint_without_a_teacher_begins_with_a_copy(golden_policy, golden_batch):
     credit, batch = RLSD(refresh_steps=4), in_groups(golden_batch)
     credit.load_state_dict({})

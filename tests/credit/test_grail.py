@@ -44,31 +44,6 @@ def test_weights_at_another_temperature_equal_the_golden_tensors(golden, golden_
     ) < roundings(100, torch.float32)
 
 
-def test_saliency_is_the_finite_difference_of_the_objective(golden_policy, golden_batch):
-    """Perturb one embedding by a multiple of itself, one coordinate at a time: g_d·e_d is the slope."""
-    row = golden_batch.select(torch.tensor([1]))
-    mask, length = row.answer.whole, row.response_ids.shape[1]
-    token = 10
-    place = row.prompt_width + token - 1  # predictor alignment
-    embeds = golden_policy.embed(row.input_ids).detach()
-
-    @torch.no_grad()
-    def phi(moved):
-        states = golden_policy.hidden(row.attention_mask, embeds=moved)[:, -length - 1 : -1]
-        lp = golden_policy.head(states).double().log_softmax(-1).gather(-1, row.response_ids[..., None]).squeeze(-1)
-        return -(lp * mask).sum().item()
-
-    slopes = []
-    for d in range(embeds.shape[-1]):
-        up, down = embeds.clone(), embeds.clone()
-        up[0, place, d] *= 1 + 1e-3
-        down[0, place, d] *= 1 - 1e-3
-        slopes.append((phi(up) - phi(down)) / 2e-3)
-    expected = torch.tensor(slopes).norm().item()
-    found = input_saliency(golden_policy, row, mask)[0, token].item()
-    assert found == pytest.approx(expected, rel=1e-3)
-
-
 def test_cutting_off_what_follows_the_span_changes_nothing(golden_policy, golden_batch):
     credit = GRAIL(gate="all")
     weights = credit(golden_policy, golden_batch, _context())

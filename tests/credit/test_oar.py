@@ -2,15 +2,14 @@
 
 from dataclasses import fields, replace
 
-import pytest
 import torch
 
 from grail_lightning.credit import BilevelOptions, CreditContext, OARGradient
-from grail_lightning.credit.oar import gradient_scores, scoped_tokens
+from grail_lightning.credit.oar import gradient_scores
 from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
 from tests.credit.closeness import golden_error
-from tests.tolerance import assert_near, roundings
+from tests.tolerance import roundings
 
 GRAIL_REPOSITORY = {"scope": "response", "alignment": "predictor", "product": "noisy"}
 
@@ -76,37 +75,3 @@ def test_the_class_with_golden_noise_gives_the_golden_weights(golden, golden_pol
         4000, torch.float32
     )
     assert weights.fallback.tolist() == [False, False, False, False, True, False]
-
-
-@pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
-def test_scores_are_finite_and_reach_the_reasoning_alone(distribution, golden_policy, golden_batch):
-    weights = OARGradient(distribution=distribution)(golden_policy, golden_batch, _context())
-    scope = scoped_tokens(golden_batch, golden_batch.answer, "reasoning")
-    eligible = golden_batch.answer.whole.any(1)
-    assert weights.values.isfinite().all()
-    assert (weights.values[golden_batch.response_mask & ~scope] == 1).all()
-    assert (weights.values[~golden_batch.response_mask] == 0).all()
-    sums = (weights.values * scope).sum(1)[eligible]
-    assert_near(sums, scope.sum(1)[eligible].to(sums), 64, torch.float32)
-    assert ((weights.scores > 0) & scope).any(1)[eligible].all()
-
-
-@pytest.mark.parametrize("alignment", ["token", "predictor"])
-@pytest.mark.parametrize("scope", ["reasoning", "response"])
-@pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
-def test_cutting_off_what_follows_the_answer_changes_nothing(
-    distribution, scope, alignment, golden_policy, golden_batch
-):
-    """Against the scores of whole responses under the noise that the method draws for them."""
-    credit = OARGradient(distribution=distribution, scope=scope, alignment=alignment, noise=0.1)
-    rows = _boxed(golden_batch)
-    whole = golden_batch.select(rows)
-    assert whole.answer.after.any(), "the case must hold tokens behind the answer"
-    noise = credit.draw_noise(golden_policy, whole, _context())
-    scores = gradient_scores(golden_policy, whole, noise, distribution=distribution, alignment=alignment)
-    found = credit(golden_policy, golden_batch, _context())
-    length, tolerance = scores.shape[1], 1e3 * torch.finfo(torch.float32).eps  # norms compute in float32
-    assert golden_error(found.scores[rows, :length], scores, whole.response_mask) < tolerance
-    scope = scoped_tokens(whole, whole.answer, scope)
-    expected = torch.where(scope, bilevel_map(scores, scope, eps=1e-8), whole.response_mask.double())
-    assert golden_error(found.values[rows, :length], expected, whole.response_mask) < tolerance

@@ -143,28 +143,6 @@ def adam(parameters):
     return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.0)
 
 
-def _parts(found, name):
-    values = [output.metrics[f"credit/{name}"] for output in found]
-    return [sum(part) / len(part) for part in (values[: len(values) // 2], values[len(values) // 2 :])]
-
-
-@pytest.mark.slow
-def test_the_reward_model_learns_which_rollouts_are_right():
-    """Its figures are those of rollouts that it has not seen. At chance the loss is log 2 and the accuracy 1/2."""
-    watch, ours = Watch(), module({"group_size": 8}, credit=PRIME(optimizer=adam))
-    trainer(16, watch).fit(ours, batches(16, size=8))
-    first, last = _parts(watch.outputs, "reward_model_loss")
-    assert last < first < math.log(2)
-    first, last = _parts(watch.outputs, "reward_model_accuracy")
-    assert first > 0.6
-    assert last > 0.8
-    begun = load_policy("arithmetic")
-    for model in (ours.policy, ours.second.policy):
-        assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), begun.parameters(), strict=True))
-    still = ours.reference.policy.parameters()
-    assert all(torch.equal(p, q) for p, q in zip(still, begun.parameters(), strict=True))
-
-
 @pytest.mark.parametrize(
     ("loading", "precision"),
     [(Loading(lora=LoRA(rank=2)), "32-true"), (Loading(dtype="bfloat16"), "32-true"), (Loading(), "bf16-mixed")],

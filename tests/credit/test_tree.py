@@ -11,7 +11,6 @@ from grail_lightning.policy.layout import response_nodes
 from grail_lightning.step.advantages import token_advantages
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context
-from tests.runs import Watch, batches, module, trainer
 from tests.steps import update_of
 
 
@@ -85,20 +84,6 @@ def test_terms_can_be_standardised_and_stand_alone(arithmetic, batch):
     for group in (slice(0, 4), slice(4, 8)):
         std = batch.rewards[group].double().std().item()
         torch.testing.assert_close(scaled.additive[group], (plain.additive[group].double() / (std + 1e-4)).float())
-
-
-def test_nodes_are_equal_where_whole_beginnings_are(arithmetic, batch):
-    twins = batch.replace(group=torch.tensor([0, 0, 0, 1, 2, 2, 2, 2]))
-    for made in (batch, twins):
-        nodes = response_nodes(made.response_ids, made.response_mask, made.group)
-        beginnings = {}
-        for row in range(len(made)):
-            tokens = tokens_of(made, row)
-            for t in range(len(tokens)):
-                key = int(made.group[row]), *tokens[: t + 1]
-                assert beginnings.setdefault(key, int(nodes[row, t])) == nodes[row, t]
-        assert sorted(beginnings.values()) == list(range(len(beginnings)))
-        assert (nodes[~made.response_mask] == -1).all()
 
 
 def test_prefix_weights_are_one_over_the_rows_that_share(arithmetic, batch):
@@ -221,13 +206,3 @@ def test_what_a_users_function_returns_is_checked(name, message, arithmetic, bat
 
 
 # --- in training ------------------------------------------------------------------------------------------------------
-
-
-def test_it_trains_and_reports(arithmetic):
-    watch = Watch()
-    trainer(2, watch).fit(module(credit=TreeAdvantage()), batches(2, size=4))
-    assert len(watch.outputs) == 2
-    for output in watch.outputs:
-        assert 0 < output.metrics["credit/in_tree"] < 1
-        dead = (output.batch.advantages == 0) & (output.weights.additive == 0).all(1)
-        assert torch.equal(dead, output.batch.advantages == 0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from grail_lightning.credit import UCAS
-from grail_lightning.functional.certainty import group_zscore
 from grail_lightning.step.advantages import token_advantages
 from tests.credit.rollouts import context, in_groups, row_logits
 from tests.tolerance import near
@@ -73,16 +72,3 @@ def test_only_the_centred_certainty_is_clamped_in_the_exponent(golden_policy, go
     limit = math.exp(-20 if sums[0] > sums[1] else 20)
     assert weights.values[2:].amax(1).tolist() == pytest.approx([limit, limit])
     assert weights.values.isfinite().all()
-
-
-def test_the_second_stage_can_be_switched_off(golden_policy, golden_batch):
-    weights = UCAS(token_penalty=0.0)(golden_policy, in_groups(golden_batch), context())
-    assert weights.additive.abs().max() == 0
-
-
-def test_z_scores_are_those_of_each_group():
-    """Group 7 of 1, 3, 8: mean 4, unbiased variance (9 + 1 + 16) / 2 = 13. Group 2 has one member."""
-    values, group = torch.tensor([1.0, 5.0, 3.0, 8.0]), torch.tensor([7, 2, 7, 7])
-    expected = [-3 / math.sqrt(13), 0, -1 / math.sqrt(13), 4 / math.sqrt(13)]
-    assert group_zscore(values, group).tolist() == near(expected, 100, torch.float32)
-    assert group_zscore(values, group, standardise=False).tolist() == [-3, 0, -1, 4]

@@ -164,6 +164,8 @@ def test_a_credit_method_of_ones_own_trains_and_its_mistakes_are_told(capsys):
     _, figures = fit("my_credit")
     assert 1 < figures["credit/weight_mean"] < 3
     assert "`top` must be at least 1" in fails(capsys, "fit", "--config=my_credit.yaml", "--model.credit.top=0.5")
+    _, figures = fit("my_credit", "--model.credit=my_memory.RememberedValues", "--model.credit.limit=50")
+    assert figures["credit/remembered"] == 50
 
 
 def test_a_data_module_of_ones_own_reads_csv_files():
