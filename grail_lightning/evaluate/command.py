@@ -19,6 +19,7 @@ from grail_lightning.evaluate.compare import compare
 from grail_lightning.evaluate.curves import CURVE, compare_curves, other_validation, picture, read_curves
 from grail_lightning.evaluate.regrade import regrade
 from grail_lightning.evaluate.runs import Run, find_runs, with_methods
+from grail_lightning.evaluate.table import aligned
 from grail_lightning.runtime.arguments import Parser, refused
 from grail_lightning.runtime.writable import write_whole
 
@@ -323,11 +324,7 @@ def as_text(sections: Sequence[Section]) -> str:
     """The report as aligned columns."""
 
     def table(cells: pd.DataFrame) -> str:
-        columns = []
-        for name in cells:
-            width = max(map(len, [name, *cells[name]]))
-            columns.append([f"{cell:{'<' if name in ('', 'method') else '>'}{width}}" for cell in [name, *cells[name]]])
-        return "\n".join("   ".join(row).rstrip() for row in zip(*columns, strict=True))
+        return aligned({name: list(cells[name]) for name in cells})
 
     return "\n\n".join(_lines(sections, str, table, ""))
 
