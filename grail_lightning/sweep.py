@@ -8,7 +8,6 @@ format of the file.
 from __future__ import annotations
 
 import argparse
-import difflib
 import fnmatch
 import itertools
 import json
@@ -35,26 +34,17 @@ from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
+from grail_lightning.tasks.import_path import did_you_mean
 
 KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
 OURS = ("seed_everything", "ckpt_path", "trainer.logger", "trainer.default_root_dir")
 RECORD, LOG = "sweep.json", "fit.log"
+NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a sweep.
-
-    Attributes:
-        folder: Its folder.
-        method: The name of its method.
-        task: The name of its task.
-        seed: Its seed.
-        options: Its options of ``fit``, without those of the grid.
-        points: All points of its grid.
-        point: Its own point; None until it is chosen.
-        choosing: Whether it serves to choose a point, and is not reported.
-    """
+    """One run of a sweep. `options` are without those of the grid, of which `point` is None until it is chosen."""
 
     folder: Path
     method: str
@@ -63,11 +53,11 @@ class Run:
     options: tuple[str, ...]
     points: Sequence[Mapping[str, Any]]
     point: Mapping[str, Any] | None
-    choosing: bool = False
+    choosing: bool = False  # It serves to choose a point, and is not reported.
 
     @property
     def group(self) -> tuple[str, str]:
-        """The method and the task, for which one point is chosen."""
+        """For which one point is chosen."""
         return self.method, self.task
 
     def arguments(self, point: Mapping[str, Any]) -> list[str]:
@@ -148,9 +138,8 @@ def read_sweep(file: Path, output: Path | None = None) -> Sweep:
     """
     content = read_options(file if file.is_file() else shipped(file) or file, "The file of a sweep")
     for key in content.keys() - set(KEYS):
-        near = difflib.get_close_matches(str(key), KEYS, n=1)
-        hint = f"Did you mean `{near[0]}`?" if near else f"It has {', '.join(KEYS)}."
-        raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it. {hint}")
+        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in KEYS]) or f" It has {', '.join(KEYS)}."
+        raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
     for key in ("methods", "tasks"):
         if not content.get(key) or not isinstance(content[key], dict):
             raise ValueError(
@@ -236,11 +225,7 @@ def check(runs: Sequence[Run], file: Path) -> int:
 
 
 class Runner:
-    """Runs processes of ``fit`` side by side.
-
-    Args:
-        environments: The variables that each process at a time has beside those of this process.
-    """
+    """Runs processes of ``fit`` side by side, each with the variables of one of the environments."""
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._places: SimpleQueue[Mapping[str, str]] = SimpleQueue()
@@ -276,9 +261,20 @@ class Runner:
             shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
         run.folder.mkdir(parents=True, exist_ok=True)
         mark_if_new(run.folder)
-        command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments(run.point), *resumed]
+        before = _last_line(run)
         _write(run, record | {"state": "started"})
-        with (run.folder / LOG).open("ab") as log:
+        code = self._fit([*run.arguments(run.point), *resumed], run.folder / LOG, environment)
+        self._places.put(environment)
+        last = _last_line(run)
+        over = bool(code and resumed and NO_STEP in last)  # A sweep was killed between a run's end and its record.
+        state = "finished" if code == 0 or over else "started" if self._stopped.is_set() else "failed"
+        _write(run, record | {"state": state, "outcome": before if over else last})
+        print(f"{state}: {run.folder.name}: {before if over else last}", flush=True)
+        return state == "finished"
+
+    def _fit(self, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> int:
+        command = [sys.executable, "-m", "grail_lightning", "fit", *arguments]
+        with log_file.open("ab") as log:
             # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
             settings: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
@@ -287,13 +283,13 @@ class Runner:
             self._processes.add(process)
             code = process.wait()
         self._processes.discard(process)
-        self._places.put(environment)
-        lines = (run.folder / LOG).read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        state = "finished" if code == 0 else "started" if self._stopped.is_set() else "failed"
-        _write(run, record | {"state": state, "outcome": last})
-        print(f"{state}: {run.folder.name}: {last}", flush=True)
-        return code == 0
+        return code
+
+
+def _last_line(run: Run) -> str:
+    log = run.folder / LOG
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _write(run: Run, record: Mapping[str, Any]) -> None:
@@ -314,28 +310,37 @@ def places(jobs: int | None, devices: int) -> list[dict[str, str]]:
 
 def slurm_script(sweep: Sweep, output: Path | None) -> str:
     """A job array with a task for each run, to be adapted to the cluster."""
-    first = [k for k, run in enumerate(sweep.runs) if run.choosing]
-    command = [
-        sys.executable,
-        "-m",
-        "grail_lightning.sweep",
-        str(sweep.file),
-        *(["--output", str(output)] * bool(output)),
-    ]
+    command = [sys.executable, "-m", "grail_lightning.sweep", str(sweep.file)]
+    command += ["--output", str(output)] if output else []
+    choosing = sum(run.choosing for run in sweep.runs)
+    note = f"# Runs 0-{choosing - 1} choose the points of the others: submit --array=0-{choosing - 1} first."
     lines = [
         "#!/bin/bash",
         f"#SBATCH --array=0-{len(sweep.runs) - 1}",
         "#SBATCH --ntasks=1 --cpus-per-task=4 --gpus=1 --time=12:00:00",
         "#SBATCH --signal=B:TERM@600",
-        *(
-            [f"# Runs 0-{first[-1]} choose the points of the others: submit --array=0-{first[-1]} first."]
-            if first
-            else []
-        ),
+        *([note] if choosing else []),
         f"cd {shlex.quote(str(Path.cwd()))}",
         f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"',
     ]
     return "\n".join(lines)
+
+
+def selected(sweep: Sweep, index: int | None, patterns: Sequence[str] | None) -> list[Run]:
+    """The runs that a call is about: all, the one of an index, or those that match, with the ones that choose for them.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    runs = sweep.runs if index is None else sweep.runs[index : index + 1]
+    if patterns:
+        names = {id(run): (run.folder.name, run.method) for run in runs}
+        matching = [r for r in runs if any(fnmatch.fnmatchcase(n, p) for n in names[id(r)] for p in patterns)]
+        groups = {run.group for run in matching if run.point is None}
+        runs = [run for run in runs if run in matching or (run.choosing and run.group in groups)]
+    if not runs:
+        raise ValueError(f"There is no such run in {sweep.file}. --list shows all of them.")
+    return runs
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -353,21 +358,10 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     with mistakes_in_one_line():
         sweep = read_sweep(asked.file, asked.output)
-        runs = sweep.runs if asked.index is None else sweep.runs[asked.index : asked.index + 1]
-        if asked.only:
-            kept = [
-                r for r in runs for p in asked.only if any(fnmatch.fnmatchcase(n, p) for n in (r.folder.name, r.method))
-            ]
-            groups = {run.group for run in kept if run.point is None}
-            runs = [run for run in runs if run in kept or (run.choosing and run.group in groups)]
-        if not runs:
-            raise ValueError(f"There is no such run in {asked.file}. --list shows all of them.")
+        runs = selected(sweep, asked.index, asked.only)
         if asked.status:
-            print(
-                "\n".join(
-                    f"{run.record()['state']:9} {run.folder.name}  {run.record().get('outcome', '')}" for run in runs
-                )
-            )
+            for run in runs:
+                print(f"{run.record()['state']:9} {run.folder.name}  {run.record().get('outcome', '')}")
             return
         if asked.slurm_script:
             print(slurm_script(sweep, asked.output))

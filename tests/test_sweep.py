@@ -113,6 +113,11 @@ def test_runs_end_with_their_outcome_and_a_second_call_skips_them(tmp_path, caps
     assert call(file) == 0
     assert (tmp_path / "study" / "GRPO__sums__0" / "fit.log").stat().st_mtime_ns == log
     assert "finished" in capsys.readouterr().out
+    # A sweep that was killed between the end of the run and its record.
+    (tmp_path / "study" / "GRPO__sums__0" / "sweep.json").write_text(json.dumps(before | {"state": "started"}))
+    assert call(file) == 0
+    assert list(records(file).values()) == [before]
+    assert before["outcome"] in capsys.readouterr().out
     changed = write(tmp_path, methods={"GRPO": {}}, options={"trainer.max_steps": 4})
     assert "there is one with others" in refusal(capsys, main, str(changed))
 

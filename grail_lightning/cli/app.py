@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import traceback
@@ -47,7 +46,14 @@ from grail_lightning.cli.help import (
 )
 from grail_lightning.cli.mistakes import explain, one_line, option_error
 from grail_lightning.cli.run_files import SaveRunConfig, beside_training, files_after_checks
-from grail_lightning.cli.strategies import check_launcher, default_mesh_sizes, strategy_options
+from grail_lightning.cli.trainer_options import (
+    as_list,
+    check_groups,
+    check_launcher,
+    check_left_out,
+    default_mesh_sizes,
+    strategy_options,
+)
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.module import GrailModule
@@ -79,14 +85,6 @@ TEXTS = {
     "checkpoint.monitor": "The metric by which checkpoints are compared.",
 }
 INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
-# Options of the Trainer that the module cannot follow: the values that ask for nothing, and what to set instead.
-LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "gradient_clip_val": ((None, 0), "`--model.execution.max_grad_norm`"),
-    "gradient_clip_algorithm": ((None, "norm"), "`--model.execution.max_grad_norm`, which clips the norm of all"),
-    "accumulate_grad_batches": ((None, 1), "`--model.execution.token_budget`"),
-    "enable_checkpointing": ((None, True), "`--checkpoint.save_top_k=0` and `--last_checkpoint.on_validation=false`"),
-    "barebones": ((None, False), "`--trainer.enable_progress_bar=false`"),
-}
 
 
 class GrailCLI(LightningCLI):
@@ -118,13 +116,7 @@ class GrailCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, or print the options that `--help GROUP` asks for.
-
-        The message about a wrong option names the accepted ones and the config file.
-
-        Raises:
-            ValueError: If an option is wrong.
-        """
+        """Parse the arguments, or print the options that `--help GROUP` asks for; a ValueError if one is wrong."""
         assert isinstance(args, list)
         arguments: list[str] = args
         print_options(self._subcommand_parsers, arguments)
@@ -143,9 +135,9 @@ class GrailCLI(LightningCLI):
         """Build the Trainer, with a progress bar unless it is switched off, and with one folder for all checkpoints."""
         config = self.config_init[self.subcommand].trainer
         if self.subcommand != "fit" and not isinstance(config.logger, (bool, type(None))):
-            given = zip(_as_list(config.logger), _as_list(self.config[self.subcommand].trainer.logger), strict=True)
+            given = zip(as_list(config.logger), as_list(self.config[self.subcommand].trainer.logger), strict=True)
             kwargs["logger"] = [beside_training(logger, options, str(self.subcommand)) for logger, options in given]
-        callbacks = _as_list(config.callbacks)
+        callbacks = as_list(config.callbacks)
         wanted = config.enable_progress_bar is not False
         if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
@@ -161,11 +153,10 @@ class GrailCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Reject options that the module cannot follow, before any object is built."""
-        check_groups(options := self.config[self.subcommand])
+        options = self.config[self.subcommand]
+        check_groups(options, ALWAYS_ON)
         trainer = options.trainer
-        for name, (without_effect, instead) in LEFT_OUT.items():
-            if (value := trainer.get(name)) not in without_effect:
-                raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
+        check_left_out(trainer)
         check_precision(trainer.get("precision"))
         trainer.strategy = strategy_options(trainer.get("strategy", "auto"))
 
@@ -198,25 +189,6 @@ class GrailCLI(LightningCLI):
         if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
             task.check_length(self.model.sampling.max_response_length)
         self.trainer.fit(**kwargs)
-
-
-def check_groups(options: Namespace) -> None:
-    """Check that no group of options is null or a value, and that no callback of every run is listed a second time.
-
-    Raises:
-        ValueError: If one is.
-    """
-    groups = ["trainer", "model", *(name for name, made in ALWAYS_ON.items() if inspect.signature(made).parameters)]
-    for name in (*groups, "model.sampling", "model.loading", "model.objective", "model.execution"):
-        if not isinstance(value := options.get(name), Namespace):
-            got = "null" if value is None else repr(value)
-            raise ValueError(f"`{name}` must be a group of options, but got {got}. Fill it in, or leave the line out.")
-    listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in _as_list(options.trainer.get("callbacks"))}
-    for name, callback in ALWAYS_ON.items():
-        if callback.__name__ in listed and callback is not ModelCheckpoint:
-            raise ValueError(
-                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set `--{name}.…`."
-            )
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -294,11 +266,7 @@ class FitOptions:
         self._cli: _ParsedOnly | None = None
 
     def parse(self, arguments: Sequence[str]) -> Namespace:
-        """The options that a command line of ``fit`` and its config files give.
-
-        Raises:
-            ValueError: If an option is wrong.
-        """
+        """The options that a command line of ``fit`` and its config files give; a ValueError if one is wrong."""
         if self._cli is None:
             self._cli = run(_ParsedOnly, ["fit", *arguments])
         else:
@@ -308,19 +276,9 @@ class FitOptions:
         return options
 
     def build(self) -> None:
-        """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded.
-
-        Raises:
-            ValueError: If a value is refused by the class that it is for.
-        """
+        """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded."""
         assert self._cli is not None
         self._cli.parser.instantiate_classes(self._cli.config)
-
-
-def _as_list(value: object) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 if __name__ == "__main__":

@@ -43,9 +43,6 @@ def expand_methods(arguments: Sequence[str]) -> list[str]:
     """The arguments, with every credit method after the first one as an entry of `predictions.compare`.
 
     Options of a method follow its name: ``--model.credit=GRAIL --model.credit.std=0.3 --model.credit=HighEntropy``.
-
-    Raises:
-        ValueError: If several methods are given to a subcommand other than `predict`.
     """
     expanded, number = [], 0
     for argument in arguments:
@@ -111,12 +108,7 @@ def shipped(file: Path) -> Path | None:
 
 
 def file_that_sets(args: Sequence[str], option: str) -> Path | None:
-    """The last config file that sets an option; None if the command line itself sets it, or nothing does.
-
-    Args:
-        args: The arguments with all files, as `expand_configs` returns them.
-        option: The dotted name of the option, without `init_args`.
-    """
+    """The last config file that sets an option; None if the command line itself sets it, or nothing does."""
     if any(arg.partition("=")[0] in (f"--{option}", f"--{option}.help") for arg in args):
         return None
     files = [Path(name) for flag, name in pairwise(args) if flag == "--config" and "\n" not in name]

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
+from grail_lightning.evaluate.records import flat
 from grail_lightning.runtime.run_folder import RunFolder, unused
 
 
@@ -66,15 +67,6 @@ def tell_changes(saved: Path, options: dict[str, Any]) -> None:
         earlier = unused(saved)
         shutil.copy(saved, earlier)
         rank_zero_info(f"Resuming with other options than {earlier}: {'; '.join(changed)}")
-
-
-def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested options as dotted names and values."""
-    if not isinstance(tree, dict):
-        yield name, tree
-        return
-    for key, value in tree.items():
-        yield from flat(value, f"{name}.{key}" if name else str(key))
 
 
 class StageCSVLogger(CSVLogger):

@@ -19,6 +19,7 @@ from grail_lightning.evaluate.compare import compare
 from grail_lightning.evaluate.curves import CURVE, compare_curves, other_validation, picture, read_curves
 from grail_lightning.evaluate.regrade import regrade
 from grail_lightning.evaluate.runs import Run, find_runs, with_methods
+from grail_lightning.evaluate.table import aligned
 from grail_lightning.runtime.console import Parser, refused
 from grail_lightning.runtime.files import write_whole
 
@@ -51,16 +52,10 @@ class Section:
 
 def make_parser() -> Parser:
     """The options of a report."""
-    parser = Parser(
-        "python -m grail_lightning.report",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    settings: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = Parser("python -m grail_lightning.report", description=DESCRIPTION, **settings)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or NAME=FOLDER")
-    parser.add_argument(
-        "--baseline", metavar="NAME", help="the method to compare with (default: that of the first run)"
-    )
+    parser.add_argument("--baseline", metavar="NAME", help="the method to compare with (default: the first run's)")
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
     parser.add_argument("--maj_at", type=int, nargs="+", metavar="K", default=[], help="the k of maj@k (default: none)")
     parser.add_argument("--common", action="store_true", help="compare only the problems that all runs have")
@@ -212,24 +207,16 @@ def _notes(runs: Sequence[Run], figures: pd.DataFrame) -> list[str]:
 
 
 def _same_twice(runs: Sequence[Run]) -> list[str]:
-    """Notes on runs that show the same weights, or one and the same training."""
-    weights = [str((run.facts.get("model") or {}).get("digest") or run.given) for run in runs]
-    trainings = [str(run.events.resolve() if run.events else run.given) for run in runs]
-    notes = []
-    if alike := _alike(runs, weights):
-        notes.append(
-            f"{alike} evaluated the same weights. If they should not have, test again with --ckpt_path or with the "
-            "--model.policy of each run."
-        )
-    if alike := _alike(runs, trainings):
-        notes.append(f"{alike} are of one training: their {CURVE} in training is one.")
-    return notes
-
-
-def _alike(runs: Sequence[Run], properties: Sequence[str]) -> str:
-    """The first runs with a common property; empty if there are none."""
-    common = next((one for one in properties if properties.count(one) > 1), None)
-    return " and ".join(run.given for run, one in zip(runs, properties, strict=True) if one == common)
+    """A note on runs that show the same weights."""
+    digests = [str((run.facts.get("model") or {}).get("digest") or run.given) for run in runs]
+    twice = next((digest for digest in digests if digests.count(digest) > 1), None)
+    if twice is None:
+        return []
+    alike = " and ".join(run.given for run, digest in zip(runs, digests, strict=True) if digest == twice)
+    return [
+        f"{alike} evaluated the same weights. If they should not have, test again with --ckpt_path or with the "
+        "--model.policy of each run."
+    ]
 
 
 def tables(section: Section) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -323,11 +310,7 @@ def as_text(sections: Sequence[Section]) -> str:
     """The report as aligned columns."""
 
     def table(cells: pd.DataFrame) -> str:
-        columns = []
-        for name in cells:
-            width = max(map(len, [name, *cells[name]]))
-            columns.append([f"{cell:{'<' if name in ('', 'method') else '>'}{width}}" for cell in [name, *cells[name]]])
-        return "\n".join("   ".join(row).rstrip() for row in zip(*columns, strict=True))
+        return aligned({name: list(cells[name]) for name in cells})
 
     return "\n\n".join(_lines(sections, str, table, ""))
 

@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from grail_lightning.evaluate.records import Problem, Sample, problems_of, read_samples
 from grail_lightning.evaluate.runs import Run, paired_seeds
 from grail_lightning.evaluate.seeds import difference, estimate
-from grail_lightning.evaluate.statistics import Floats, holm, vote_noise
-from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
+from grail_lightning.evaluate.statistics import Floats, holm
+from grail_lightning.evaluate.table import AVERAGES, accuracies, failures
 
-AVERAGES = ("simple average", "weighted by size")
 Share = tuple[Floats, Floats]
-"""A figure of each problem and seed ``[N, S]``, and its variance over other samples of the problem ``[N, S]``."""
+"""A figure of each problem (and seed), and its variance over other samples of the problem."""
 
 
 def check_comparable(runs: Sequence[Run], *, common: bool) -> None:
@@ -121,7 +119,7 @@ def compare(
     parts = [(_label(name, size, about[name]), [name], [1.0]) for name, size in sizes.items()]
     if len(sizes) > 1:
         ways = [[1 / len(sizes)] * len(sizes), [size / sum(sizes.values()) for size in sizes.values()]]
-        parts += [(label, list(sizes), weights) for label, weights in zip(AVERAGES, ways, strict=True)]
+        parts += [(label, list(sizes), weights) for label, weights in zip(reversed(AVERAGES), ways, strict=True)]
     limit = float((runs[0].facts.get("sampling") or {}).get("max_response_length") or 1 << 20)
     rows: list[dict[str, Any]] = []
     for figure, (values, noise) in _figures(list(frame["problem"]), pass_at, maj_at, limit).items():
@@ -151,23 +149,12 @@ def _label(name: str, size: int, about: Mapping[str, Any]) -> str:
 
 def _figures(
     problems: Sequence[Problem], pass_at: Sequence[int], maj_at: Sequence[int], limit: float
-) -> dict[str, Any]:
-    """Each figure of each problem ``[N]``, and its variance over other samples of the problem ``[N]``, by name."""
-    correct = torch.tensor([problem.correct for problem in problems])
-    number, right = correct.shape[1], correct.sum(1)
-    names = {f"acc@{number}": 1} | {f"pass@{k}": k for k in pass_at}
-    figures: dict[str, Any] = {
-        name: (pass_at_k(number, right, k).numpy(), pass_at_k_variance(number, right, k).numpy())
-        for name, k in names.items()
-    }
-    for k in maj_at:
-        share = np.array([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=float)
-        figures[f"maj@{k}"] = share, vote_noise(share, number, k)
+) -> dict[str, Share]:
+    """Each figure of each problem with its variance over other samples ``[N]``, by name."""
     # Lengths are shares of the limit, so that they have the interval of a share.
-    described = {"tokens": np.array([problem.lengths for problem in problems]) / limit}
-    described["truncated"] = ~np.array([problem.finished for problem in problems])
-    described["no answer"] = np.array([problem.statuses for problem in problems]) == "missing"
-    return figures | {name: (of.mean(1), of.astype(float).var(1) / number) for name, of in described.items()}
+    tokens = np.array([problem.lengths for problem in problems]) / limit
+    figures = accuracies(problems, pass_at, maj_at) | {"tokens": (tokens.mean(1), tokens.var(1) / tokens.shape[1])}
+    return figures | {name: of for name, of in failures(problems).items() if name != "grading errors"}
 
 
 def _shares(tables: pd.DataFrame, datasets: Sequence[str], method: str) -> list[Share]:

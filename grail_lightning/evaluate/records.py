@@ -162,7 +162,7 @@ def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The dotted names in which two evaluations differ, so that their samples must not be mixed."""
-    one, two = (dict(_flat(json.loads(json.dumps(tree)))) for tree in (before, now))
+    one, two = (dict(flat(json.loads(json.dumps(tree)))) for tree in (before, now))
     names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     return [name for name in names if not _INCIDENTAL.fullmatch(name)]
 
@@ -241,10 +241,10 @@ def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
             yield line, sample
 
 
-def _flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
     """Nested values as dotted names and values; an empty mapping is a value."""
     if not isinstance(tree, dict) or not tree:
         yield name, tree
         return
     for key, value in tree.items():
-        yield from _flat(value, f"{name}.{key}" if name else str(key))
+        yield from flat(value, f"{name}.{key}" if name else str(key))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,18 +192,14 @@ def _key(run: Run) -> str:
 
 
 def _name(members: Sequence[Run], alone: bool) -> str:
-    """What the user or a sweep says; else what the names of the folders have in common."""
+    """What the user or a sweep says; else the name of the folder, without its number if there are several."""
     first = members[0]
     if first.name:
         return first.name
     if first.sweep:
         return str(first.sweep["method"]) + ("" if alone or not first.point else f", {first.point}")
-    names = [run.folder.resolve().name for run in members]
-    if len(names) == 1:
-        return names[0]
-    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    common = "".join(letters[0] for letters in same).rstrip("0123456789").rstrip("_-. ")
-    return common.removesuffix("seed").rstrip("_-. ") or names[0]
+    name = first.folder.resolve().name
+    return (re.sub(r"[_.\- ]*(seed)?[_.\- ]*\d+$", "", name) or name) if len(members) > 1 else name
 
 
 def paired_seeds(ours: Sequence[int | None], theirs: Sequence[int | None]) -> list[tuple[int, int]]:

@@ -13,16 +13,14 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        arguments: The command line without the program's name; None for the process's own.
-
-    Returns:
-        0, or 2 for a user's mistake, which is one line on stderr.
-    """
+    """Run the program; returns 0, or 2 for a user's mistake, which is one line on stderr."""
+    parser = Parser(prog="python -m grail_lightning.views", description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Parquet that `predict` wrote")
+    parser.add_argument("--output", type=Path, help="the page to write (default: the first file's name with .html)")
+    parser.add_argument("--max_rollouts", type=int, default=MAX_ROLLOUTS, help="default: %(default)s")
+    parser.add_argument("--title", help="the heading (default: the first file's path)")
     try:
-        options = _parser().parse_args(arguments)
+        options = parser.parse_args(arguments)
         page = options.output or options.files[0].with_suffix(".html")
         if page in options.files:
             raise ValueError(f"`--output` must be a file of its own, but got {page}. Name another one.")
@@ -30,15 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return refused("grail_lightning.views", error, choose="file")
     return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="python -m grail_lightning.views", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Parquet that `predict` wrote")
-    parser.add_argument("--output", type=Path, help="the page to write (default: the first file's name with .html)")
-    parser.add_argument("--max_rollouts", type=int, default=MAX_ROLLOUTS, help="default: %(default)s")
-    parser.add_argument("--title", help="the heading (default: the first file's path)")
-    return parser
 
 
 if __name__ == "__main__":

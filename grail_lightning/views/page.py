@@ -36,9 +36,6 @@ def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOU
 
     Returns:
         One sentence that says what was written, and how to see what was left out.
-
-    Raises:
-        ValueError: If a file cannot be read or holds no rollouts.
     """
     rollouts, rows = read_rollouts(files, max_rollouts)
     content, shown = render(rollouts, title or str(files[0]), rows)
@@ -136,11 +133,9 @@ def rollout_parts(
 
 
 def _credit(credit: Credit) -> dict[str, Any]:
-    return {
-        "weights": None if credit.weights is None else [_short(w) for w in credit.weights],
-        "scores": None if credit.scores is None else [_short(s) for s in credit.scores],
-        "fallback": credit.fallback,
-    }
+    values = {"weights": credit.weights, "scores": credit.scores}
+    shown = {name: None if of is None else [_short(value) for value in of] for name, of in values.items()}
+    return shown | {"fallback": credit.fallback}
 
 
 def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
@@ -165,35 +160,27 @@ def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
 
 def labelled_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
     """The first token, the last token and the kind of each labelled step."""
-    found = []
+    steps = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
     for start, stop, kind in zip(
         *(row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds")), strict=True
     ):
         tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
         if tokens:
-            found.append((tokens[0], tokens[-1], kind))
-    return found
+            steps.append((tokens[0], tokens[-1], kind))
+    return steps
 
 
 def _flat(root: Node, forks: Mapping[int, int]) -> list[dict[str, Any]]:
     """The nodes of a tree in the order in which they are shown, each with its depth and whether it begins at a fork."""
-    found, todo = [], [(root, 0)]
+    flat, todo = [], [(root, 0)]
     while todo:
         node, depth = todo.pop()
-        found.append(
-            {
-                "depth": depth,
-                "start": node.start,
-                "stop": node.stop,
-                "rollouts": list(node.rollouts),
-                "correct": node.num_correct,
-                "end": not node.children,
-                "fork": not node.num_correct and any(forks.get(r) == node.start for r in node.rollouts),
-            }
-        )
+        fork = not node.num_correct and any(forks.get(r) == node.start for r in node.rollouts)
+        shown = {"depth": depth, "start": node.start, "stop": node.stop, "rollouts": node.rollouts}
+        flat.append(shown | {"correct": node.num_correct, "end": not node.children, "fork": fork})
         todo += [(child, depth + 1) for child in reversed(node.children)]
-    return found
+    return flat
 
 
 def _short(value: Any) -> Any:

@@ -19,13 +19,13 @@ has a branch of its own in the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
 
 MAX_CHANCE = 0.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Node:
     """A run of tokens that the same rollouts have in common.
 
@@ -41,9 +41,9 @@ class Node:
 
     start: int
     stop: int
-    rollouts: tuple[int, ...]
+    rollouts: list[int]
     num_correct: int
-    children: tuple[Node, ...]
+    children: list[Node] = field(default_factory=list)
 
 
 def prefix_tree(token_ids: Sequence[Sequence[int]], correct: Sequence[bool]) -> Node:
@@ -61,19 +61,24 @@ def prefix_tree(token_ids: Sequence[Sequence[int]], correct: Sequence[bool]) -> 
     """
     if not token_ids or len(token_ids) != len(correct):
         raise ValueError(f"A group must have rollouts and a value for each, but got {len(token_ids)}, {len(correct)}.")
-    branches = [_Branch(0, tuple(range(len(token_ids))))]
-    for branch in branches:  # The list grows, parents before children. A recursion may be as deep as a group is large.
-        branches += branch.split(token_ids)
-    nodes: dict[int, Node] = {}
-    for branch in reversed(branches):
-        nodes[id(branch)] = Node(
-            start=branch.start,
-            stop=branch.stop,
-            rollouts=branch.rollouts,
-            num_correct=sum(bool(correct[r]) for r in branch.rollouts),
-            children=tuple(nodes[id(child)] for child in branch.children),
+
+    def begin(start: int, rollouts: list[int]) -> Node:
+        tokens = [token_ids[r] for r in rollouts]
+        stop = next((k for k in range(start, min(map(len, tokens))) if len({ids[k] for ids in tokens}) > 1), None)
+        right = sum(bool(correct[r]) for r in rollouts)
+        return Node(
+            start=start, stop=min(map(len, tokens)) if stop is None else stop, rollouts=rollouts, num_correct=right
         )
-    return nodes[id(branches[0])]
+
+    nodes = [begin(0, list(range(len(token_ids))))]
+    for node in nodes:  # The list grows. A recursion may be as deep as a group is large.
+        by_token: dict[int | None, list[int]] = {}
+        for r in node.rollouts:
+            by_token.setdefault(token_ids[r][node.stop] if len(token_ids[r]) > node.stop else None, []).append(r)
+        if by_token.keys() != {None}:
+            node.children = [begin(node.stop, rollouts) for rollouts in by_token.values()]
+        nodes += node.children
+    return nodes[0]
 
 
 def forks(root: Node, steps: Sequence[Sequence[tuple[int, int, str]]]) -> dict[int, int]:
@@ -99,30 +104,3 @@ def _has_evidence(node: Node, child: Node, steps: Sequence[tuple[int, int, str]]
         return kind in ("slip", "misconception")
     before, wrong = len(node.rollouts), len(child.rollouts)
     return wrong > 1 and comb(before - node.num_correct, wrong) <= MAX_CHANCE * comb(before, wrong)
-
-
-def _common(one: Sequence[int], other: Sequence[int], start: int = 0) -> int:
-    """The number of tokens with which both begin, if the first `start` are equal."""
-    shorter = min(len(one), len(other))
-    return next((index for index in range(start, shorter) if one[index] != other[index]), shorter)
-
-
-class _Branch:
-    """A node under construction."""
-
-    def __init__(self, start: int, rollouts: tuple[int, ...]) -> None:
-        self.start, self.stop, self.rollouts = start, start, rollouts
-        self.children: list[_Branch] = []
-
-    def split(self, token_ids: Sequence[Sequence[int]]) -> list[_Branch]:
-        """Find the end of the common run, and return the continuations."""
-        first = token_ids[self.rollouts[0]]
-        self.stop = min([len(first), *(_common(first, token_ids[r], self.start) for r in self.rollouts[1:])])
-        if all(len(token_ids[r]) == self.stop for r in self.rollouts):
-            return []
-        by_token: dict[int | None, list[int]] = {}
-        for r in self.rollouts:
-            token = token_ids[r][self.stop] if len(token_ids[r]) > self.stop else None
-            by_token.setdefault(token, []).append(r)
-        self.children = [_Branch(self.stop, tuple(rollouts)) for rollouts in by_token.values()]
-        return self.children

@@ -67,7 +67,7 @@ def read_rollouts(files: Sequence[Path], max_rollouts: int) -> tuple[list[Rollou
     """
     if max_rollouts < 1:
         raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
-    found: dict[tuple[Any, ...], Rollout] = {}
+    rollouts_by_key: dict[tuple[Any, ...], Rollout] = {}
     left: dict[tuple[Any, ...], Rollout] = {}
     taken: set[str] = set()
     for file in files:
@@ -78,19 +78,21 @@ def read_rollouts(files: Sequence[Path], max_rollouts: int) -> tuple[list[Rollou
             identity = (Rollout(row=row).problem, tuple(row["token_ids"]))
             key = (*identity, occurrences[identity])
             occurrences[identity] += 1
-            if key not in found and len(found) == max_rollouts:
+            if key not in rollouts_by_key and len(rollouts_by_key) == max_rollouts:
                 left[key] = Rollout(row=row) if not left else next(iter(left.values()))
                 if len(files) == 1:
                     break  # The rest of a large file need not be read.
                 continue
-            rollout = found.setdefault(key, Rollout(row=row))
+            rollout = rollouts_by_key.setdefault(key, Rollout(row=row))
             rollout.methods |= {name: _credit(row, suffix) for suffix, name in names.items()}
-    if not found:
+    if not rollouts_by_key:
         raise ValueError(f"{', '.join(map(str, files))} must hold at least one rollout, but got none. Predict first.")
-    rollouts = list(found.values())
+    rollouts = list(rollouts_by_key.values())
     if left and (cut := next(iter(left.values())).problem) == rollouts[-1].problem != rollouts[0].problem:
         rollouts = [rollout for rollout in rollouts if rollout.problem != cut]
-    return rollouts, _num_rows(files[0]) if len(files) == 1 else len(found) + len(left)
+    import pyarrow.parquet as pq
+
+    return rollouts, pq.read_metadata(files[0]).num_rows if len(files) == 1 else len(rollouts_by_key) + len(left)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -101,18 +103,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _num_rows(file: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return int(pq.read_metadata(file).num_rows)
-
-
 def _method_names(file: Path, taken: set[str]) -> dict[str, str]:
-    """The methods of a file: the suffix of the columns of each, and its name, which no other file has.
-
-    Raises:
-        ValueError: If it is no Parquet file of predictions.
-    """
+    """The methods of a file: the suffix of the columns of each, and its name, which no other file has."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -136,14 +128,8 @@ def _method_names(file: Path, taken: set[str]) -> dict[str, str]:
 
 
 def _unused(name: str, file: Path, taken: set[str]) -> str:
-    if name not in taken:
-        return name
-    named = f"{name} ({file.parent.name}/{file.stem})" if f"{name} ({file.stem})" in taken else f"{name} ({file.stem})"
-    number = 2
-    while named in taken:
-        named = f"{name} ({number})"
-        number += 1
-    return named
+    names = (name, f"{name} ({file.stem})", *(f"{name} ({number})" for number in range(2, len(taken) + 3)))
+    return next(other for other in names if other not in taken)
 
 
 def _credit(row: dict[str, Any], suffix: str) -> Credit:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ from grail_lightning.evaluate.records import prune
 from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
 from tests.runs import module, problems, trainer
+from tests.shell import SHORT, main
 
 SAMPLES = Path("test/samples")
+TEST = ["test", *SHORT, "--data.eval_prompts_per_batch=4", "--trainer.callbacks+=tests.evaluate.tested.Interrupts"]
 
 
 class Sampled(Callback):
@@ -181,20 +184,6 @@ def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
         run_test(tmp_path, Second())
 
 
-def test_samples_are_not_kept_where_that_is_not_asked_for(tmp_path):
-    run_test(tmp_path, keep_samples="none")
-    assert not (tmp_path / "test").exists()
-
-
-def test_a_torn_line_in_the_middle_of_a_file_is_named(undisturbed, tmp_path):
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    file = tmp_path / SAMPLES / "rank_00000.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([lines[0], lines[1][:50] + b"\n", lines[2]]))
-    with pytest.raises(ValueError, match=r"rank_00000\.jsonl, line 2: expected a JSON object"):
-        list(read_samples(tmp_path / SAMPLES))
-
-
 def test_samples_that_stand_twice_are_removed(undisturbed, tmp_path):
     shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
     first = tmp_path / SAMPLES / "rank_00000.jsonl"
@@ -257,6 +246,19 @@ def test_validations_keep_their_samples_if_that_is_asked_for(tmp_path):
     assert validated["val/accuracy"] == evaluation.last["accuracy"]
     kept = [(s.response, s.seed) for s in read_samples(tmp_path / "validate" / "samples")]
     assert kept == [(s.response, s.seed) for s in read_samples(folders[1])]
+
+
+@pytest.mark.parametrize("kept", ["test", "none"])
+def test_an_interrupted_test_says_that_its_samples_are_kept_if_they_are(kept, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGINT)  # Lightning ignores the signal from then on.
+    with pytest.raises(SystemExit) as stop:
+        main([*TEST, f"--evaluation.keep_samples={kept}"])
+    signal.signal(signal.SIGINT, handler)
+    assert stop.value.code == 130
+    folder = Path("runs/quickstart/test/samples")
+    assert (f"are kept in {folder}; the same command goes on with them." in caplog.text) == (kept == "test")
+    assert len(list(read_samples(folder))) == 4 if kept == "test" else not folder.exists()
 
 
 @pytest.mark.slow

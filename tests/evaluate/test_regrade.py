@@ -1,7 +1,6 @@
 """Kept samples are graded again without sampling, by the command and through its functions."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -135,7 +134,7 @@ def test_a_folder_of_something_else_is_one_line(content, tmp_path, capsys):
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["regrade"], ["grade", "samples"], ["regrade", "samples", "--out"]])
+@pytest.mark.parametrize("arguments", [[], ["grade", "samples"], ["regrade", "samples", "--out"]])
 def test_a_wrong_option_is_one_line(arguments, capsys):
     assert main(arguments) == 2
     said = capsys.readouterr().err
@@ -144,16 +143,7 @@ def test_a_wrong_option_is_one_line(arguments, capsys):
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("change", [{"more": 1}, {"__class__": 0}])
-def test_a_line_with_other_fields_is_named(change, tmp_path, capsys):
-    write_evaluation(tmp_path, _facts(answer=BOXED))
-    row = dataclasses.asdict(_sample("2", "2")) | change
-    (tmp_path / "rank_00000.jsonl").write_text(json.dumps(row) + "\n")
-    assert main(["regrade", str(tmp_path)]) == 2
-    assert "rank_00000.jsonl, line 1: expected a JSON object" in capsys.readouterr().err
-
-
-def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys):
+def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):
     rows = [{"problem": f"{k}+1?", "answer": str(k + 1), "level": 1 + k % 2, "solution": "x" * 300} for k in range(6)]
     data = MathData(test=DatasetSpec(write(tmp_path, rows), name="sums", limit=4))
     evaluation = Evaluation(num_samples=2, by=("level", "subject"))

@@ -81,6 +81,17 @@ def test_where_each_problem_is_a_yes_or_a_no_the_interval_is_wilsons():
     correct = torch.tensor([True, False, False, False]).repeat(10)[:, None]
     assert _interval(correct) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
     assert _interval(correct.expand(-1, 4)) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
+    assert _interval(torch.tensor([[True, False]])) == pytest.approx(_wilson(0.5, 1), rel=1e-6)
+    assert all(math.isnan(limit) for limit in _interval(torch.zeros(0, 3, dtype=torch.bool)))
+    assert all(math.isnan(limit) for limit in difference_interval([], []))
+
+
+@pytest.mark.parametrize("weights", [None, [0.75, 0.25]])
+def test_the_interval_of_an_average_adds_weighted_half_widths_in_quadrature(weights):
+    one, two = weights or (0.5, 0.5)
+    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], weights)
+    assert low == pytest.approx(one * 0.4 + two * 0.6 - math.hypot(one * 0.3, two * 0.4))
+    assert high == pytest.approx(one * 0.4 + two * 0.6 + math.hypot(one * 0.03, two * 0.04))
 
 
 def test_nothing_right_is_not_certainty():
@@ -88,27 +99,6 @@ def test_nothing_right_is_not_certainty():
     # Wilson at 0 of n: upper limit z²/(n + z²).
     assert low == pytest.approx(0, abs=1e-12)
     assert high == pytest.approx(1.959964**2 / (30 + 1.959964**2), rel=1e-4)
-
-
-def test_the_interval_of_one_problem_is_that_of_one_binary_outcome():
-    assert _interval(torch.tensor([[True, False]])) == pytest.approx(_wilson(0.5, 1), rel=1e-6)
-
-
-def test_no_problem_has_no_interval():
-    assert all(math.isnan(limit) for limit in _interval(torch.zeros(0, 3, dtype=torch.bool)))
-
-
-def test_the_interval_of_an_average_adds_half_widths_in_quadrature():
-    # Half widths 0.3 and 0.4 below, 0.03 and 0.04 above: 0.5 / 2 and 0.05 / 2 about the mean 0.5.
-    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)])
-    assert low == pytest.approx(0.25)
-    assert high == pytest.approx(0.525)
-
-
-def test_weights_of_an_average_weigh_half_widths():
-    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], [0.75, 0.25])
-    assert low == pytest.approx(0.45 - math.hypot(0.75 * 0.3, 0.25 * 0.4))
-    assert high == pytest.approx(0.45 + math.hypot(0.75 * 0.03, 0.25 * 0.04))
 
 
 @pytest.mark.parametrize("better", [0, 3, 30])
@@ -141,10 +131,6 @@ def test_a_difference_of_all_problems_alike_has_the_noise_of_its_samples():
     least = 1.96 * math.sqrt(2 / 9 / 3 / 30)
     assert high - low > 2 * least
     assert low < 1 / 3 < high
-
-
-def test_no_problem_has_no_difference():
-    assert all(math.isnan(limit) for limit in difference_interval([], []))
 
 
 @pytest.mark.parametrize("number", [2, 5, 9])

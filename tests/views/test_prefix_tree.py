@@ -87,10 +87,10 @@ def test_a_group_by_hand():
     assert forks(root, [[]] * 5) == {}, "one rollout that failed is no evidence"
     assert (root.start, root.stop, root.num_correct, len(root.rollouts)) == (0, 0, 2, 5)
     first, second = root.children
-    assert ((first.start, first.stop, first.rollouts), second.rollouts) == ((0, 1, (0, 1, 2, 4)), (3,))
+    assert ((first.start, first.stop, first.rollouts), second.rollouts) == ((0, 1, [0, 1, 2, 4]), [3])
     ab, ac = first.children
-    assert (ab.start, ab.stop, ab.rollouts, ac.rollouts) == (1, 2, (0, 1, 4), (2,))
-    assert [(c.start, c.stop, c.rollouts, c.num_correct) for c in ab.children] == [(2, 3, (0, 4), 2), (2, 2, (1,), 0)]
+    assert (ab.start, ab.stop, ab.rollouts, ac.rollouts) == (1, 2, [0, 1, 4], [2])
+    assert [(c.start, c.stop, c.rollouts, c.num_correct) for c in ab.children] == [(2, 3, [0, 4], 2), (2, 2, [1], 0)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Options of the Trainer and of groups: what must be left out, and the strategy by its names and with its mesh."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info
+
+from grail_lightning.distributed.sharding import check_strategy
+
+# Options of the Trainer that the module cannot follow: the values that ask for nothing, and what to set instead.
+LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gradient_clip_val": ((None, 0), "`--model.execution.max_grad_norm`"),
+    "gradient_clip_algorithm": ((None, "norm"), "`--model.execution.max_grad_norm`, which clips the norm of all"),
+    "accumulate_grad_batches": ((None, 1), "`--model.execution.token_budget`"),
+    "enable_checkpointing": ((None, True), "`--checkpoint.save_top_k=0` and `--last_checkpoint.on_validation=false`"),
+    "barebones": ((None, False), "`--trainer.enable_progress_bar=false`"),
+}
+
+
+def check_left_out(trainer: Namespace) -> None:
+    """Raise a ValueError for an option of the Trainer that the module cannot follow."""
+    for name, (without_effect, instead) in LEFT_OUT.items():
+        if (value := trainer.get(name)) not in without_effect:
+            raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
+
+
+def check_groups(options: Namespace, always_on: Mapping[str, type[Callback]]) -> None:
+    """Raise a ValueError if a group of options is null or a value, or a callback of every run is listed once more."""
+    groups = ["trainer", "model", *(name for name, made in always_on.items() if inspect.signature(made).parameters)]
+    for name in (*groups, "model.sampling", "model.loading", "model.objective", "model.execution"):
+        if not isinstance(value := options.get(name), Namespace):
+            got = "null" if value is None else repr(value)
+            raise ValueError(f"`{name}` must be a group of options, but got {got}. Fill it in, or leave the line out.")
+    listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in as_list(options.trainer.get("callbacks"))}
+    for name, callback in always_on.items():
+        if callback.__name__ in listed and callback is not ModelCheckpoint:
+            raise ValueError(
+                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set `--{name}.…`."
+            )
+
+
+def as_list(value: object) -> list[Any]:
+    """What an option holds that takes one object, several or none."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def strategy_options(strategy: object) -> object:
+    """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it.
+
+    Raises:
+        ValueError: For FSDP1.
+    """
+    name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", "")
+    check_strategy(name)
+    if name.lower() == "fsdp":
+        rank_zero_info("`--trainer.strategy=fsdp` runs FSDP2 here (ModelParallelStrategy).")
+    elif not isinstance(strategy, str) or name.rpartition(".")[2] != ModelParallelStrategy.__name__:
+        return strategy
+    path = f"{ModelParallelStrategy.__module__}.{ModelParallelStrategy.__name__}"
+    return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
+
+
+def default_mesh_sizes(trainer: Trainer) -> None:
+    """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node.
+
+    Raises:
+        ValueError: If the sizes that are given do not fit the devices.
+    """
+    strategy, devices = trainer.strategy, trainer.num_devices * trainer.num_nodes
+    if isinstance(strategy, ModelParallelStrategy):
+        if strategy._data_parallel_size == "auto":
+            strategy._data_parallel_size = devices
+        if strategy._tensor_parallel_size == "auto":
+            strategy._tensor_parallel_size = 1
+        sizes = strategy._data_parallel_size, strategy._tensor_parallel_size
+        if sizes != (devices, 1):
+            raise ValueError(
+                f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
+                f"never split, but got {sizes[0]} and {sizes[1]}. Leave both out of `trainer.strategy`."
+            )
+
+
+def check_launcher(trainer: Trainer) -> None:
+    """Check that torchrun or SLURM has started as many processes as there are devices; the run would wait for others.
+
+    Raises:
+        ValueError: If it has not. Lightning asks for this only if it starts processes by itself.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is not None and environment.creates_processes_externally:
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
