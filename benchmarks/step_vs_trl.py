@@ -38,7 +38,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from stand_in import (
+from stand_in import (  # fmt: skip
     RIGHT,
     SHAPES,
     StandInEngine,
