@@ -38,17 +38,9 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from stand_in import (  # fmt: skip
-    RIGHT,
-    SHAPES,
-    StandInEngine,
-    StandInTask,
-    Turns,
-    Worker,
-    random_qwen3,
-    stand_in_responses,
-    take_turns,
-)
+from stand_in import (
+    RIGHT, SHAPES, StandInEngine, StandInTask, Turns, Worker, random_qwen3, stand_in_responses, take_turns,
+)  # fmt: skip
 
 from grail_lightning.answers import find_boxes
 from grail_lightning.batch import Sampling
