@@ -27,8 +27,8 @@ from grail_lightning.tasks.arithmetic import (
     Problem,
     Split,
     calculate,
+    distinct,
     equation,
-    split_of,
     split_rng,
     worked_lines,
     wrong_result,
@@ -67,7 +67,6 @@ COMPARISONS = {
     "*": ("{other} has {number} times as many {items} as {name}.",),
 }
 OTHER_SIGN = {"+": "-", "-": "+"}
-MOST_TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -159,20 +158,9 @@ class WordProblemSpace:
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[WordProblem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed, "words-")
-        problems: dict[str, WordProblem] = {}
-        in_vain = 0
-        while len(problems) < num_problems and in_vain < MOST_TRIES * (len(problems) + 100):
-            problem = self._draw(rng)
-            new = split_of(problem.text) == split and problem.text not in problems
-            if new:
-                problems[problem.text] = problem
-            in_vain = 0 if new else in_vain + 1
-        if len(problems) < num_problems:
-            raise ValueError(
-                f"The {split} split hardly has {num_problems} different problems: only {len(problems)} were found. Ask "
-                "for fewer, or raise `largest` or `max_steps`."
-            )
-        return list(problems.values())
+        return distinct(
+            lambda: self._draw(rng), lambda problem: problem.text, num_problems, split, "`largest` or `max_steps`"
+        )
 
     def _draw(self, rng: random.Random) -> WordProblem:
         name, other = rng.sample(NAMES, 2)
