@@ -210,15 +210,8 @@ def demonstration(
 ) -> str:
     r"""A solution with random mistakes, which continues consistently from a wrong result.
 
-    Args:
-        problem: The problem to solve.
-        rng: The random numbers that decide where the mistakes are.
-        slip_rate: The probability that a line gets a random wrong result, off by at most nine.
-        misconception_rate: The probability that a line with a carry forgets it.
-        filler_rate: The probability of a line without content before a line.
-
-    Returns:
-        Lines ``a+b=c``, then ``\boxed{c}``.
+    A line gets a random wrong result (off by at most nine) with the probability `slip_rate`; one with a carry forgets
+    it with `misconception_rate`; a line without content stands before a line with `filler_rate`.
     """
     rates = slip_rate, misconception_rate, filler_rate
     lines, total = worked_lines(problem, problem.operators, lambda _, a, sign, b, c: f"{a}{sign}{b}={c}", rng, rates)
@@ -234,12 +227,8 @@ def worked_lines(
 ) -> tuple[list[str], int]:
     """The lines of a solution with random mistakes, at the rates of `demonstration`, and its last result.
 
-    Args:
-        problem: The problem.
-        suggested: The operator that the words of each step suggest; to take a wrong one is a misconception.
-        line: The line of a step, from the step's index, ``a``, sign, ``b`` and result.
-        rng: The random numbers.
-        rates: The rates of slips, misconceptions and fillers.
+    `suggested` holds the operator that the words of each step suggest; to take a wrong one is a misconception. `line`
+    makes the line of a step from the step's index, ``a``, sign, ``b`` and result.
     """
     slip_rate, misconception_rate, filler_rate = rates
     lines, total = [], problem.operands[0]
@@ -366,24 +355,16 @@ class ArithmeticTask(AnswerTask):
     def label_steps(self, text: str, prompt: Prompt) -> list[Step]:
         r"""Label every step of any response, well-formed or not, in time linear in its length.
 
-        A line ``a+b=c`` is compared with the expected line: the running total, the problem's next term, and their
-        result.
-
-        - sound: The line is the expected one, or returns to the right total after a wrong one.
-        - inherited: The line is right in itself, but ``a`` is an earlier wrong result. After two errors that cancel,
-          lines are sound again.
-        - misconception: ``c`` is the value of ``a+b`` with a forgotten carry.
-        - slip: ``c`` is wrong in another way; or ``a`` or the term is not the expected one (miscopied, skipped,
-          repeated, one line too many); or the line has digits or an equals sign but is no equation. After a skipped
-          or repeated term the chain continues with the term after it.
-        - filler: The line has neither a digit nor an equals sign.
+        A line ``a+b=c`` is compared with the running total, the problem's next term, and their result; the module's
+        docstring has an example. A line that returns to the right total is sound again. A slip is also an ``a`` or a
+        term that is not the expected one (miscopied, skipped, repeated, one line too many), and a line with digits that
+        is no equation. After a skipped or repeated term the chain continues with the term after it.
 
         A box is no step if it holds the right answer, or the value that the rest of the problem gives from the last
-        line (after a complete chain, the last result). Any other box is a slip. Empty lines are no steps.
+        line. Any other box is a slip. Empty lines are no steps.
 
-        `Step.result` is the range of characters in which an error is, or would be, visible: that of ``c``; that of
-        ``a`` or of the term (with its operator) if this part is miscopied; that of a box's content. It is None for
-        filler and for lines that are no equation.
+        `Step.result` is the range of ``c``; of ``a`` or of the term (with its operator) if this part is miscopied; or
+        of a box's content. It is None for filler and for lines that are no equation.
         """
         return Chain(_parse(str(prompt.columns["problem"]))).label(text, self.answer_spans(text))
 

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from grail_lightning.answers import Marker
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import (
     Chain,
     Problem,
@@ -34,7 +35,6 @@ from grail_lightning.tasks.arithmetic import (
     wrong_result,
 )
 from grail_lightning.tasks.base import Prompt, Step, StepKind
-from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.rewards import Rewards
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
@@ -207,19 +207,13 @@ class WordProblemTask(MathTask):
         suggest from `suggested` (as in the solution, if the column is missing). A line of the response with one
         equation ``a+b=c``, among any words, has two steps.
 
-        The operation, up to the operator, is
+        The operation, up to the operator, is a misconception if it is the one that the words suggest, which is wrong,
+        with the problem's number; and a slip if it is another wrong one, or ``a`` is miscopied. The result, behind the
+        operator, is inherited behind a wrong operation, a misconception if it is that of a forgotten carry, and a slip
+        if it is wrong in another way or ``b`` is not the problem's number. Other lines, skipped and repeated steps and
+        answers are as in `ArithmeticTask`.
 
-        - sound: It is the expected one, applied to the right total.
-        - inherited: It is the expected one, but ``a`` is an earlier wrong result.
-        - misconception: It is the operation that the words suggest, which is the wrong one, with the problem's number.
-        - slip: Another wrong operation, or a miscopied ``a``.
-
-        The result, behind the operator, is sound or inherited as the operation is, inherited behind a wrong operation,
-        a misconception if it is that of a forgotten carry, and a slip if it is wrong in another way or ``b`` is not the
-        problem's number. Other lines, skipped and repeated steps and answers are as in `ArithmeticTask`.
-
-        `Step.result` is the range of the operator or of ``c``, where an error is, or would be, visible, or of the
-        number that is miscopied.
+        `Step.result` is the range of the operator or of ``c``, or of the number that is miscopied.
 
         If the solution is no chain of computations, there are no labels.
         """
