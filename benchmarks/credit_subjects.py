@@ -60,15 +60,7 @@ GROUP_SIZE = 8  # Unless it is given.
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where rollouts come from.
-
-    Attributes:
-        title: What is printed above a table.
-        policy: The packaged policy that responds.
-        data: The problems.
-        sampling: The options of the rollouts.
-        group_size: The number of rollouts of a problem.
-    """
+    """Where rollouts come from."""
 
     title: str
     policy: str
@@ -78,14 +70,7 @@ class Setting:
 
 
 def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Setting:
-    """A world with its policy and its test problems.
-
-    Args:
-        world: Chains of sums, or word problems.
-        terms: The number of terms of a chain.
-        num_prompts: The number of test problems.
-        seed: Of the choice of problems.
-    """
+    """A world with its policy and its test problems; `terms` is the number of terms of a chain."""
     if world == "words":
         space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
         data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())

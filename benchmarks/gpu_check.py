@@ -51,12 +51,7 @@ NEEDED = (
 
 
 class Table:
-    """The rows of all runs in a file.
-
-    Args:
-        file: JSON lines, one for each figure.
-        device: The device whose rows are shown.
-    """
+    """The rows of all runs in a file of JSON lines, of which those of one device are shown."""
 
     def __init__(self, file: Path, device: str) -> None:
         self.file, self.device = file, device

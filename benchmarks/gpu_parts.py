@@ -39,21 +39,14 @@ PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10": 125, "
 
 
 class Check:
-    """The options of a part, and the rows that it writes.
-
-    Args:
-        options: The command line.
-
-    Attributes:
-        small: Whether this is a trial on a CPU.
-        peak: The device's products in bfloat16, 10¹² operations a second; None if not known.
-    """
+    """The options of a part, and the rows that it writes."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.device, self.small = options, torch.device(options.device), options.device == "cpu"
+        self.options, self.device = options, torch.device(options.device)
+        self.small = options.device == "cpu"  # A trial on a CPU.
         name = "" if self.small else torch.cuda.get_device_name()
         known = next((peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
-        self.peak = options.peak_tflops or known
+        self.peak = options.peak_tflops or known  # Products in bfloat16, 10¹² operations a second.
         self.length = 64 if self.small else 2048
         self.budget = GROUP * (self.length + 52)
         self.title = f"Qwen3-{options.model}" if options.model in ("0.6b", "4b") else options.model
@@ -110,13 +103,9 @@ def endless(policy: Policy) -> Iterator[None]:
 
 
 class GivenEngine(StandInEngine):
-    """Hands out responses of the full length, half of them right; in the last step it also samples for real.
+    """Hands out responses of the full length, half of them right; in the call `last` it also samples for real.
 
-    Args:
-        check: The part.
-        repeats: Calls in a row that get the same responses.
-        last: The number of the call in which it samples for real; None never does.
-        peaks: Gets the memory of that.
+    `repeats` calls in a row get the same responses; `peaks` gets the memory of real sampling.
     """
 
     def __init__(self, check: Check, repeats: int, last: int | None, peaks: dict[str, float]) -> None:
@@ -215,11 +204,7 @@ def credit(check: Check) -> None:
 
 
 class Outcomes:
-    """A plugin of pytest that writes a row for each test function.
-
-    Args:
-        check: Has the method `row`.
-    """
+    """A plugin of pytest that writes a row for each test function."""
 
     def __init__(self, check: Any) -> None:
         self.check = check
@@ -249,11 +234,7 @@ def _reason(report: Any) -> str:
 
 
 def correctness(check: Any) -> None:
-    """Run the tests.
-
-    Raises:
-        SystemExit: If a test fails, or pytest itself.
-    """
+    """Run the tests; a SystemExit if one fails."""
     sys.path.insert(0, str(ROOT))  # The tests import one another as `tests.NAME`.
     files = ["tests/test_gpu.py"] if check.small else ["tests/test_gpu.py", "tests/test_trees.py"]
     # Warnings are errors in the suite. Libraries have others on GPUs, which say nothing about results.

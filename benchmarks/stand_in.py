@@ -131,9 +131,6 @@ class Turns:
 
     Peak memory is what PyTorch has allocated on a GPU. On a CPU it is the largest resident size over that before the
     first step (weights loaded, no gradients yet).
-
-    Args:
-        device: "cpu" or "cuda".
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -182,12 +179,7 @@ def _resident(field: str) -> float:
 
 
 class Worker:
-    """The driver's end of the pipe.
-
-    Args:
-        name: What the side is called.
-        command: The program.
-    """
+    """The driver's end of the pipe."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
@@ -197,11 +189,7 @@ class Worker:
         )
 
     def step(self) -> dict[str, float]:
-        """One step.
-
-        Raises:
-            SystemExit: If the program has stopped, with the end of what it said.
-        """
+        """One step; a SystemExit with the end of what the program said, if it has stopped."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -19,9 +19,6 @@ random weights in bfloat16 (both optimisers on these, without masters) on 8 resp
 
 Seconds are of the wall, CPU seconds of the side's own process; ratios are medians over rounds. With `--curves` rewards
 of both sides over seeds instead, step by step on the same prompts.
-
-Peak memory is the largest resident size over that before the first step (weights loaded, no gradients yet), and on a
-GPU all that PyTorch has allocated.
 """
 
 import argparse
@@ -39,7 +36,6 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 from stand_in import (
-    RIGHT,
     SHAPES,
     StandInEngine,
     StandInTask,
@@ -48,7 +44,7 @@ from stand_in import (
     random_qwen3,
     stand_in_responses,
     take_turns,
-)
+)  # fmt: skip
 
 from grail_lightning.answers import find_boxes
 from grail_lightning.batch import Sampling
@@ -180,7 +176,6 @@ class TakeTurns:
 
     def on_step_end(self, args, state, control, **kwargs):
         trainer = self.trainer
-        assert trainer is not None
         reward = trainer._metrics["train"]["reward"][-1]
         self.turns.end(sample=trainer.sampling, grade=trainer.scoring, tokens=trainer.tokens, reward=reward)
 
@@ -199,8 +194,7 @@ class Given:
         self.case, self.tokenizer, self.dead, self.calls = case, tokenizer, dead, 0
 
     def __call__(self, prompts, trainer):
-        case = self.case
-        lengths = (case.shortest, case.limit)
+        case, lengths = self.case, (self.case.shortest, self.case.limit)
         made = stand_in_responses(
             self.tokenizer, case.prompts, case.group_size, lengths, seed=self.calls, dead=self.dead
         )
@@ -237,7 +231,6 @@ def trl_config(case: Case, rows: int, steps: int, seed: int, folder: str):
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
-        log_completions=False,
     )
 
 
@@ -247,16 +240,14 @@ def work_of_trl(case: Case, steps: int, seed: int, rows: int, dead: float) -> No
     The sampler is replaced by `rollout_func`, its own hook, in the cases with given responses.
     """
     turns = Turns(case.device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from datasets import Dataset
-        from transformers import TrainerCallback
-        from trl import GRPOTrainer
+    warnings.simplefilter("ignore")
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
     policy = case.policy()
     prompts = [prompt for batch in case.batches(steps, seed) for prompt in batch]
     given = None if case.trunk is None else Given(case, policy.tokenizer, dead)
-    if given is not None:
-        assert all(isinstance(prompt.task, StandInTask) and prompt.reference == RIGHT for prompt in prompts)
     report = type("Report", (TakeTurns, TrainerCallback), {})(turns)
     with tempfile.TemporaryDirectory() as folder:
         report.trainer = type("Trainer", (Watched, GRPOTrainer), {})(

@@ -11,10 +11,10 @@ from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
 from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.data.tables import TableData
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.words import WordProblemSpace
 
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}

@@ -25,8 +25,8 @@ from grail_lightning.data.sources import (
     select_rows,
     with_columns_of,
 )
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.math import MathTask
 
 # jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as
 # the option, unless the type includes paths. They come last, because it would write any value as text for them.

@@ -1,5 +1,6 @@
 """Tasks, which define the prompt, the reference answer and the reward of a problem, and may label wrong steps."""
 
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import (
     ArithmeticTask,
     Problem,
@@ -9,7 +10,6 @@ from grail_lightning.tasks.arithmetic import (
     misconception,
     split_of,
 )
-from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
 
 __all__ = [

@@ -15,13 +15,12 @@ A response is untrusted text: every search takes time linear in it, and nothing 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from grail_lightning.answers import AnswerSpan
 from grail_lightning.tasks.answered import AnswerTask
@@ -30,9 +29,9 @@ from grail_lightning.tasks.rewards import Rewards
 
 Split = Literal["train", "validation", "test"]
 
+P = TypeVar("P")
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FILLERS = ("Next", "So far so good", "Let me go on", "Then")
-_SHARES: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
 _LARGEST_SLIP = 9
 
 _EXPRESSION = re.compile(r"[0-9]{1,9}([+-][0-9]{1,9})+")
@@ -120,43 +119,39 @@ class ProblemSpace:
         if self.operators not in ("+", "-", "+-", "-+"):
             raise ValueError(f"`operators` must be '+', '-' or '+-', but got {self.operators!r}.")
 
-    @property
-    def size(self) -> int:
-        """The number of problems in all splits."""
-        operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
-        return sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
-
     def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
-        """Distinct problems of one split, always the same for the same arguments; a ValueError if it holds fewer."""
+        """Distinct problems of one split, always the same for the same arguments."""
         rng = split_rng(split, seed)
-        # Rejecting repeated draws is quick only as long as most draws are new.
-        if num_problems > 0.5 * _SHARES[split] * self.size:
-            return self._choose(num_problems, split, rng)
-        drawn: dict[str, Problem] = {}
-        while len(drawn) < num_problems:
+        operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
+        size = sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
+        if num_problems > size:
+            raise ValueError(f"All splits hold {size} problems, but got {num_problems}. Widen `max_terms`, say.")
+
+        def draw() -> Problem:
             num_terms = rng.randint(self.min_terms, self.max_terms)
             operands = tuple(rng.randint(self.min_operand, self.max_operand) for _ in range(num_terms))
-            problem = Problem(operands, "".join(rng.choices(self.operators, k=num_terms - 1)))
-            if split_of(problem.expression) == split:
-                drawn[problem.expression] = problem
-        return list(drawn.values())
+            return Problem(operands, "".join(rng.choices(self.operators, k=num_terms - 1)))
 
-    def _choose(self, num_problems: int, split: Split, rng: random.Random) -> list[Problem]:
-        # A space smaller than the request is too small and need not be enumerated.
-        problems = [p for p in self._all() if split_of(p.expression) == split] if num_problems <= self.size else []
-        if len(problems) < num_problems:
-            raise ValueError(
-                f"`num_problems` must not exceed what the {split} split holds of all {self.size} problems, but got "
-                f"{num_problems}. Ask for fewer, or widen `max_terms` or `max_operand`."
-            )
-        return rng.sample(problems, num_problems)
+        return distinct(draw, lambda problem: problem.expression, num_problems, split, "`max_terms` or `max_operand`")
 
-    def _all(self) -> Iterator[Problem]:
-        numbers = range(self.min_operand, self.max_operand + 1)
-        for num_terms in range(self.min_terms, self.max_terms + 1):
-            for operands in itertools.product(numbers, repeat=num_terms):
-                for signs in itertools.product(self.operators, repeat=num_terms - 1):
-                    yield Problem(operands, "".join(signs))
+
+def distinct(draw: Callable[[], P], text: Callable[[P], str], number: int, split: Split, options: str) -> list[P]:
+    """Different problems of a split, drawn one by one; `options` are what makes a space larger, for the message."""
+    problems: dict[str, P] = {}
+    in_vain = 0
+    # A tenth of the draws is of the smaller splits, and the last new problem of a small space takes long to come.
+    while len(problems) < number and in_vain < min(200 * (len(problems) + 100), 1_000_000):
+        problem = draw()
+        new = split_of(text(problem)) == split and text(problem) not in problems
+        if new:
+            problems[text(problem)] = problem
+        in_vain = 0 if new else in_vain + 1
+    if len(problems) < number:
+        raise ValueError(
+            f"The {split} split hardly has {number} different problems: only {len(problems)} were found. Ask for "
+            f"fewer, or raise {options}."
+        )
+    return list(problems.values())
 
 
 def split_rng(split: Split, seed: int, kind: str = "") -> random.Random:
@@ -215,15 +210,8 @@ def demonstration(
 ) -> str:
     r"""A solution with random mistakes, which continues consistently from a wrong result.
 
-    Args:
-        problem: The problem to solve.
-        rng: The random numbers that decide where the mistakes are.
-        slip_rate: The probability that a line gets a random wrong result, off by at most nine.
-        misconception_rate: The probability that a line with a carry forgets it.
-        filler_rate: The probability of a line without content before a line.
-
-    Returns:
-        Lines ``a+b=c``, then ``\boxed{c}``.
+    A line gets a random wrong result (off by at most nine) with the probability `slip_rate`; one with a carry forgets
+    it with `misconception_rate`; a line without content stands before a line with `filler_rate`.
     """
     rates = slip_rate, misconception_rate, filler_rate
     lines, total = worked_lines(problem, problem.operators, lambda _, a, sign, b, c: f"{a}{sign}{b}={c}", rng, rates)
@@ -239,12 +227,8 @@ def worked_lines(
 ) -> tuple[list[str], int]:
     """The lines of a solution with random mistakes, at the rates of `demonstration`, and its last result.
 
-    Args:
-        problem: The problem.
-        suggested: The operator that the words of each step suggest; to take a wrong one is a misconception.
-        line: The line of a step, from the step's index, ``a``, sign, ``b`` and result.
-        rng: The random numbers.
-        rates: The rates of slips, misconceptions and fillers.
+    `suggested` holds the operator that the words of each step suggest; to take a wrong one is a misconception. `line`
+    makes the line of a step from the step's index, ``a``, sign, ``b`` and result.
     """
     slip_rate, misconception_rate, filler_rate = rates
     lines, total = [], problem.operands[0]
@@ -371,24 +355,16 @@ class ArithmeticTask(AnswerTask):
     def label_steps(self, text: str, prompt: Prompt) -> list[Step]:
         r"""Label every step of any response, well-formed or not, in time linear in its length.
 
-        A line ``a+b=c`` is compared with the expected line: the running total, the problem's next term, and their
-        result.
-
-        - sound: The line is the expected one, or returns to the right total after a wrong one.
-        - inherited: The line is right in itself, but ``a`` is an earlier wrong result. After two errors that cancel,
-          lines are sound again.
-        - misconception: ``c`` is the value of ``a+b`` with a forgotten carry.
-        - slip: ``c`` is wrong in another way; or ``a`` or the term is not the expected one (miscopied, skipped,
-          repeated, one line too many); or the line has digits or an equals sign but is no equation. After a skipped
-          or repeated term the chain continues with the term after it.
-        - filler: The line has neither a digit nor an equals sign.
+        A line ``a+b=c`` is compared with the running total, the problem's next term, and their result; the module's
+        docstring has an example. A line that returns to the right total is sound again. A slip is also an ``a`` or a
+        term that is not the expected one (miscopied, skipped, repeated, one line too many), and a line with digits that
+        is no equation. After a skipped or repeated term the chain continues with the term after it.
 
         A box is no step if it holds the right answer, or the value that the rest of the problem gives from the last
-        line (after a complete chain, the last result). Any other box is a slip. Empty lines are no steps.
+        line. Any other box is a slip. Empty lines are no steps.
 
-        `Step.result` is the range of characters in which an error is, or would be, visible: that of ``c``; that of
-        ``a`` or of the term (with its operator) if this part is miscopied; that of a box's content. It is None for
-        filler and for lines that are no equation.
+        `Step.result` is the range of ``c``; of ``a`` or of the term (with its operator) if this part is miscopied; or
+        of a box's content. It is None for filler and for lines that are no equation.
         """
         return Chain(_parse(str(prompt.columns["problem"]))).label(text, self.answer_spans(text))
 

@@ -22,19 +22,19 @@ from functools import lru_cache
 from typing import ClassVar
 
 from grail_lightning.answers import Marker
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import (
     Chain,
     Problem,
     Split,
     calculate,
+    distinct,
     equation,
-    split_of,
     split_rng,
     worked_lines,
     wrong_result,
 )
 from grail_lightning.tasks.base import Prompt, Step, StepKind
-from grail_lightning.tasks.math import MathTask
 from grail_lightning.tasks.rewards import Rewards
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
@@ -67,7 +67,6 @@ COMPARISONS = {
     "*": ("{other} has {number} times as many {items} as {name}.",),
 }
 OTHER_SIGN = {"+": "-", "-": "+"}
-MOST_TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -159,20 +158,9 @@ class WordProblemSpace:
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[WordProblem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed, "words-")
-        problems: dict[str, WordProblem] = {}
-        in_vain = 0
-        while len(problems) < num_problems and in_vain < MOST_TRIES * (len(problems) + 100):
-            problem = self._draw(rng)
-            new = split_of(problem.text) == split and problem.text not in problems
-            if new:
-                problems[problem.text] = problem
-            in_vain = 0 if new else in_vain + 1
-        if len(problems) < num_problems:
-            raise ValueError(
-                f"The {split} split hardly has {num_problems} different problems: only {len(problems)} were found. Ask "
-                "for fewer, or raise `largest` or `max_steps`."
-            )
-        return list(problems.values())
+        return distinct(
+            lambda: self._draw(rng), lambda problem: problem.text, num_problems, split, "`largest` or `max_steps`"
+        )
 
     def _draw(self, rng: random.Random) -> WordProblem:
         name, other = rng.sample(NAMES, 2)
@@ -219,19 +207,13 @@ class WordProblemTask(MathTask):
         suggest from `suggested` (as in the solution, if the column is missing). A line of the response with one
         equation ``a+b=c``, among any words, has two steps.
 
-        The operation, up to the operator, is
+        The operation, up to the operator, is a misconception if it is the one that the words suggest, which is wrong,
+        with the problem's number; and a slip if it is another wrong one, or ``a`` is miscopied. The result, behind the
+        operator, is inherited behind a wrong operation, a misconception if it is that of a forgotten carry, and a slip
+        if it is wrong in another way or ``b`` is not the problem's number. Other lines, skipped and repeated steps and
+        answers are as in `ArithmeticTask`.
 
-        - sound: It is the expected one, applied to the right total.
-        - inherited: It is the expected one, but ``a`` is an earlier wrong result.
-        - misconception: It is the operation that the words suggest, which is the wrong one, with the problem's number.
-        - slip: Another wrong operation, or a miscopied ``a``.
-
-        The result, behind the operator, is sound or inherited as the operation is, inherited behind a wrong operation,
-        a misconception if it is that of a forgotten carry, and a slip if it is wrong in another way or ``b`` is not the
-        problem's number. Other lines, skipped and repeated steps and answers are as in `ArithmeticTask`.
-
-        `Step.result` is the range of the operator or of ``c``, where an error is, or would be, visible, or of the
-        number that is miscopied.
+        `Step.result` is the range of the operator or of ``c``, or of the number that is miscopied.
 
         If the solution is no chain of computations, there are no labels.
         """

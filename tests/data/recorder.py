@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from grail_lightning.data import ArithmeticData
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.math import MathTask
 
 TASK = MathTask()
 

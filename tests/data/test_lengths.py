@@ -8,8 +8,8 @@ from grail_lightning.data import ArithmeticData, Curriculum, FewShot, MathData, 
 from grail_lightning.data.lengths import PromptLimit, check_evaluated, long_prompts
 from grail_lightning.policy import encode_prompt, load_tokenizer
 from grail_lightning.tasks import ProblemSpace
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.math import MathTask
 from tests.data.recorder import TASK, Recorder, fit, problems, rows, write
 
 PLAIN = MathTask(instruction="")

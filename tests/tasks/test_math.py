@@ -1,7 +1,7 @@
 import pytest
 
 from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict
-from grail_lightning.tasks.math import MathTask
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.rewards import RewardSpec
 
 ROW = {"problem": "What is $1+1$?", "answer": " 2 ", "level": 1}

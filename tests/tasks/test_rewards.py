@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from grail_lightning.answers import Verdict
 from grail_lightning.data.modules import PromptData
 from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.math import MathTask
+from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
 
 SOURCE = """
