@@ -81,9 +81,10 @@ _OVERLINED = re.compile(r"\\overline\s*\{\s*([0-9]+)\s*\}")
 _FRACTION = re.compile(
     r"\\frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"
 )
-# `f(2)` and `f(x)` are one name where f is the usual name of a function: I(0) is not I times zero.
+# `f(2)` and `f(x)` are one name where f is the usual name of a function, and I(0) is not I times zero.
 _APPLIED = re.compile(r"\(\s*([a-zA-Z]|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*\)")
-_FUNCTION_LETTERS = "fghFGHPQVTIJuvy"
+_AT_ZERO = re.compile(r"\(\s*(0)\s*\)")
+_FUNCTION_LETTERS = "fghFGHPQVTIuvy"
 
 
 class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -261,7 +262,7 @@ class _Parser:
             name += "_" + self.subscript()
         if name in ("e", "i"):
             return Node("constant", name)
-        argument = self.match(_APPLIED) if name[0] in _FUNCTION_LETTERS else None
+        argument = self.match(_APPLIED if name[0] in _FUNCTION_LETTERS else _AT_ZERO)
         return Node("symbol", f"{name}({argument[1]})" if argument else name)
 
     def accented(self, accent: str) -> Node:

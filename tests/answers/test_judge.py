@@ -98,7 +98,7 @@ DIFFERENT = [
     (r"2 \pm \sqrt{7}", r"2+\sqrt{7}"), ("5:9", "9:5"), ("n=8", "m=8"), ("n=8", "n=-8"), ("3p+q=4", "4"),
     (r"\text{west}", r"\text{southwest}"), ("lemon", "melon"), ("increasing", "decreasing"), ("p", "q"), (r"\text{(D)}", "ABCDEF"),
     (r"23\mbox{ mm}^2", r"23\text{ mm}"), (r"8\text{ cm}", r"8\text{ km}"), ("64\\%", "6.4\\%"), (r"V=250\text{ cm}^3", r"V=250\text{ cm}^2"),
-    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\begin{vmatrix}5&6\\7&8\end{vmatrix}"), ("4S^3", "16S^3"), ("J(0)", "-J(0)"),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\begin{vmatrix}5&6\\7&8\end{vmatrix}"), ("4S^3", "16S^3"), ("J(0)", "-J(0)"), ("p_{W}(0)=1/2, p_{W}(3)=1/4", "p_{W}(0)=8/2, p_{W}(3)=1/4"),
     (r"\sqrt3", r"\sqrt3+10^{-40}"), (r"\sqrt{t^2}", "t"), (r"\sec t", r"\csc t"), ("2i", "-2i"), (r"5+\infty", r"-\infty"),
     (r"\sin 2\approx 0.91", r"\sin 2\approx 0.92"), ("48210", "48, 210"), ("36", r"\sum_{k=1}^{9}k"), ("31", r"\begin{pmatrix}31&31\end{pmatrix}"),
     # e-notation and products of e
