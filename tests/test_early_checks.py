@@ -113,12 +113,17 @@ LATER = "--trainer.val_check_interval=2"  # As in a long run: Lightning has not 
             ["--checkpoint.monitor=val/accuarcy"],
             r"ModelCheckpoint must .*'val/accuarcy'. Did you mean val/accuracy\?",
         ),
+        (
+            ["--checkpoint.monitor=val/accuarcy", "--trainer.callbacks+=ownmetrics.Measures"],
+            r"Did you mean val/accuracy\?",
+        ),
         (["--checkpoint.monitor=reward"], r"Did you mean train/reward\?"),
         (["--checkpoint.monitor=nothing_of_ours"], "Callbacks see .*val/accuracy, .*train/reward"),
         ([*stopping("val/accuracy"), "--trainer.limit_val_batches=0"], "`monitor` of EarlyStopping must be a metric"),
     ],
 )
-def test_what_lightning_finds_at_once_or_we_before_the_second_batch_is_one_line(options, message, capsys):
+def test_what_lightning_finds_at_once_or_we_before_the_second_batch_is_one_line(options, message, capsys, tmp_path):
+    (tmp_path / "ownmetrics.py").write_text(OWN)
     said = fails(capsys, "fit", *SHORT, LATER, "--trainer.max_steps=4", *options)
     assert re.search(message, said)
     assert not list(Path("runs/quickstart/checkpoints").glob("*")), "after one batch"

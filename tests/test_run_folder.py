@@ -154,7 +154,8 @@ def test_a_fit_beside_a_fit_is_refused_and_nothing_is_moved(capsys):
 
 CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
 BESIDE = "{class_path: CSVLogger, init_args: {save_dir: tables, name: quick, version: ''}}"
-UNWRITABLE = "--checkpoint.dirpath=/dev/null/x"
+TOO_LONG = "--evaluation.sampling.max_response_length=100000"  # Found when Lightning calls the checks.
+LAST = "--ckpt_path=last"
 
 
 def _disk():
@@ -164,21 +165,14 @@ def _disk():
 @pytest.mark.parametrize("main_logger", [[], CSV], ids=["tensorboard", "csv"])
 def test_a_run_that_is_refused_leaves_the_disk_as_it_was(main_logger, capsys):
     options = [*SHORT, *main_logger, f"--trainer.logger+={BESIDE}"]
-    folder = "`checkpoint.dirpath` must be a folder that can be written"
-    assert folder in fails(capsys, "fit", *options, UNWRITABLE)
+    assert "positions" in fails(capsys, "fit", *options, TOO_LONG)
     assert not _disk()
     main(["fit", *options, "--trainer.max_steps=1"])
     before = _disk()
     assert "tables/quick/metrics.csv" in before
-    for more in ([], ["--ckpt_path=last"]):
-        assert folder in fails(capsys, "fit", *options, UNWRITABLE, *more)
-        assert _disk() == before
     evaluated = [option for option in options if not option.startswith("--trainer.max_steps")]
-    for name, wrong, said in (
-        ("validate", "--evaluation.sampling.max_response_length=100000", "positions"),
-        ("predict", "--predictions.file=runs", "`predictions.file` must be a file"),
-    ):
-        assert said in fails(capsys, name, *evaluated, "--ckpt_path=last", wrong)
+    for name, given in (("fit", options), ("fit", [*options, LAST]), ("validate", evaluated), ("predict", evaluated)):
+        assert "positions" in fails(capsys, name, *given, TOO_LONG)
         assert _disk() == before
 
 

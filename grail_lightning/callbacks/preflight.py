@@ -241,8 +241,8 @@ class Preflight(Callback):
 def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
     """Check that monitored metrics are logged: Lightning would find a misspelt one only at the next validation.
 
-    A class of the user's own may log a metric at the end of an epoch. Beside one, only names that begin with ``val/``
-    are checked, and these only after a validation.
+    A class of the user's own may log any metric, and later. Beside one, only a name that is nearly that of a metric is
+    refused: one or two letters differ. What validation logs is known only after one.
 
     Raises:
         ValueError: If a metric is not there.
@@ -256,8 +256,8 @@ def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
             continue
         if not validated and (trainer.enable_validation or isinstance(callback, ModelCheckpoint)):
             continue
-        if wanted.startswith("val/") or not own:
-            near = difflib.get_close_matches(wanted, names, n=1)
+        near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.9 if own else 0.6)
+        if near or not own:
             hint = f"Did you mean {near[0]}?" if near else f"Callbacks see {', '.join(names)}."
             raise ValueError(
                 f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got {wanted!r}. {hint}"
