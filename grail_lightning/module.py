@@ -135,12 +135,13 @@ class GrailModule(pl.LightningModule):
         """Load the policy, and the models that the run needs beside it. The strategy calls this when a run begins."""
         fits, half = self.trainer.state.fn == "fit", "16" in str(self.trainer.precision)
         load = partial(load_on_ranks, loading=self.loading, mesh=self.device_mesh, half_precision=half)
+        if fits:
+            check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
         if self.policy is None:
             check_precision(self.trainer.precision)
             check_strategy(self.trainer.strategy)
             if fits:
                 check_dtype(self.policy_name, self.loading)
-                check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
             self.policy = load(self.policy_name, trainable=True)
         for_credit = self.needs.reference and self.trainer.state.fn in ("fit", "predict")
         if (for_credit or (fits and self.objective.kl_coefficient)) and self.reference is None:

@@ -200,5 +200,11 @@ def test_an_engine_without_log_probabilities_trains_without_the_correction_and_e
     free = {"group_size": 2, "sampler_cap": None, "mask_truncated": False}
     trainer(1, limit_val_batches=0).fit(module(free, engine=Silent(), sampling=sampling), data)
     graded = len(task.graded)
-    trainer(1).validate(module(engine=Silent(), sampling=sampling), data, verbose=False)
+    engine = Silent()
+    ours = module({"group_size": 2}, engine=engine, sampling=sampling)
+    trainer(1).validate(ours, data, verbose=False)
     assert 0 < graded < len(task.graded)
+    calls = engine.calls
+    with pytest.raises(ValueError, match=r"`execution.sampler_cap` needs"):
+        trainer(1).fit(ours, data)  # The policy is loaded already.
+    assert engine.calls == calls
