@@ -107,7 +107,7 @@ class PredictionWriter(Callback):
                 "Set another method, such as --model.credit=TreeAdvantage."
             )
         needy = [type(method).__name__ for method in self.compare if method.needs().reference]
-        if stage == "predict" and needy and not module_of(pl_module).needs.reference:
+        if stage == "predict" and needy and not module_of(pl_module).credit.needs().reference:
             raise ValueError(
                 f"`{needy[0]}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
                 f"first: --model.credit={needy[0]} --model.credit={type(module_of(pl_module).credit).__name__}."
