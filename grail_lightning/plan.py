@@ -48,21 +48,13 @@ SCORED = 0.5  # The share of rollouts that a method scores: an assumption.
 
 
 class Rates(NamedTuple):
-    """What a device achieves: 40 % of the stated products (70 % in float32), 70 % of the stated memory bandwidth.
+    """What a device achieves: 40 % of the stated products (70 % in float32), 70 % of the stated memory bandwidth."""
 
-    Attributes:
-        tflops: Products in half precision, 10¹² operations a second.
-        tflops_full: The same in float32.
-        memory: Reading of memory, 10⁹ bytes a second.
-        link: Exchange between ranks, 10⁹ bytes a second.
-        block_ms: Milliseconds that a block of a decoding step takes at least.
-    """
-
-    tflops: float
-    tflops_full: float
-    memory: float
-    link: float
-    block_ms: float
+    tflops: float  # In half precision.
+    tflops_full: float  # In float32.
+    memory: float  # Reading of memory, 10⁹ bytes a second.
+    link: float  # Exchange between ranks, 10⁹ bytes a second.
+    block_ms: float  # What a block of a decoding step takes at least.
 
 
 RATES = {
@@ -114,12 +106,7 @@ class Model:
 class Run:
     """The options of ``fit`` on a number of devices, as far as memory and time depend on them.
 
-    Args:
-        fit: The parsed options.
-        model: The sizes of the policy.
-        ranks: The number of devices.
-        prompt: Tokens of the longest prompt.
-        response: Tokens of a mean response, on which seconds depend.
+    `prompt` are the tokens of the longest prompt, `response` those of a mean response, on which seconds depend.
     """
 
     def __init__(self, fit: Any, model: Model, ranks: int, prompt: int, response: float) -> None:

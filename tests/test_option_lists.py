@@ -28,7 +28,7 @@ def given(options, tmp_path, monkeypatch):
         for number, part in enumerate(parts):
             if isinstance(part, dict):
                 Path(f"{number}.yaml").write_text(yaml.safe_dump(part))
-            arguments.append(f"--config={number}.yaml" if isinstance(part, dict) else part)
+            arguments += [f"--config={number}.yaml"] if isinstance(part, dict) else part.split("\t")
         parsed = options.parse(arguments)
         return yaml.safe_load(options._cli._parser("fit").dump(parsed, skip_none=False))
 
@@ -49,7 +49,13 @@ def datasets(saved, split="train"):
 
 
 @pytest.mark.parametrize(
-    "second", [math_data(train=[{"path": "a.jsonl"}, {"path": "b.jsonl"}]), "--data.train=[{path: a.jsonl}, b.jsonl]"]
+    "second",
+    [
+        math_data(train=[{"path": "a.jsonl"}, {"path": "b.jsonl"}]),
+        "--data.train=[{path: a.jsonl}, b.jsonl]",
+        "--data.train\t[{path: a.jsonl}, b.jsonl]",
+        "--data={class_path: MathData, init_args: {train: [{path: a.jsonl}, b.jsonl]}}",
+    ],
 )
 def test_datasets_of_a_later_file_or_argument_have_no_columns_of_earlier_ones(given, second):
     found = given(math_data(train=[ONE, TWO]), second)["data"]["init_args"]["train"]

@@ -72,16 +72,23 @@ def replace_lists(arguments: Sequence[str]) -> Iterator[str]:
         name, separator, value = argument.partition("=")
         if last == "--config":
             if emptied := _emptied(read_options(Path(argument))):
-                yield from (yaml.safe_dump(emptied), "--config")
-        elif separator and name.startswith("--") and not name.endswith("+") and "{" in value:
-            try:
-                emptied = _emptied(yaml.safe_load(value))
-            except yaml.YAMLError:  # It may be text, and jsonargparse says so if it must not.
-                emptied = None
-            if emptied is not None:
-                yield f"{name}={yaml.safe_dump(emptied, default_flow_style=True).strip()}"
+                yield from (yaml.safe_dump(emptied), last)
+        elif last.startswith("--") and "=" not in last and not last.endswith("+"):
+            if emptied_text := _emptied_text(argument):
+                yield from (emptied_text, last)
+        elif separator and name.startswith("--") and not name.endswith("+") and (emptied_text := _emptied_text(value)):
+            yield f"{name}={emptied_text}"
         yield argument
         last = argument
+
+
+def _emptied_text(value: str) -> str:
+    """The same of an argument's value; empty if there is nothing to empty."""
+    try:
+        emptied = _emptied(yaml.safe_load(value)) if "{" in value else None
+    except yaml.YAMLError:  # It may be text, and jsonargparse says so if it must not.
+        emptied = None
+    return "" if emptied is None else yaml.safe_dump(emptied, default_flow_style=True).strip()
 
 
 def _emptied(options: object) -> Any:
@@ -111,7 +118,7 @@ def file_that_sets(args: Sequence[str], option: str) -> Path | None:
     """The last config file that sets an option; None if the command line itself sets it, or nothing does."""
     if any(arg.partition("=")[0] in (f"--{option}", f"--{option}.help") for arg in args):
         return None
-    files = [Path(name) for flag, name in pairwise(args) if flag == "--config" and "\n" not in name]
+    files = [Path(name) for flag, name in pairwise(args) if flag == "--config"]
     return next((file for file in reversed(files) if _sets(read_options(file), option.split("."))), None)
 
 

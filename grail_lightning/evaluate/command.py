@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -292,37 +292,43 @@ def plain(text: str, longest: int = 80) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def _lines(
-    sections: Sequence[Section], escape: Callable[[str], str], table: Callable[[pd.DataFrame], str], marks: str
-) -> Iterator[str]:
-    """The parts of a report in text, between which a line is empty."""
-    for section in sections:
-        if section.task:
-            yield f"{marks}{escape(plain(f'Trained on task {section.task}'))}"
-        yield "\n".join(escape(plain(fact, 1000)) for fact in section.facts)
-        for title, cells in tables(section):
-            shown = cells.map(lambda cell: escape(plain(str(cell)))).rename(columns={"dataset": ""})
-            yield f"{marks}{escape(plain(title, 160))}{marks and chr(10)}\n{table(shown)}"
-        yield "\n".join(f"{'- ' if marks else ''}{escape(plain(note, 1000))}" for note in section.notes)
+def _parts(section: Section) -> Iterator[tuple[str, str | pd.DataFrame]]:
+    """The parts of a section, each with its kind; names are without control characters."""
+    if section.task:
+        yield "heading", plain(f"Trained on task {section.task}")
+    yield from (("fact", plain(fact, 1000)) for fact in section.facts)
+    for title, cells in tables(section):
+        yield "title", plain(title, 160)
+        yield "table", cells.map(lambda cell: plain(str(cell))).rename(columns={"dataset": ""})
+    yield "text", ""
+    yield from (("note", plain(note, 1000)) for note in section.notes)
 
 
 def as_text(sections: Sequence[Section]) -> str:
     """The report as aligned columns."""
-
-    def table(cells: pd.DataFrame) -> str:
-        return aligned({name: list(cells[name]) for name in cells})
-
-    return "\n\n".join(_lines(sections, str, table, ""))
+    lines = []
+    for kind, part in (part for section in sections for part in _parts(section)):
+        shown = part if isinstance(part, str) else aligned({name: list(part[name]) for name in part})
+        lines.append(f"\n{shown}" if kind in ("heading", "title") else shown)
+    return "\n".join(lines).lstrip("\n")
 
 
 def as_markdown(sections: Sequence[Section]) -> str:
     """The report as Markdown, in which names are neither Markdown nor HTML."""
+    forms = {"heading": "\n## {}\n", "title": "\n### {}\n", "note": "- {}"}
+    lines = []
+    for kind, part in (part for section in sections for part in _parts(section)):
+        if isinstance(part, str):
+            lines.append(forms.get(kind, "{}").format(_escaped(part)))
+        else:
+            cells = part.map(_escaped)
+            rules = ["---" if name in ("", "method") else "--:" for name in cells]
+            lines += [f"| {' | '.join(row)} |" for row in [list(cells), rules, *cells.to_numpy().tolist()]]
+    return "\n".join(lines).lstrip("\n")
 
-    def table(cells: pd.DataFrame) -> str:
-        rules = ["---" if name in ("", "method") else "--:" for name in cells]
-        return "\n".join(f"| {' | '.join(row)} |" for row in [list(cells), rules, *cells.to_numpy().tolist()])
 
-    return "\n\n".join(_lines(sections, lambda text: re.sub(r"([\\`*_{}<>|#~&])", r"\\\1", text), table, "### "))
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}<>|#~&])", r"\\\1", text)
 
 
 def as_csv(sections: Sequence[Section]) -> str:
@@ -342,21 +348,18 @@ def as_page(sections: Sequence[Section]) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
-        f'content="{policy}"><title>Comparison of runs</title><style>{STYLE}</style>'
+        f'content="{policy}"><title>Comparison of runs</title><style>{STYLE}</style><h1>Runs</h1>'
     ]
+    forms = {"heading": "<h1>{}</h1>", "title": "<h2>{}</h2>"}
     for section in sections:
-        parts.append(f"<h1>{html.escape(plain(f'Trained on task {section.task}' if section.task else 'Runs'))}</h1>")
-        parts += [f"<p>{html.escape(plain(fact, 1000))}</p>" for fact in section.facts]
         curves = section.figures[section.figures["part"] == "curve"]
         if len(curves):
-            parts.append(
-                f'<img alt="{CURVE} against optimiser steps; a table has it, too" src="{picture(curves, plain)}">'
-            )
-        for title, cells in tables(section):
-            shown = cells.map(lambda cell: plain(str(cell))).rename(columns={"dataset": ""})
-            with pd.option_context("display.max_colwidth", None):
-                parts.append(
-                    f"<h2>{html.escape(plain(title, 160))}</h2>{shown.to_html(index=False, escape=True, border=0)}"
-                )
-        parts += [f"<p>{html.escape(plain(note, 1000))}</p>" for note in section.notes]
+            address = picture(curves, plain)
+            parts.append(f'<img alt="{CURVE} against optimiser steps; a table has it, too" src="{address}">')
+        for kind, part in _parts(section):
+            if isinstance(part, str):
+                parts.append(forms.get(kind, "<p>{}</p>").format(html.escape(part)))
+            else:
+                with pd.option_context("display.max_colwidth", None):
+                    parts.append(part.to_html(index=False, escape=True, border=0))
     return "\n".join(parts)
