@@ -24,6 +24,11 @@ from tests.processes import run_script
 from tests.runs import SAMPLING, batches, module, trainer, weights
 from tests.shell import fails
 
+
+class _Verdict:
+    correct, status = True, "right"
+
+
 ROWS = [{"problem": "7+5-3+8-9", "answer": 8}, {"problem": "9+9+6-5+7", "answer": 26}]
 
 
@@ -94,22 +99,17 @@ def test_the_options_of_loading_hold_for_a_loaded_model():
 
 def test_what_cannot_be_copied_or_is_no_model_is_refused():
     model, tokenizer = loaded()
-    for wrong in (model, (model,), (tokenizer, model), (model, tokenizer, 1), Path("export")):
-        with pytest.raises(
-            ValueError, match=r"`policy` must be a name, a folder, or a Transformers model with its tok"
-        ):
-            of(wrong)
-    hooked = loaded()[0]
+    (hooked, _), (adapted, _) = loaded(), loaded()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
-    adapted = loaded()[0]
     adapted.add_adapter(__import__("peft").LoraConfig(target_modules=["q_proj"]))
-    for other in (hooked, adapted):
-        with pytest.raises(ValueError, match="without adapters or `device_map`"):
-            of((other, tokenizer))
-    with pytest.raises(
-        ValueError,
-        match=r"`max_response_length` must leave room for a prompt .* of Qwen3ForCausalLM given in Python, but",
-    ):
+    refused = [(wrong, "`policy` must be a name, a folder, or a Transformers model with its tok") for wrong in (
+        model, (model,), (tokenizer, model), (model, tokenizer, 1), Path("export")
+    )]  # fmt: skip
+    refused += [((other, tokenizer), "without adapters or `device_map`") for other in (hooked, adapted)]
+    for wrong, message in refused:
+        with pytest.raises(ValueError, match=message):
+            of(wrong)
+    with pytest.raises(ValueError, match=r"must leave room for a prompt .* of Qwen3ForCausalLM given in Python, but"):
         of((model, tokenizer), sampling=type(SAMPLING)(max_response_length=10**6))
 
 
@@ -135,19 +135,11 @@ def test_callables_of_every_kind_are_rewards():
     assert [r.name for r in data.task.rewards] == ["half", "Length", "again", "third", "correctness"]
     fitted = trainer(1)
     fitted.fit(module(), data)
-    graded = fitted.fit_loop.epoch_loop
-    assert graded is not None
     assert float(fitted.callback_metrics["train/reward"]) > 2.5, "0.5 + tokens + 0.5 + 3/3"
-
-
-def test_a_built_in_function_is_itself_and_one_of_the_same_name_is_not():
+    # A built-in function is itself, and one of the same name is not.
     assert Reward(RewardSpec(function=overlong, arguments={"limit": 9, "buffer": 2})).path == "overlong"
-
-    def overlong_of_mine(responses, references):
-        return [0.0] * len(responses)
-
-    overlong_of_mine.__name__ = "overlong"
-    task = ArithmeticTask([overlong_of_mine])
+    half.__name__ = "overlong"
+    task = ArithmeticTask([half])
     task.check_length(4)
     assert task.rewards[0].path == "overlong given in Python"
 
@@ -175,25 +167,12 @@ def test_async_rewards_wait_side_by_side_in_one_loop_beside_a_running_one():
     assert len({id(loop) for loop in loops}) == 1
     assert time.monotonic() - started < 20
 
-
-class _Verdict:
-    correct, status = True, "right"
-
-
-def test_what_an_async_reward_raises_names_it():
     async def broken(responses, references):
         await asyncio.sleep(0)
         raise KeyError("score")
 
-    async def short(responses, references):
-        return [1.0]
-
-    with pytest.raises(
-        ValueError, match=r"The reward `broken given in Python` raised KeyError: 'score'\. It got 2 resp"
-    ):
+    with pytest.raises(ValueError, match=r"The reward `broken given in Python` raised KeyError: 'score'\. It got 2 "):
         Reward(broken)(["a", "b"], ["1", "2"], {})
-    with pytest.raises(ValueError, match=r"`short given in Python` must return 2 finite numbers or None, .* got 1"):
-        Reward(short)(["a", "b"], ["1", "2"], {})
 
 
 def test_the_records_of_a_run_say_what_they_cannot_repeat(tmp_path, monkeypatch, capsys):

@@ -79,23 +79,10 @@ def test_a_batch_larger_than_the_dataset_and_rewards_that_never_differ_end_the_r
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), packaged.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        ([{"question": "1+1?", "answer": "2"}], [], r"a\.jsonl.*problem"),
-        ([], [], r"a\.jsonl.*(empty|no rows)"),
-        ([{"problem": "1+1?", "answer": "2"}, {"problem": "1+2?", "answer": " "}], [], r"a\.jsonl.*2.*answer"),
-        (ROWS, ["--data.max_prompt_length=3", "--data.overlong=error"], "max_prompt_length"),
-    ],
-)
-def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(
-    rows, options, message, capsys, monkeypatch
-):
-    import re
-
-    _write("a.jsonl", rows)
+def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(capsys, monkeypatch):
+    _write("a.jsonl", [{"problem": "1+1?", "answer": "2"}, {"problem": "1+2?", "answer": " "}])
     monkeypatch.setattr(
         "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    line = fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl", *options), "--trainer.max_steps=1")
-    assert re.search(message, line), line
+    line = fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl"), "--trainer.max_steps=1")
+    assert "a.jsonl, line 2: `answer` must not be empty" in line

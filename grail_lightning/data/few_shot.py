@@ -59,6 +59,8 @@ class Example:
 
     messages: Messages | str
     solution: str
+    source: tuple[object, ...] = ()  # The dataset that it is a row of (`DatasetSpec.source`),
+    row: int = 0  # and the index of this row.
 
 
 def read_examples(
@@ -86,7 +88,7 @@ def read_examples(
                 f"{place} must end with the answer {prompt.reference!r} in the form that `task.answer` reads, but "
                 f"{stated} in {solution[-80:]!r}."
             )
-        examples.append(Example(prompt.messages, solution.strip()))
+        examples.append(Example(prompt.messages, solution.strip(), spec.source, index))
     return examples
 
 

@@ -84,6 +84,11 @@ class DatasetSpec:
         return self.name or (path.stem if self.is_file else path.name)
 
     @property
+    def source(self) -> tuple[object, ...]:
+        """The table, whatever is taken of it."""
+        return self.path, self.subset, self.split, id(self.rows)
+
+    @property
     def is_file(self) -> bool:
         """Whether the path names a file rather than a folder or a dataset on the hub."""
         return Path(self.path).suffix in FILE_SUFFIXES

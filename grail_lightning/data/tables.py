@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
@@ -74,9 +74,9 @@ class TableData(PromptData):
         examples = self._examples()
         return [self._load_one(split, spec, table, examples) for spec, table in self.tables(split)]
 
-    def _examples(self) -> _Examples | None:
+    def _examples(self) -> list[Example]:
         if self.few_shot is None:
-            return None
+            return []
         if self.few_shot.dataset is not None:
             (spec,) = _as_specs(self.few_shot.dataset)
             table = read_table(spec)
@@ -87,36 +87,20 @@ class TableData(PromptData):
                     "`few_shot.dataset` must name the dataset with the worked examples, because there is no `train`."
                 )
             spec, table = tables[0]
-        rows = select_rows(table, spec)
-        worked = read_examples(self.few_shot, spec, table, rows, self.task)
-        return _Examples(_identity(spec), rows[: self.few_shot.number], worked)
+        return read_examples(self.few_shot, spec, table, select_rows(table, spec), self.task)
 
-    def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: _Examples | None) -> PromptSet:
-        rows = select_rows(table, spec)
-        change = None
-        if examples is not None and self.few_shot is not None:
-            change = partial(with_examples, examples=examples.worked, few_shot=self.few_shot)
-            if _identity(spec) == examples.source:
-                rows = [row for row in rows if row not in examples.rows]
-            if not rows:
-                raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
+    def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
+        # The prompt of a row that serves as an example would contain its own answer.
+        used = {example.row for example in examples if example.source == spec.source}
+        rows = [row for row in select_rows(table, spec) if row not in used]
+        if not rows:
+            raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
+        change = partial(with_examples, examples=examples, few_shot=self.few_shot) if self.few_shot else None
         prompts = RowPrompts(table, rows, spec, self.task, change)
         if split != "train" or self.curriculum is None:
             return PromptSet(spec.label, prompts, spec.weight)
         difficulty = read_difficulty(self.curriculum.column, table, prompts.indices)
         return PromptSet(spec.label, prompts, spec.weight, difficulty)
-
-
-class _Examples(NamedTuple):
-    """Worked examples, and the rows that they are."""
-
-    source: tuple[object, ...]
-    rows: list[int]
-    worked: list[Example]
-
-
-def _identity(spec: DatasetSpec) -> tuple[object, ...]:
-    return spec.path, spec.subset, spec.split, id(spec.rows)
 
 
 class MathData(TableData):
