@@ -90,30 +90,19 @@ class AnswerMasks:
 class SampledBatch:
     """Responses as an engine returns them; rows of one group are neighbours. The module's docstring shows a row.
 
-    Attributes:
-        input_ids: ``[B, P+T]``, prompts padded left, responses padded right. The ids of a whole batch are int32;
-            `select` returns long ids, with which torch can index.
-        attention_mask: ``[B, P+T]`` bool, True on valid tokens.
-        response_ids: ``[B, T]``, the sampled ids, with the dtype of `input_ids`; nothing is re-tokenised.
-        response_mask: ``[B, T]`` bool, True on generated tokens, the end token included.
-        group: ``[B]`` long, the index of the prompt that a row answers.
-        row: ``[B]`` long, a row's identity within the step over all ranks, a key of its random numbers.
-        finished: ``[B]`` bool, whether the response ended by itself within the limit.
-        prompts: The prompts, one for each row.
-        texts: The responses as text, without special tokens.
-        sampling_logprobs: ``[B, T]``, the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p
-            and top-k; None if the engine reports none.
+    The ids of a whole batch are int32; `select` returns long ids, with which torch can index.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    response_ids: Tensor
-    response_mask: Tensor
-    group: Tensor
-    row: Tensor
-    finished: Tensor
-    prompts: list[Prompt]
-    texts: list[str]
+    input_ids: Tensor  # [B, P+T], prompts padded left, responses padded right.
+    attention_mask: Tensor  # [B, P+T] bool, True on valid tokens.
+    response_ids: Tensor  # [B, T], the sampled ids, with the dtype of `input_ids`; nothing is re-tokenised.
+    response_mask: Tensor  # [B, T] bool, True on generated tokens, the end token included.
+    group: Tensor  # [B] long, the index of the prompt that a row answers.
+    row: Tensor  # [B] long, a row's identity within the step over all ranks, a key of its random numbers.
+    finished: Tensor  # [B] bool, whether the response ended by itself within the limit.
+    prompts: list[Prompt]  # One for each row.
+    texts: list[str]  # The responses as text, without special tokens.
+    # [B, T], the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p and top-k, if it has them.
     sampling_logprobs: Tensor | None = None
 
     def __len__(self) -> int:
@@ -149,10 +138,10 @@ class SampledBatch:
 
     def select(self, rows: Tensor) -> Self:
         """The given rows (``[n]`` long), trimmed to their own longest prompt and response."""
-        width, kept = self.prompt_width, rows.tolist()
+        width, numbers = self.prompt_width, rows.tolist()
         taken = rows.to(self.input_ids.device)
-        prompt = int(self.prompt_lengths[taken].max()) if kept else 0
-        response = int(self.response_lengths[taken].max()) if kept else 0
+        prompt = int(self.prompt_lengths[taken].max()) if numbers else 0
+        response = int(self.response_lengths[taken].max()) if numbers else 0
         columns = slice(width - prompt, width + response)
 
         def cut(name: str, value: Tensor) -> Tensor:
@@ -162,7 +151,7 @@ class SampledBatch:
             return cells.long() if name in ("input_ids", "response_ids") else cells
 
         changed = {name: _map_tensors(name, value, cut) for name, value in self.fields().items()}
-        lists = {name: [value[k] for k in kept] for name, value in changed.items() if isinstance(value, list)}
+        lists = {name: [value[k] for k in numbers] for name, value in changed.items() if isinstance(value, list)}
         return dataclasses.replace(self, **changed | lists)
 
     def to(self, device: torch.device | str) -> Self:

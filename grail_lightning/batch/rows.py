@@ -68,7 +68,7 @@ def lengths_to_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) -> list[Tensor]:
-    """Cut rows into micro-batches whose padded size is within a token budget.
+    """Cut rows into micro-batches whose padded size is within a token budget; the rows of each are ascending.
 
     Rows are sorted by length, longest first, so that a lack of memory shows in the first micro-batch. Rows are added to
     a micro-batch as long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget has a
@@ -79,9 +79,6 @@ def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) 
             and response. The longest row is then the sum of the longest parts.
         token_budget: Most padded tokens of a micro-batch.
         rows: ``[n]`` long, the rows to cut; None cuts all.
-
-    Returns:
-        The row indices of each micro-batch, ascending.
     """
     if rows is None:
         rows = torch.arange(len(costs))
