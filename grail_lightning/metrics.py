@@ -5,12 +5,14 @@ in any order and may differ in size; a rank without rows updates with empty tens
 figures of each dataset use one metric for each.
 
 Shares of problems are summed as whole multiples of 2^-40, so that a sum does not depend on the order of its terms, and
-any number of ranks reports the same figure to the last digit.
+any number of ranks reports the same figure to the last digit. Every metric takes the options of
+`torchmetrics.Metric`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +46,8 @@ class _Summed(Metric):
     is_differentiable = False
     full_state_update = False
 
-    def __init__(self, **states: Tensor) -> None:
-        super().__init__()
+    def __init__(self, states: dict[str, Tensor], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         for name, start in states.items():
             self.add_state(name, start, dist_reduce_fx="sum")
 
@@ -57,8 +59,8 @@ class _ProblemMean(_Summed):
     total: Tensor
     count: Tensor
 
-    def __init__(self, k: int) -> None:
-        super().__init__(total=torch.tensor(0), count=torch.tensor(0))
+    def __init__(self, k: int, **kwargs: Any) -> None:
+        super().__init__({"total": torch.tensor(0), "count": torch.tensor(0)}, **kwargs)
         if k < 1:
             raise ValueError(f"`k` must be at least 1, but got {k}.")
         self.k = k
@@ -133,8 +135,8 @@ class ResponseLengths(_Summed):
     shortest: Tensor
     longest: Tensor
 
-    def __init__(self) -> None:
-        super().__init__(total=torch.tensor(0), count=torch.tensor(0), clipped=torch.tensor(0))
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__({name: torch.tensor(0) for name in ("total", "count", "clipped")}, **kwargs)
         self.add_state("shortest", torch.tensor(torch.inf), dist_reduce_fx="min")
         self.add_state("longest", torch.tensor(-torch.inf), dist_reduce_fx="max")
 
@@ -165,8 +167,8 @@ class LengthsByVerdict(_Summed):
     total: Tensor
     count: Tensor
 
-    def __init__(self) -> None:
-        super().__init__(total=torch.zeros(2, dtype=torch.long), count=torch.zeros(2, dtype=torch.long))
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__({name: torch.zeros(2, dtype=torch.long) for name in ("total", "count")}, **kwargs)
 
     def update(self, lengths: Tensor, correct: Tensor) -> None:
         """Add responses by their numbers of tokens ``[B]``, and whether each is right ``[B]``."""
@@ -185,8 +187,8 @@ class StatusCounts(_Summed):
 
     counts: Tensor
 
-    def __init__(self) -> None:
-        super().__init__(counts=torch.zeros(len(STATUSES), dtype=torch.long))
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__({"counts": torch.zeros(len(STATUSES), dtype=torch.long)}, **kwargs)
 
     def update(self, statuses: Sequence[str]) -> None:
         """Add verdicts by their statuses."""

@@ -32,6 +32,7 @@ from grail_lightning.step.ahead import Ahead, check_engine
 from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import check_loader, collect
 from grail_lightning.step.optimizer import (
+    check_optimizer,
     configured_options,
     keep_options,
     option_record,
@@ -99,6 +100,7 @@ class GrailModule(pl.LightningModule):
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         self.needs = self.credit.needs()
         check_engine(self.engine, execution, self.credit)
+        check_optimizer(optimizer, scheduler)
         check_training(self.needs.training, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler

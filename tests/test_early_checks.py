@@ -48,7 +48,7 @@ FIT = {
     ),
     "a callback of every run": (
         ["--trainer.callbacks+=Evaluation"],
-        "must leave out Evaluation, which every run has. Set its options with `--evaluation.…`",
+        "must leave out Evaluation, which every run has. Set `--evaluation.…`",
     ),
     "a logger's folder": (
         ["--trainer.logger.init_args.save_dir=/dev/null/x"],
@@ -70,10 +70,10 @@ FIT = {
         ["--data=MathData", "--data.train=long.jsonl"],
         r"8 of 8 prompts of long.jsonl are .* 4,052 tokens .*: line 1 \(8,022 tokens\)",
     ),
-    "a folder for a file": (["--data=MathData", "--data.train=folder.jsonl"], "`path` folder.jsonl must be a file"),
+    "a folder for a file": (["--data=MathData", "--data.train=folder.jsonl"], "`path` must be a file .*, but got folder.jsonl"),
     "no Parquet": (
         ["--data=MathData", "--data.train=t.parquet"],
-        "must be a whole Parquet file, but got: Parquet",
+        "Cannot load the dataset 't.parquet': ArrowInvalid: Parquet file size is 7 bytes",
     ),
 }
 PREDICT = {

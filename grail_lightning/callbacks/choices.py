@@ -29,13 +29,8 @@ _BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
-# Classes of torch that this package cannot use, and the reasons.
-UNUSABLE = {
-    "LBFGS": "`optimizer` must step once for each gradient, but got LBFGS, which evaluates the loss several times a "
-    "step. Use AdamW, say.",
-    "SparseAdam": "`optimizer` must take dense gradients, but got SparseAdam. Use AdamW, say.",
-    "ReduceLROnPlateau": "`scheduler` must depend on the step alone, but got ReduceLROnPlateau. Use LinearLR, say.",
-}
+# Classes of torch that no list shows: their step takes more than the gradients, or refuses dense ones.
+_UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
 
 
 def choices(option: str) -> list[str]:
@@ -59,11 +54,6 @@ def base_classes() -> set[str]:
     return {base.__name__ for base, _ in _BASES.values()}
 
 
-def unusable(name: str) -> str:
-    """The reason why no run can use a class of that name; empty if it can be used."""
-    return UNUSABLE.get(name.rpartition(".")[2], "")
-
-
 def imported(path: str) -> Any:
     """The class that an import path names."""
     module, _, name = path.rpartition(".")
@@ -71,6 +61,6 @@ def imported(path: str) -> Any:
 
 
 def _is_choice(name: str, value: object, base: type) -> bool:
-    if name.startswith("_") or unusable(name) or not inspect.isclass(value) or value is base:
+    if name.startswith("_") or name in _UNUSABLE or not inspect.isclass(value) or value is base:
         return False
     return issubclass(value, base) and not inspect.isabstract(value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torchmetrics import Metric
 
 from grail_lightning.callbacks.hooks import output_of
 from grail_lightning.callbacks.samples import (
@@ -22,8 +23,14 @@ from grail_lightning.callbacks.samples import (
 from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, Sample, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
-from grail_lightning.functional import maj_at_k, pass_at_k
-from grail_lightning.metrics import STATUSES
+from grail_lightning.metrics import (
+    AnswerAccuracy,
+    LengthsByVerdict,
+    MajAtK,
+    PassAtK,
+    ResponseLengths,
+    StatusCounts,
+)
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.step.outputs import StepOutput, test_seeds, validation_key
@@ -162,25 +169,30 @@ def evaluation_figures(problems: Sequence[Problem], options: TableOptions) -> di
 
 
 def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
-    """Accuracy, pass@k, maj@k, lengths and verdicts of a set of problems, each with equally many samples."""
-    if not problems:
-        return {"accuracy": float("nan"), "problems": 0.0}
-    correct = torch.tensor([problem.correct for problem in problems])  # [N, n]
-    lengths = torch.tensor([problem.lengths for problem in problems], dtype=torch.float64)
-    finished = torch.tensor([problem.finished for problem in problems])
-    statuses = [status for problem in problems for status in problem.statuses]
-    number, passed = correct.shape[1], correct.sum(1)
-    values: Mapping[str, torch.Tensor] = {
-        "accuracy": correct.double().mean(),
-        **{f"pass_at_{k}": pass_at_k(number, passed, k).mean() for k in options.pass_at},
-        "completions/mean_length": lengths.mean(),
-        "completions/min_length": lengths.min(),
-        "completions/max_length": lengths.max(),
-        "completions/clipped_ratio": 1 - finished.double().mean(),
-        "completions/mean_length_right": lengths[correct].mean(),
-        "completions/mean_length_wrong": lengths[~correct].mean(),
-    }
-    figures = {name: float(value) for name, value in values.items()} | {"problems": float(len(problems))}
-    for k in options.maj_at:
-        figures[f"maj_at_{k}"] = sum(maj_at_k(p.votes, p.correct, k) for p in problems) / len(problems)
-    return figures | {f"verdict/{status}": statuses.count(status) / len(statuses) for status in STATUSES}
+    """The figures of a set of problems, by the metrics of `grail_lightning.metrics`."""
+
+    def row(values: Iterable[Sequence[int]], dtype: torch.dtype = torch.long) -> torch.Tensor:
+        """One entry for each response, ``[B]``."""
+        return torch.tensor([value for part in values for value in part], dtype=dtype)
+
+    known = {"sync_on_compute": False}  # Every rank has all problems.
+    correct = row((problem.correct for problem in problems), torch.bool)
+    finished = row((problem.finished for problem in problems), torch.bool)
+    group = row([number] * len(problem.correct) for number, problem in enumerate(problems))
+    lengths, votes = row(problem.lengths for problem in problems), row(problem.votes for problem in problems)
+    figures = {"problems": float(len(problems)), "accuracy": _value(AnswerAccuracy(**known), correct)}
+    figures |= {f"pass_at_{k}": _value(PassAtK(k, **known), correct, group) for k in options.pass_at}
+    figures |= {f"maj_at_{k}": _value(MajAtK(k, **known), correct, group, votes) for k in options.maj_at}
+    of_lengths = _value(ResponseLengths(**known), lengths, finished) | _value(
+        LengthsByVerdict(**known), lengths, correct
+    )
+    figures |= {f"completions/{name}": value for name, value in of_lengths.items()}
+    counts = _value(StatusCounts(**known), [status for problem in problems for status in problem.statuses])
+    return figures | {f"verdict/{status}": number / max(1, len(correct)) for status, number in counts.items()}
+
+
+def _value(metric: Metric, *update: Any) -> Any:
+    """The metric after one update: a number, or numbers by name."""
+    metric.update(*update)
+    value = metric.compute()
+    return {name: float(part) for name, part in value.items()} if isinstance(value, dict) else float(value)

@@ -65,7 +65,10 @@ def one_line(error: BaseException) -> str:
         where = "" if error.filename is None else f": {error.filename}"
         remedy = " Free some space, or choose a folder on another disk." if error.errno in FULL else ""
         return f"{error.strerror or error}{where}.{remedy} {DEBUG_HINT}"
-    return f"{' '.join(str(error).split())} {DEBUG_HINT}"
+    # A class that refuses its arguments when it is made: the reason stands among the types of its option.
+    reasons = [leaf.reason for leaf in leaves(str(error)) if not leaf.reason.startswith(TYPE)]
+    said = reasons[0] if reasons and str(error).startswith("Does not validate") else str(error)
+    return f"{' '.join(said.split())} {DEBUG_HINT}"
 
 
 @dataclass

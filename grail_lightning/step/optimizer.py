@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from grail_lightning.distributed.gradients import Gradients
@@ -20,6 +21,26 @@ from grail_lightning.distributed.master_weights import HALF
 from grail_lightning.runtime.seeds import seeded
 
 _SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
+
+
+def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
+    """Make the optimiser and its schedule for parameters of no use, so that a mistake is found before a model is loaded.
+
+    Raises:
+        ValueError: If one of them cannot be made with its options, or its step needs more than the gradients.
+    """
+    option, matrix, vector = "optimizer", nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
+    try:
+        try:
+            optimizer = make(iter([matrix, vector]))
+        except (TypeError, ValueError):  # Some optimisers accept no vectors.
+            optimizer = make(iter([matrix]))
+        inspect.signature(optimizer.step).bind()
+        if schedule is not None:
+            option = "scheduler"
+            inspect.signature(schedule(optimizer).step).bind()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{option}` cannot be used: {str(error).rstrip('.')}. Correct its options.") from error
 
 
 def take_step(

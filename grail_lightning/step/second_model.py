@@ -20,11 +20,16 @@ from grail_lightning.policy.options import PolicySource, read_config
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
-from grail_lightning.step.optimizer import configured_options, keep_options, option_record
+from grail_lightning.step.optimizer import check_optimizer, configured_options, keep_options, option_record
 
 
 def check_training(training: Training | None, policy: PolicySource, *, trust_remote_code: bool) -> None:
-    """Check that the model that a credit method trains, if it has another one, has the tokens of the policy."""
+    """Check the optimiser of the model that a credit method trains, and that a model of its own has the policy's tokens."""
+    if training is not None:
+        try:
+            check_optimizer(training.optimizer, training.scheduler)
+        except ValueError as error:
+            raise ValueError(f"`model.credit`: {error}") from error
     if training is None or training.model is None:
         return
     read_config(training.model, trust_remote_code)  # It says what is wrong with the name.
