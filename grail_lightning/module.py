@@ -37,6 +37,7 @@ from grail_lightning.step.optimizer import (
     option_record,
     steps_beyond,
     take_step,
+    try_options,
     with_schedule,
 )
 from grail_lightning.step.options import Execution, Objective
@@ -95,6 +96,7 @@ class GrailModule(pl.LightningModule):
         self.automatic_optimization = False
         source: PolicySource = as_source(policy)
         check_policy(source, loading, sampling.max_response_length)
+        try_options(optimizer, scheduler)
         self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
         self.needs = self.credit.needs()

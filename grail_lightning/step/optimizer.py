@@ -85,6 +85,16 @@ def _first_entries(parameter: Tensor) -> Tensor:
     return local.detach().flatten()[:4096].clone()
 
 
+def try_options(optimizer: Callable[[Any], Any], scheduler: Callable[[Any], Any] | None) -> None:
+    """Make both for a small tensor, so that torch checks their options before a model is loaded."""
+    try:
+        trial = optimizer(iter([torch.nn.Parameter(torch.zeros(2, 2))]))
+        if scheduler is not None:
+            scheduler(trial)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`optimizer` or `scheduler` cannot be made: {error}. Correct their options.") from error
+
+
 def steps_beyond(trainer: Trainer, planned: int) -> int:
     """The number of a batch's planned optimiser steps that exceed `max_steps`."""
     return max(0, trainer.global_step + planned - trainer.max_steps) if trainer.max_steps >= 0 else 0
