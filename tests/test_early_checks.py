@@ -70,7 +70,10 @@ FIT = {
         ["--data=MathData", "--data.train=long.jsonl"],
         r"8 of 8 prompts of long.jsonl are .* 4,052 tokens .*: line 1 \(8,022 tokens\)",
     ),
-    "a folder for a file": (["--data=MathData", "--data.train=folder.jsonl"], "`path` must be a file .*, but got folder.jsonl"),
+    "a folder for a file": (
+        ["--data=MathData", "--data.train=folder.jsonl"],
+        "`path` must be a file .*, but got folder.jsonl",
+    ),
     "no Parquet": (
         ["--data=MathData", "--data.train=t.parquet"],
         "Cannot load the dataset 't.parquet': ArrowInvalid: Parquet file size is 7 bytes",

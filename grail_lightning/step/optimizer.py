@@ -24,17 +24,14 @@ _SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules w
 
 
 def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
-    """Make the optimiser and its schedule for parameters of no use, so that a mistake is found before a model is loaded.
+    """Make the optimiser and its schedule for a matrix, so that torch checks their options before a model is loaded.
 
     Raises:
         ValueError: If one of them cannot be made with its options, or its step needs more than the gradients.
     """
-    option, matrix, vector = "optimizer", nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
+    option = "optimizer"
     try:
-        try:
-            optimizer = make(iter([matrix, vector]))
-        except (TypeError, ValueError):  # Some optimisers accept no vectors.
-            optimizer = make(iter([matrix]))
+        optimizer = make(iter([nn.Parameter(torch.zeros(2, 2))]))  # A matrix, because some accept no vector.
         inspect.signature(optimizer.step).bind()
         if schedule is not None:
             option = "scheduler"

@@ -24,7 +24,7 @@ from grail_lightning.step.optimizer import check_optimizer, configured_options, 
 
 
 def check_training(training: Training | None, policy: PolicySource, *, trust_remote_code: bool) -> None:
-    """Check the optimiser of the model that a credit method trains, and that a model of its own has the policy's tokens."""
+    """Check the optimiser of the model that a credit method trains, and that another model has the policy's tokens."""
     if training is not None:
         try:
             check_optimizer(training.optimizer, training.scheduler)
