@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
-from grail_lightning.credit import CreditContext, CreditControl, TokenCredit, Uniform
+from grail_lightning.credit import CreditContext, CreditControl, Needs, TokenCredit, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines import HFEngine, RolloutEngine
@@ -98,7 +98,6 @@ class GrailModule(pl.LightningModule):
         check_policy(source, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
-        self.needs = self.credit.needs()
         check_engine(self.engine, execution, self.credit)
         check_optimizer(optimizer, scheduler)
         check_training(self.needs.training, source, trust_remote_code=loading.trust_remote_code)
@@ -130,6 +129,11 @@ class GrailModule(pl.LightningModule):
         """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
         rooms = context_length(self.policy_name, self.loading), getattr(self.engine, "max_model_len", None)
         return min((room for room in rooms if room is not None), default=None)
+
+    @property
+    def needs(self) -> Needs:
+        """What the credit method needs of the run."""
+        return self.credit.needs()
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class GrailModule(pl.LightningModule):
         )
         with clock.phase("update"):
             seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
-            limit, refreshed = self.sampling.max_response_length, self.credit.needs().refresh == "update"
+            limit, refreshed = self.sampling.max_response_length, self.needs.refresh == "update"
             options = self.objective, self.execution, self.reference
             update = prepare(forward, weights, *options, limit=limit, seed=seed, refreshed=refreshed)
             figures = self.take_steps(update)

@@ -23,7 +23,9 @@ import torch
 
 from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.functional import aggregate, clipped_surrogate, group_advantages
+from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import load_policy
+from grail_lightning.policy.micro_batch import MicroBatch
 from tests.batches import rollouts
 from tests.runs import problems, sampled
 from tests.steps import backward, update_of
@@ -141,7 +143,7 @@ def _ours(policy, batch, weights=None, reference=None, temperature=1.0, **option
     update = update_of(policy, batch, weights, reference, **options)
     assert len(update.plan.steps) == 1
     if batch.old_logprobs is not None:
-        update.old_logprobs.computed_before(torch.arange(len(batch)), batch.old_logprobs)
+        update.old_logprobs.record(MicroBatch(rows=torch.arange(len(batch))), TokenStats(batch.old_logprobs, None))
     metrics = update.accumulate(0, backward)
     return metrics, {n.removeprefix("model."): p.grad.clone() for n, p in policy.named_parameters()}
 

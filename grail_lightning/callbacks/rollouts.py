@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,10 +21,7 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-# The types are pyarrow's names; the schema is fixed so that files of different batches can be read as one table.
+# The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file; the schema is fixed so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
     "dataset": "string",
     "prompt": "string",
@@ -229,11 +226,11 @@ def response_ids(output: StepOutput) -> list[list[int]]:
     return [row[:n] for row, n in zip(output.batch.response_ids.tolist(), lengths, strict=True)]
 
 
-def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> pa.Table:
+def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:
     """Columns as a `pyarrow.Table` of the given types; ``list<…>`` for lists."""
     import pyarrow as pa
 
-    def typed(name: str) -> pa.DataType:
+    def typed(name: str) -> Any:
         inner = name.removeprefix("list<").removesuffix(">")
         found = pa.bool_() if inner == "bool" else getattr(pa, inner)()
         return pa.list_(found) if name.startswith("list<") else found

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -188,7 +187,7 @@ def _class_path(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _loop(trainer: Trainer) -> _EvaluationLoop:
+def _loop(trainer: Trainer) -> Any:
     if trainer.state.fn == "fit":
         return trainer.fit_loop.epoch_loop.val_loop
     return trainer.test_loop if trainer.state.fn == "test" else trainer.validate_loop

@@ -16,6 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from grail_lightning.callbacks.choices import choices
 from grail_lightning.cli.config_files import file_that_sets
 from grail_lightning.cli.help import DEBUG_HINT, SUBCOMMANDS
+from grail_lightning.policy.load import other_policy
 from grail_lightning.tasks.import_path import did_you_mean
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -29,7 +30,9 @@ CONFIG_LIBRARIES = (
     "lightning/fabric/utilities/device_parser",
     "lightning/fabric/utilities/seed",
     "lightning/fabric/plugins/environments",
+    "lightning/pytorch/loops/fit_loop",
 )
+MISMATCH = "Error(s) in loading state_dict"
 NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
 EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
 # Errors of the operating system that the user can correct, wherever they are raised.
@@ -48,7 +51,7 @@ def explain(error: BaseException) -> bool:
 
     A `ValueError` that another library raises is not of this kind and keeps its traceback.
     """
-    if isinstance(error, (ArgumentError, MisconfigurationException)) or str(error).startswith(NOT_LOGGED):
+    if isinstance(error, (ArgumentError, MisconfigurationException)) or str(error).startswith((MISMATCH, NOT_LOGGED)):
         return True
     if isinstance(error, OSError) and error.errno in FULL | REFUSED:
         # An error while a file is written does not name it. Other errors without a file are not about files.
@@ -65,10 +68,14 @@ def one_line(error: BaseException) -> str:
         where = "" if error.filename is None else f": {error.filename}"
         remedy = " Free some space, or choose a folder on another disk." if error.errno in FULL else ""
         return f"{error.strerror or error}{where}.{remedy} {DEBUG_HINT}"
-    # A class that refuses its arguments when it is made: the reason stands among the types of its option.
-    reasons = [leaf.reason for leaf in leaves(str(error)) if not leaf.reason.startswith(TYPE)]
-    said = reasons[0] if reasons and str(error).startswith("Does not validate") else str(error)
-    return f"{' '.join(said.split())} {DEBUG_HINT}"
+    text = str(error)
+    if text.startswith(MISMATCH):
+        differing = [part.partition(":")[0] for part in text.split("size mismatch for ")[1:]]
+        text = other_policy([*differing, *text.split('"')[1::2]])
+    elif text.startswith("Does not validate"):
+        # A class that refuses its arguments when it is made: the reason stands among the types of its option.
+        text = next((leaf.reason for leaf in leaves(text) if not leaf.reason.startswith(TYPE)), text)
+    return f"{' '.join(text.split())} {DEBUG_HINT}"
 
 
 @dataclass
@@ -143,10 +150,13 @@ def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence
         said = _wrong([leaf for leaf in reasons if (leaf.option, leaf.owner) == (option, deepest.owner)])
     else:
         option, said = "", " ".join(message.split())
-        for subcommand in SUBCOMMANDS:
-            said = said.replace(f" {subcommand}.", " ")
-        if "required" in said:
-            said += ". `--config configs/quickstart.yaml` is a config to begin with."
+        if required := said.partition("arguments are required: ")[2]:
+            names = [
+                f"`{name.partition('.')[2] if name.startswith(SUBCOMMANDS) else name}`" for name in required.split(", ")
+            ]
+            said = (
+                f"{', '.join(names)} must be given, on the command line or in a file such as configs/quickstart.yaml."
+            )
     file = file_that_sets(arguments, option) if option else None
     return said if file is None else f"{said} It is set in {file}."
 

@@ -44,7 +44,6 @@ class WarmUp(_Around):
     Args:
         inner: The method whose weights are reached.
         steps: The number of optimiser steps until then.
-
     """
 
     def __init__(self, inner: TokenCredit, steps: int = 50) -> None:
@@ -99,7 +98,6 @@ class Product(TokenCredit):
     Args:
         first: The first method.
         second: The second method.
-
     """
 
     def __init__(self, first: TokenCredit, second: TokenCredit) -> None:

@@ -37,7 +37,6 @@ class AttentionOptions:
         window: The distance from which keys count as equally far for the lookback of local heads.
         nearest: The smallest distance at which a later token's attention counts as influence.
         farthest: The largest such distance.
-
     """
 
     blocks: int = 5
@@ -47,7 +46,7 @@ class AttentionOptions:
     farthest: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "window"):
+        for name in ("blocks", "window", "farthest"):
             check_number(name, getattr(self, name), "[1, inf)")
         check_number("head_share", self.head_share, "(0, 0.5]")
         check_number("nearest", self.nearest, f"[1, {self.farthest}]")

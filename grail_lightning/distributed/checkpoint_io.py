@@ -9,12 +9,12 @@ import pickle
 import re
 import shutil
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -33,7 +33,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
     (`torch._utils._rebuild_wrapper_subclass`), such as torchao's 8-bit state. For other tensors the result is equal.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: object | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object | None = None
+    ) -> None:
         """Write to a temporary name beside `path`, and rename the file when all of it is on the disk.
 
         Raises:
@@ -60,7 +62,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         _to_disk(target.parent)
 
     def load_checkpoint(
-        self, path: _PATH, map_location: object = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The checkpoint, with its tensors on the CPU, whatever device they were saved from.
 
@@ -112,8 +114,9 @@ def read_state(path: str | None, strategy: Strategy, weights_only: bool | None =
     must = f"`ckpt_path` must be a checkpoint of a run, such as last.ckpt, but {path}"
     if not file.is_file():
         raise ValueError(f"{must} is a folder without one. A policy in Hugging Face format goes to `model.policy`.")
+    load = partial(torch.load, file, map_location="cpu", weights_only=weights_only)
     try:
-        content: Any = torch.load(file, mmap=zipfile.is_zipfile(file), map_location="cpu", weights_only=weights_only)
+        content: Any = load(mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         if _is_whole(file):
             reason = re.search(r"Unsupported (?:global: GLOBAL|class) [\w.]+", str(error))
@@ -122,8 +125,11 @@ def read_state(path: str | None, strategy: Strategy, weights_only: bool | None =
                 f"({reason[0] if reason else first_line(error)}). If you trust it, add `--weights_only=false`."
             ) from error
         raise damaged(Path(path)) from error
-    except Exception as error:  # A damaged file can raise anything.
-        raise damaged(Path(path)) from error
+    except Exception as error:  # Some file systems cannot map files, and a damaged file can raise anything.
+        try:
+            content = load(mmap=False)
+        except Exception:
+            raise damaged(Path(path)) from error
     if not isinstance(content, dict) or "global_step" not in content:
         raise ValueError(f"{must} holds other things. Weights in Hugging Face format go to `model.policy`.")
     return content

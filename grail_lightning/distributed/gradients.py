@@ -68,8 +68,18 @@ class Gradients:
         return isinstance(self.strategy, SingleDeviceStrategy) and self.masters is None
 
     def make_optimizer(self, make: Callable[[Iterator[Tensor]], Optimizer]) -> Optimizer:
-        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy."""
-        optimizer = make(iter(self.weights))
+        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy.
+
+        Raises:
+            ValueError: If it takes no weights of these shapes.
+        """
+        try:
+            optimizer = make(iter(self.weights))
+        except (TypeError, ValueError) as error:
+            reason = str(error).rstrip(".")
+            raise ValueError(
+                f"`optimizer` must take all weights that are trained, but it refuses some: {reason}."
+            ) from error
         if self.masters is not None:
             self.masters.follow(optimizer)
         return optimizer

@@ -50,6 +50,8 @@ class HFEngine(RolloutEngine):
     ) -> None:
         if cache_tokens < 1:
             raise ValueError(f"`cache_tokens` must be at least 1, but got {cache_tokens}.")
+        if method not in ("compact", "generate"):
+            raise ValueError(f'`method` must be "compact" or "generate", but got {method!r}.')
         self.cache_tokens = cache_tokens
         self.synchronised = synchronised
         self.method = method

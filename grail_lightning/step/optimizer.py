@@ -30,8 +30,12 @@ def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], 
         ValueError: If one of them cannot be made with its options, or its step needs more than the gradients.
     """
     option = "optimizer"
+    matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
     try:
-        optimizer = make(iter([nn.Parameter(torch.zeros(2, 2))]))  # A matrix, because some accept no vector.
+        try:
+            optimizer = make(iter([matrix, vector]))
+        except (TypeError, ValueError):  # Some accept no vectors.
+            optimizer = make(iter([matrix]))
         inspect.signature(optimizer.step).bind()
         if schedule is not None:
             option = "scheduler"

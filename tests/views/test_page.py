@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from grail_lightning.views import read_rollouts, render, write_page
+from grail_lightning.views import read_rollouts, write_page
 from grail_lightning.views.__main__ import main
 from tests.views.made import rollout, write
 
@@ -143,18 +143,6 @@ def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
     assert "leaves out" not in _page(tmp_path, rows)[1]
 
 
-def test_two_hundred_long_rollouts_of_three_methods_stay_below_five_megabytes(tmp_path):
-    def row(number):
-        tokens = [f" w{(k * 7919 + number * 104729) % 30000}" for k in range(512)]
-        values = [((k * 31 + number) % 997) / 199.7 for k in range(512)]
-        more = {f"{column}.{name}": values for name in "AB" for column in ("weights", "scores")}
-        return rollout(tokens, prompt=f"problem {number // 8}", weights=values, scores=values, **more)
-
-    page, said = _page(tmp_path, [row(number) for number in range(200)], compared=["A", "B"])
-    assert len(page.encode()) < 5e6
-    assert sum(len(group["rollouts"]) for group in data_of(page)["groups"]) == 200, said
-
-
 def test_what_exceeds_five_megabytes_is_left_out(tmp_path):
     rows = [rollout(["x" * 400_000], prompt=str(k)) for k in range(20)]
     page, said = _page(tmp_path, rows)
@@ -199,11 +187,3 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
     assert main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(rf"grail_lightning.views: error: {said}", line)
-
-
-def test_one_rollout_of_each_problem_is_a_page(tmp_path):
-    rollouts, rows = read_rollouts(
-        [write(tmp_path / "p.parquet", [rollout(["a"], prompt=str(k)) for k in range(3)])], 2
-    )
-    content, shown = render(rollouts, "t", rows)
-    assert (shown, data_of(content)["left_out"]) == (2, 1)
