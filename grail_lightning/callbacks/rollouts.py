@@ -21,7 +21,8 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 
-# The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file; the schema is fixed so that files of different batches can be read as one table.
+# The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The
+# schema is fixed, so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
     "dataset": "string",
     "prompt": "string",
