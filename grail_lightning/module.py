@@ -69,7 +69,7 @@ class GrailModule(pl.LightningModule):
         engine: The rollout engine that samples; default `HFEngine`.
         objective: Options that define the loss: clips, aggregation, KL.
         execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
-        credit: The credit method: Uniform (GRPO), GRAIL, or a class of your own by its import path.
+        credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
         control: A control experiment around the credit: Shuffled, Random, AnswerOnly or SameMagnitude.
         optimizer: The optimiser of the policy's trainable parameters. `torchao.optim.AdamW8bit` keeps its state in 8
             bits.
@@ -112,7 +112,7 @@ class GrailModule(pl.LightningModule):
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._restored: dict[str, Any] = {}
-        self._moved = False
+        self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
         self.optimizer_options, self._recorded = list[dict[str, Any]](), None
 
     @cached_property
@@ -217,7 +217,10 @@ class GrailModule(pl.LightningModule):
     # --- steps --------------------------------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
-        """Process one batch of prompts: sample once, and take as many optimiser steps as are configured."""
+        """Process one batch of prompts: sample once, and take as many optimiser steps as are configured.
+
+        The calls are drawn as a tree in `grail_lightning.step`.
+        """
         clock = PhaseClock(self.device)
         sampler, loader = self._sampler(clock), self.trainer.train_dataloader
         graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
@@ -282,7 +285,7 @@ class GrailModule(pl.LightningModule):
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
             clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
-            figures |= take_step(gradients, optimizer, clip, seed=seed, watched=not self._moved)
+            figures |= take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
@@ -325,6 +328,7 @@ class GrailModule(pl.LightningModule):
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
             second=self.second if self.trainer.training else None,
+            # A sampler of its own, whose seconds belong to the credit method.
             continuations=SampledContinuations(self._sampler(PhaseClock(self.device)), self.global_step),
         )
 

@@ -97,7 +97,7 @@ class SampledBatch:
     attention_mask: Tensor  # [B, P+T] bool, True on valid tokens.
     response_ids: Tensor  # [B, T], the sampled ids, with the dtype of `input_ids`; nothing is re-tokenised.
     response_mask: Tensor  # [B, T] bool, True on generated tokens, the end token included.
-    group: Tensor  # [B] long, the index of the prompt that a row answers.
+    group: Tensor  # [B] long, the index on this rank of the prompt that a row answers.
     row: Tensor  # [B] long, a row's identity within the step over all ranks, a key of its random numbers.
     finished: Tensor  # [B] bool, whether the response ended by itself within the limit.
     prompts: list[Prompt]  # One for each row.

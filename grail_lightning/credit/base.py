@@ -245,7 +245,7 @@ class CreditControl(ABC):
 
 
 class Uniform(TokenCredit):
-    """Every token gets the rollout's advantage: plain GRPO, bit for bit."""
+    """Every token gets the rollout's advantage, as in GRPO and its variants; `Objective` says which variant it is."""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weight 1 on every response token."""

@@ -33,23 +33,6 @@ def check_logprobs(engine: RolloutEngine, sampler_cap: float | None, *, reports:
         )
 
 
-def sample_rollouts(
-    engine: RolloutEngine,
-    policy: Policy,
-    prompts: Sequence[Prompt],
-    group_size: int,
-    sampling: Sampling,
-    seed: int | Sequence[int],
-) -> SampledBatch:
-    """The rollouts that an engine samples, from one seed or from one for each row, checked by `check_rollouts`."""
-    if isinstance(seed, int):
-        batch = engine.generate(prompts, group_size, sampling, seed)
-    else:
-        batch = engine.generate_seeded(prompts, group_size, sampling, seed)
-    check_rollouts(engine, batch, policy, prompts, group_size, sampling)
-    return batch
-
-
 def check_rollouts(
     engine: RolloutEngine,
     batch: object,

@@ -10,7 +10,7 @@ r"""One training step. The files are listed about in the order in which a step n
 `second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
 `plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `forward`           Micro-batch → log-probabilities: of the policy, of the reference, of SDPG's teacher.
-`update`            An optimiser step: for each micro-batch one forward pass, one loss, one backward pass.
+`update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
 `loss`              The counts by which a step's loss is divided, and its summand for each micro-batch.
 `optimizer`         The norm of the gradients, which must be finite, the step, its schedule, and options after a resume.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names

@@ -29,12 +29,12 @@ class Pass(NamedTuple):
 
     Attributes:
         stats: Log-probabilities and entropy ``[b, t]``, with gradient if autograd is on.
-        num_tokens: The number of tokens that were run.
+        tokens_run: The number of tokens that were run; those that rows of a prefix tree have in common count once.
         weights: The token weights ``[b, t]``, if this pass has found them; else they were known before.
     """
 
     stats: TokenStats
-    num_tokens: int
+    tokens_run: int
     weights: TokenWeights | None = None
 
 

@@ -45,7 +45,7 @@ def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], 
 
 
 def take_step(
-    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int, watched: bool = False
+    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int, warn_if_unmoved: bool = False
 ) -> dict[str, float]:
     """Clip the gradients to `max_norm` (None only measures), take a step, and return the norm and the learning rate.
 
@@ -57,7 +57,8 @@ def take_step(
         max_norm: See above.
         seed: The seed of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since
             they must round replicated weights alike.
-        watched: Whether to warn if no parameter changes. The caller sets it until one has changed.
+        warn_if_unmoved: Whether to warn if a step that should change the parameters changes none. The caller sets it
+            until the first such step.
 
     Raises:
         ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.
@@ -71,14 +72,14 @@ def take_step(
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
-    watch = _warn_if_unmoved(gradients.weights, figures) if watched else nullcontext()
+    watch = _watching(gradients.weights, figures) if warn_if_unmoved else nullcontext()
     with watch, seeded(gradients.weights[0].device, seed):
         optimizer.step()
     return figures
 
 
 @contextmanager
-def _warn_if_unmoved(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
+def _watching(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
     """Warn if the optimiser step inside changes no parameter although it should: the logged figures can hide that."""
     before = [_first_entries(p) for p in watched]
     yield

@@ -62,7 +62,7 @@ class Distillation:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The options that define the loss.
+    """The options that define the loss. The defaults are Dr. GRPO's with the upper clip of DAPO.
 
     Attributes:
         aggregation: Aggregation of token losses: grpo, dr_grpo or dapo.

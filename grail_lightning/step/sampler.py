@@ -13,7 +13,7 @@ from grail_lightning.batch import GradedBatch, RolloutBatch, SampledBatch, Sampl
 from grail_lightning.credit.base import Continuations, Outcomes, Place
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import RolloutEngine, build_batch
-from grail_lightning.engines.checks import check_logprobs, sample_rollouts
+from grail_lightning.engines.checks import check_logprobs, check_rollouts
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
@@ -32,6 +32,23 @@ def training_key(step: int, sampling: int = 0) -> SeedKey:
     return "train", step, sampling
 
 
+def sample_rollouts(
+    engine: RolloutEngine,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    seed: int | Sequence[int],
+) -> SampledBatch:
+    """The rollouts that an engine samples, from one seed or from one for each row, checked by `check_rollouts`."""
+    if isinstance(seed, int):
+        batch = engine.generate(prompts, group_size, sampling, seed)
+    else:
+        batch = engine.generate_seeded(prompts, group_size, sampling, seed)
+    check_rollouts(engine, batch, policy, prompts, group_size, sampling)
+    return batch
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """Samples and grades this rank's share of a batch.
@@ -41,7 +58,7 @@ class Sampler:
         sampling: The sampling options.
         policy: The policy whose weights sample.
         engine: The engine that samples.
-        verifier: The verifier that grades the answers.
+        verifier: The verifier that compares answers; the reward is that of the prompt's task.
         clock: The clock of the phases ``sample`` and ``grade``.
         rank: The index of this process among the ranks.
         sampler_cap: `execution.sampler_cap` in training, with which the engine has to report log-probabilities.

@@ -136,7 +136,7 @@ class Update:
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
         counts, rows = count_denominators(self.plan, index), self.plan.run_in(index)
-        parts, num_tokens = self.forward.cut(rows), 0
+        parts, tokens_run = self.forward.cut(rows), 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
             done = self.forward(micro, in_place=in_place)
@@ -146,13 +146,13 @@ class Update:
                 self._take_weights(micro, done)
                 loss, summands = micro_batch_loss(self._inputs(micro, done.stats), self.objective, counts)
                 self._record(micro, done.stats)
-                num_tokens += done.num_tokens
+                tokens_run += done.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
             backward(loss * world_size(), number == len(parts))
         # The last token of a row predicts nothing and is not run.
         asked = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
-        return step_means(sums, run=num_tokens, asked=asked)
+        return step_means(sums, run=tokens_run, asked=asked)
 
     def _take_weights(self, micro: MicroBatch, done: Pass) -> None:
         """Use the token weights that a pass has found."""

@@ -8,8 +8,8 @@ from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import build_batch
-from grail_lightning.engines.checks import sample_rollouts
 from grail_lightning.step.options import Execution
+from grail_lightning.step.sampler import sample_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.elsewhere import Elsewhere
 from tests.runs import SAMPLING, TASK, batches, module, trainer
