@@ -262,6 +262,26 @@ def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_updat
             engine.update_weights(policy)
 
 
+def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(policy, served, engine_of, caplog):
+    """It has the weights of the checkpoint before and after the batch, so that nothing seems to have changed."""
+
+    class Dying(Worker):
+        def grail_load(self, path, version):
+            status = super().grail_load(path, version)
+            served.make = Worker
+            served.restart()
+            return status
+
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    expected = texts(engine, DRAWN)
+    served.make = Dying
+    served.restart()
+    assert texts(engine, DRAWN) == expected
+    assert "has lost the weights of the last push" in caplog.text
+    assert "8 responses are sampled again" in caplog.text
+
+
 def test_a_server_that_always_fails_ends_the_run_with_the_reason(policy, served, engine_of, monkeypatch):
     monkeypatch.setattr("grail_lightning.engines.vllm.server._MOST_ROUNDS", 3)
     engine = engine_of(served)

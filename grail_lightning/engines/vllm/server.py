@@ -258,6 +258,8 @@ class VLLMServer(SeededEngine):
             self._prints = None  # The next `update_weights` compares log-probabilities again.
             await server.load(weights)
             status = await server.status()
+            if status.version != weights.version:  # It was started again meanwhile.
+                raise ServerGone(f"{server.url} has lost the weights of the last push")
         return status
 
 
