@@ -349,6 +349,15 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
 # --- before a model is loaded ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_what_else_a_server_refuses_is_what_it_said(status, served, engine_of):
+    served.refuses = status
+    with pytest.raises(ValueError, match=rf"{served.url} refused `grail_status` \(status {status}: not now\)") as raised:
+        engine_of(served).check("arithmetic", Loading())
+    assert "DEV_MODE" not in str(raised.value)
+    assert ("VLLM_API_KEY" in str(raised.value)) == (status in (401, 403))
+
+
 @pytest.mark.parametrize("server", [{"worker": None}, {"dev_mode": False}])
 def test_a_server_that_takes_no_weights_is_named_with_what_to_do(server, engine_of):
     with SmallServer(**server) as made, pytest.raises(ValueError, match=f"{made.url} takes no weights .*--worker-ext"):
