@@ -1,9 +1,11 @@
 """`VLLMServer` against a small real server that samples with the packaged policy, and that fails and restarts."""
 
+import contextlib
 import copy
 import logging
 import os
 import re
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -352,7 +354,8 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_what_else_a_server_refuses_is_what_it_said(status, served, engine_of):
     served.refuses = status
-    with pytest.raises(ValueError, match=rf"{served.url} refused `grail_status` \(status {status}: not now\)") as raised:
+    said = rf"{served.url} refused `grail_status` \(status {status}: not now\)"
+    with pytest.raises(ValueError, match=said) as raised:
         engine_of(served).check("arithmetic", Loading())
     assert "DEV_MODE" not in str(raised.value)
     assert ("VLLM_API_KEY" in str(raised.value)) == (status in (401, 403))
@@ -402,3 +405,18 @@ def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served,
         engine_of(served).check("arithmetic", Loading())
     engine_of(served, wait_seconds=30).check("arithmetic", Loading())
     assert time.monotonic() > served.loading
+
+
+def test_a_fork_of_the_process_asks_servers_by_a_loop_of_its_own(served, engine_of):
+    """As a data loader's worker is one. The thread of its parent's loop is not there, so that it waited for ever."""
+    engine = engine_of(served)
+    engine.check("arithmetic", Loading())
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with contextlib.suppress(BaseException):
+            engine.check("arithmetic", Loading())
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert served.count("grail_status") == 2

@@ -8,15 +8,14 @@ import json
 import logging
 import os
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from grail_lightning.engines.vllm.requests import Completion, Request
+from grail_lightning.loops import background_loop
 
 T = TypeVar("T")
 
@@ -212,14 +211,6 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """An event loop in a thread of its own, since that of a notebook is busy."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="vllm-servers", daemon=True).start()
-    return loop
-
-
 class Calls:
     """Calls that threads wait for, and that any thread can give up."""
 
@@ -228,7 +219,7 @@ class Calls:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call."""
-        future = asyncio.run_coroutine_threadsafe(call, _loop())
+        future = asyncio.run_coroutine_threadsafe(call, background_loop("vllm-servers"))
         self._calls.add(future)
         try:
             return future.result()
