@@ -6,9 +6,11 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import CancelledError
+from datetime import timedelta
 
 import pytest
 import torch
@@ -109,6 +111,33 @@ def test_changed_weights_alone_are_pushed_through_memory_or_a_folder(in_folder, 
     assert completions(served)[-1]["cache_salt"] == version, "keys and values of earlier weights are told apart"
     engine.close()
     assert not os.path.exists(path)
+
+
+def _on_a_machine_of_its_own(rank, folder, url, hosts):
+    socket.gethostname = lambda: hosts[rank]  # All that this machine cannot have two of.
+    torch.set_num_threads(1)
+    meet = {"init_method": f"file://{folder}/meet", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=60)}
+    torch.distributed.init_process_group("gloo", **meet)
+    engine, said = VLLMServer([url]), "pushed"
+    try:
+        engine.update_weights(load_policy("arithmetic"))
+    except ValueError as error:
+        said = str(error)
+    (folder / f"{rank}.txt").write_text(said)
+    engine.close()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("hosts", [("node1", "node2"), ("node1", "node1")])
+def test_ranks_on_several_machines_cannot_mean_servers_of_their_own(hosts, served, tmp_path):
+    """Each machine may have a server at this address, of which the first rank would push to its own alone."""
+    torch.multiprocessing.start_processes(
+        _on_a_machine_of_its_own, args=(tmp_path, served.url, hosts), nprocs=2, start_method="fork"
+    )
+    refused = f"`urls` must name servers as every machine reaches them, but got {served.url} with ranks on node1, node2"
+    for rank in (0, 1):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert said.startswith(refused) if hosts[0] != hosts[1] else said == "pushed"
 
 
 class Spoilt(Worker):
