@@ -103,6 +103,8 @@ class Routes(http.server.BaseHTTPRequestHandler):
             self.say({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]})
         elif time.monotonic() < served.loading:
             self.say({}, 503)
+        elif self.path == "/collective_rpc" and served.refuses:
+            fails(served.refuses)(self)
         elif self.path == "/collective_rpc" and served.dev_mode:
             method = getattr(served.worker, asked["method"], None)
             if method is None:
@@ -157,13 +159,14 @@ class SmallServer:
         faults: What answers the next requests for completions, in place of the worker.
         asked: Path, headers and body of each POST request.
         loading: The moment at which it begins to answer.
+        refuses: The status with which it refuses every question about its workers.
     """
 
     def __init__(self, worker=Worker, dev_mode=True):
         self.make, self.dev_mode = worker, dev_mode
         self.worker = worker() if worker is not None else None
         self.faults, self.asked, self.lock = [], [], threading.RLock()
-        self.loading = 0.0
+        self.loading, self.refuses = 0.0, None
         self._http = _Quiet(("127.0.0.1", 0), Routes)
         self._http.served = self
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"

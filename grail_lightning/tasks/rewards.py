@@ -17,17 +17,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import os
 import re
-import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
+from grail_lightning.loops import background_loop
 from grail_lightning.tasks.import_path import GIVEN, import_function
 
 Values = list[float | None]
@@ -162,7 +160,7 @@ class Reward:
         with self._explained(given, len(responses)):
             returned = self.function(list(responses), list(references), **(given | self.arguments))
             if inspect.isawaitable(returned):
-                returned = asyncio.run_coroutine_threadsafe(_values(returned), _loop(os.getpid()))
+                returned = asyncio.run_coroutine_threadsafe(_values(returned), background_loop("rewards"))
 
         def finish() -> Values:
             with self._explained(given, len(responses)):
@@ -205,17 +203,6 @@ def _name(function: Callable[..., Any]) -> str:
 
 async def _values(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
-
-
-@cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """The event loop of a process's rewards, in a thread: a notebook has a running loop of its own in the main one.
-
-    It stays for all batches, since clients such as `httpx.AsyncClient` belong to the loop that used them first.
-    """
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"rewards-{process}", daemon=True).start()
-    return loop
 
 
 def _columns(function: Callable[..., Any], path: str) -> tuple[set[str] | None, set[str]]:

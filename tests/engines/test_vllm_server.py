@@ -1,12 +1,16 @@
 """`VLLMServer` against a small real server that samples with the packaged policy, and that fails and restarts."""
 
+import contextlib
 import copy
 import logging
 import os
 import re
+import signal
+import socket
 import threading
 import time
 from concurrent.futures import CancelledError
+from datetime import timedelta
 
 import pytest
 import torch
@@ -107,6 +111,33 @@ def test_changed_weights_alone_are_pushed_through_memory_or_a_folder(in_folder, 
     assert completions(served)[-1]["cache_salt"] == version, "keys and values of earlier weights are told apart"
     engine.close()
     assert not os.path.exists(path)
+
+
+def _on_a_machine_of_its_own(rank, folder, url, hosts):
+    socket.gethostname = lambda: hosts[rank]  # All that this machine cannot have two of.
+    torch.set_num_threads(1)
+    meet = {"init_method": f"file://{folder}/meet", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=60)}
+    torch.distributed.init_process_group("gloo", **meet)
+    engine, said = VLLMServer([url]), "pushed"
+    try:
+        engine.update_weights(load_policy("arithmetic"))
+    except ValueError as error:
+        said = str(error)
+    (folder / f"{rank}.txt").write_text(said)
+    engine.close()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("hosts", [("node1", "node2"), ("node1", "node1")])
+def test_ranks_on_several_machines_cannot_mean_servers_of_their_own(hosts, served, tmp_path):
+    """Each machine may have a server at this address, of which the first rank would push to its own alone."""
+    torch.multiprocessing.start_processes(
+        _on_a_machine_of_its_own, args=(tmp_path, served.url, hosts), nprocs=2, start_method="fork"
+    )
+    refused = f"`urls` must name servers as every machine reaches them, but got {served.url} with ranks on node1, node2"
+    for rank in (0, 1):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert said.startswith(refused) if hosts[0] != hosts[1] else said == "pushed"
 
 
 class Spoilt(Worker):
@@ -262,6 +293,26 @@ def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_updat
             engine.update_weights(policy)
 
 
+def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(policy, served, engine_of, caplog):
+    """It has the weights of the checkpoint before and after the batch, so that nothing seems to have changed."""
+
+    class Dying(Worker):
+        def grail_load(self, path, version):
+            status = super().grail_load(path, version)
+            served.make = Worker
+            served.restart()
+            return status
+
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    expected = texts(engine, DRAWN)
+    served.make = Dying
+    served.restart()
+    assert texts(engine, DRAWN) == expected
+    assert "has lost the weights of the last push" in caplog.text
+    assert "8 responses are sampled again" in caplog.text
+
+
 def test_a_server_that_always_fails_ends_the_run_with_the_reason(policy, served, engine_of, monkeypatch):
     monkeypatch.setattr("grail_lightning.engines.vllm.server._MOST_ROUNDS", 3)
     engine = engine_of(served)
@@ -329,6 +380,16 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
 # --- before a model is loaded ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_what_else_a_server_refuses_is_what_it_said(status, served, engine_of):
+    served.refuses = status
+    said = rf"{served.url} refused `grail_status` \(status {status}: not now\)"
+    with pytest.raises(ValueError, match=said) as raised:
+        engine_of(served).check("arithmetic", Loading())
+    assert "DEV_MODE" not in str(raised.value)
+    assert ("VLLM_API_KEY" in str(raised.value)) == (status in (401, 403))
+
+
 @pytest.mark.parametrize("server", [{"worker": None}, {"dev_mode": False}])
 def test_a_server_that_takes_no_weights_is_named_with_what_to_do(server, engine_of):
     with SmallServer(**server) as made, pytest.raises(ValueError, match=f"{made.url} takes no weights .*--worker-ext"):
@@ -373,3 +434,18 @@ def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served,
         engine_of(served).check("arithmetic", Loading())
     engine_of(served, wait_seconds=30).check("arithmetic", Loading())
     assert time.monotonic() > served.loading
+
+
+def test_a_fork_of_the_process_asks_servers_by_a_loop_of_its_own(served, engine_of):
+    """As a data loader's worker is one. The thread of its parent's loop is not there, so that it waited for ever."""
+    engine = engine_of(served)
+    engine.check("arithmetic", Loading())
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with contextlib.suppress(BaseException):
+            engine.check("arithmetic", Loading())
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert served.count("grail_status") == 2

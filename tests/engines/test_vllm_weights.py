@@ -1,15 +1,27 @@
+import contextlib
 import copy
+import io
+import os
+import resource
+import signal
+import weakref
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3MoeConfig
 
 from grail_lightning.distributed.sharding import shard
-from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
+from grail_lightning.engines.vllm.weights import (
+    WeightFile,
+    _write_tensors,
+    checkpoint_weights,
+    fingerprint,
+    same_on_all_ranks,
+)
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 
@@ -145,3 +157,63 @@ def test_matrices_are_written_as_the_server_computes_and_vectors_as_they_are():
         assert torch.equal(reading.get_tensor("turned"), whole.T.bfloat16())
         assert torch.equal(reading.get_tensor("norm"), whole[0])
     file.close()
+
+
+def test_weights_of_every_dtype_and_shape_are_read_as_they_were(tmp_path):
+    """Also where many bytes do not divide the place of the next tensor."""
+    tensors = {
+        "odd": torch.ones(3, 3, dtype=torch.bfloat16),
+        "single": torch.randn(5),
+        "double": torch.randn(3, dtype=torch.float64),
+        "half": torch.randn(3).half(),
+        "scalar": torch.tensor(7),
+        "mask": torch.tensor([True, False, True]),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "nothing": torch.empty(0, 4, dtype=torch.bfloat16),
+    }
+    for folder in (None, str(tmp_path)):
+        file = WeightFile(folder)
+        assert_equal(load_file(file.write("run-1", tensors.items(), torch.bfloat16)), tensors)
+        file.close()
+    assert not list(tmp_path.iterdir())
+
+
+def _writes_too_much(how, folder=None):
+    """What the parent of a process sees that writes a file beyond its limit, the nearest to a full disk or memory."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, how)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError, SafetensorError):
+            WeightFile(folder).write("run-1", [(str(k), torch.ones(2**17, 1)) for k in range(8)], torch.float32)
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_trainer_that_is_killed_or_fails_while_it_writes_leaves_nothing(tmp_path, monkeypatch):
+    """The kernel kills one when memory is short, and a model's size would stay in use."""
+    monkeypatch.setattr("grail_lightning.engines.vllm.weights._roomy_folder", lambda size: tmp_path)
+    assert _writes_too_much(signal.SIG_IGN) == 1
+    assert _writes_too_much(signal.SIG_IGN, str(tmp_path)) == 1
+    assert not list(tmp_path.iterdir())
+    assert _writes_too_much(signal.SIG_DFL) == -signal.SIGXFSZ
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_are_given_up_one_by_one_while_they_are_written():
+    """File and copies together take the memory of one copy."""
+    held, left = weakref.WeakSet(), []
+
+    class Counting(io.BytesIO):
+        def write(self, data):
+            left.append(len(held))
+            return super().write(data)
+
+    tensors = {str(k): torch.ones(3) for k in range(4)}
+    for value in tensors.values():
+        held.add(value)
+    del value
+    _write_tensors(Counting(), tensors, "run-1")
+    assert left == [4, 3, 2, 1, 0], "all behind the header, and those that follow behind each tensor"

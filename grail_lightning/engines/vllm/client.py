@@ -8,15 +8,14 @@ import json
 import logging
 import os
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from grail_lightning.engines.vllm.requests import Completion, Request
+from grail_lightning.loops import background_loop
 
 T = TypeVar("T")
 
@@ -35,6 +34,10 @@ class ServerGone(ConnectionError):  # noqa: N818  (a state in which one waits, n
 
 class ServerRefused(ValueError):  # noqa: N818
     """The server answered that it will not do what was asked, however often it is asked."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +179,15 @@ class ServerClient:
         try:
             answer = await self.call("POST", "/collective_rpc", {"method": method, "args": arguments}, seconds)
         except (ServerRefused, ServerGone) as error:
-            if isinstance(error, ServerGone) and f"no attribute '{method}'" not in str(error):
+            if getattr(error, "status", None) in (404, 405) or f"no attribute '{method}'" in str(error):
+                raise ValueError(
+                    f"{self.url} takes no weights ({error}). It was started without VLLM_SERVER_DEV_MODE=1 or without "
+                    f"--worker-extension-cls. Start it again: {self.command}"
+                ) from None
+            if isinstance(error, ServerGone):
                 raise
-            raise ServerRefused(
-                f"{self.url} takes no weights ({error}). It was started without VLLM_SERVER_DEV_MODE=1 or without "
-                f"--worker-extension-cls. Start it again: {self.command}"
-            ) from None
+            advice = "Set the variable VLLM_API_KEY to its key." if error.status in (401, 403) else "Look at its log."
+            raise ValueError(f"{self.url} refused `{method}` ({error}). {advice}") from None
         try:
             workers = answer["results"]
             versions = {worker["version"] for worker in workers}
@@ -205,14 +211,6 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """An event loop in a thread of its own, since that of a notebook is busy."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="vllm-servers", daemon=True).start()
-    return loop
-
-
 class Calls:
     """Calls that threads wait for, and that any thread can give up."""
 
@@ -221,7 +219,7 @@ class Calls:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call."""
-        future = asyncio.run_coroutine_threadsafe(call, _loop())
+        future = asyncio.run_coroutine_threadsafe(call, background_loop("vllm-servers"))
         self._calls.add(future)
         try:
             return future.result()
@@ -249,7 +247,7 @@ def _read(status: int, answer: bytes) -> Any:
     if status in (408, 425, 429) or status in (500, 502, 503, 504):
         raise ServerGone(f"status {status}: {_message(answer)}")
     if not 200 <= status < 300:
-        raise ServerRefused(f"status {status}: {_message(answer)}")
+        raise ServerRefused(f"status {status}: {_message(answer)}", status)
     try:
         return json.loads(answer) if answer else None
     except ValueError:

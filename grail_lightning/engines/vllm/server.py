@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -133,13 +134,15 @@ class VLLMServer(SeededEngine):
         """Push the weights if they have changed, and compare the log-probabilities of a probe. A collective.
 
         Raises:
-            ValueError: If a server stays away, cannot take the weights, or computes other log-probabilities.
+            ValueError: If a server stays away, cannot take the weights, or computes other log-probabilities; or if
+                ranks on several machines name a server by an address that each machine has.
         """
         self._policy = policy
         prints = fingerprint(policy)
         if same_on_all_ranks(prints, self._prints):
             return
         self._weights = self._prints = None
+        self._check_machines()
         weights = self._publish(policy)
         on_first_rank(lambda: self._calls.run(all_of(server.load(weights) for server in self._servers)))
         self._weights = weights
@@ -168,6 +171,16 @@ class VLLMServer(SeededEngine):
             probe.check_gap(gap, bound, engine=f"VLLMServer at {server.url}", dtypes=names, since="after a push")
             if self._pushes == 1:
                 rank_zero_info(f"vLLM samples at {server.url}. {probe.describe_gap(gap, names)}")
+
+    def _check_machines(self) -> None:
+        """Check that every rank means the same servers: the first alone pushes and probes. A collective."""
+        machines = sorted(set(all_gather_objects(socket.gethostname())))
+        here = [server.url for server in self._servers if server.host.startswith(_THIS_MACHINE)]
+        if here and len(machines) > 1:
+            raise ValueError(
+                f"`urls` must name servers as every machine reaches them, but got {here[0]} with ranks on "
+                f"{', '.join(machines)}. Write the name of the server's machine."
+            )
 
     def _publish(self, policy: Policy) -> Weights:
         """Write the weights where the servers find them. Every rank gathers in step with the first, which writes."""
@@ -258,6 +271,8 @@ class VLLMServer(SeededEngine):
             self._prints = None  # The next `update_weights` compares log-probabilities again.
             await server.load(weights)
             status = await server.status()
+            if status.version != weights.version:  # It was started again meanwhile.
+                raise ServerGone(f"{server.url} has lost the weights of the last push")
         return status
 
 

@@ -6,6 +6,7 @@ while it is handed out.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -162,25 +163,49 @@ class WeightFile:
         Returns:
             The path under which servers find it.
         """
-        from safetensors.torch import save_file
-
         self.close()
         copies = {name: _on_cpu(value, dtype) for name, value in tensors}
-        size = sum(value.nbytes for value in copies.values())
-        path = (self.folder or _roomy_folder(size)) / f"grail-{version}.safetensors"
-        save_file(copies, path, {"version": version})
-        self._file = open(path, "rb")  # noqa: SIM115  (it stays open)
-        if self.folder is not None or not Path("/proc/self/fd").exists():
-            return str(path)
-        path.unlink()
-        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        room = self.folder or _roomy_folder(sum(value.nbytes for value in copies.values()))
+        named = self.folder is not None or not Path("/proc/self/fd").exists()
+        path = room / f"grail-{version}.safetensors"
+        # Without a name from the beginning: one that is killed while it writes leaves nothing.
+        self._file = open(path, "wb") if named else tempfile.TemporaryFile(dir=room)  # noqa: SIM115  (it stays open)
+        try:
+            _write_tensors(self._file, copies, version)
+        except BaseException:
+            self.close()
+            raise
+        if not named:
+            return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        self._file.close()  # Other machines may see the whole file only then.
+        return str(path)
 
     def close(self) -> None:
         """Give up the file."""
         if self._file is not None:
-            self._file.close()
-            Path(self._file.name).unlink(missing_ok=True)
-        self._file = None
+            file, self._file = self._file, None
+            if isinstance(file.name, str):  # Else the number of a file without a name.
+                Path(file.name).unlink(missing_ok=True)
+            file.close()
+
+
+def _write_tensors(file: IO[bytes], tensors: dict[str, Tensor], version: str) -> None:
+    """Write tensors in the format of safetensors, whose own writer takes no open file. Each is given up then."""
+    from safetensors.torch import save
+
+    # The header of empty tensors has the names of their dtypes; places and shapes follow.
+    header = json.loads(save({name: value.new_empty(0) for name, value in tensors.items()}, {"version": version})[8:])
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # Every number at a multiple of its size.
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        file.write(tensors.pop(name).flatten().view(torch.uint8).numpy().data)
+    file.flush()
 
 
 def _on_cpu(value: Tensor, dtype: torch.dtype) -> Tensor:
