@@ -228,5 +228,6 @@ def test_the_curves_of_a_study_are_means_over_its_finished_seeds(monkeypatch, tm
     plot_study = script("plot_study")
     plot_study.draw_curves(tmp_path, ["GRPO", "GRAIL"], tmp_path / "curves.png")
     drawn = [container.lines[0].get_ydata().tolist() for container in plot_study.plt.gca().containers]
+    plot_study.plt.close("all")
     assert drawn == [[0.375, 0.75], [0.125, 0.375]]
     assert (tmp_path / "curves.png").stat().st_size
