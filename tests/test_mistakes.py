@@ -100,6 +100,7 @@ def test_the_message_about_an_option_names_it_and_what_is_accepted(arguments, me
         ),
         (["--model.scheduler=OneCycleLR", "--model.scheduler.max_lr=1e-4"], "You must define either total_steps"),
         (["--model.loading.lora.rank=0"], "`loading.lora.rank` must be at least 1, but got 0"),
+        (["--trainer.val_check_interval=0"], "`trainer.val_check_interval` must be positive, but got 0"),
         (["--model.execution.group_size=1"], "`execution.group_size` must be at least 2, but got 1"),
         (["--model.sampling.stop=['']"], "strings of at least one character"),
         (

@@ -29,6 +29,9 @@ def check_left_out(trainer: Namespace) -> None:
     for name, (without_effect, instead) in LEFT_OUT.items():
         if (value := trainer.get(name)) not in without_effect:
             raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
+    for name in ("val_check_interval", "check_val_every_n_epoch"):  # Lightning divides by them.
+        if trainer.get(name) == 0:
+            raise ValueError(f"`trainer.{name}` must be positive, but got 0. `trainer.limit_val_batches: 0` is off.")
 
 
 def check_groups(options: Namespace, always_on: Mapping[str, type[Callback]]) -> None:
