@@ -224,8 +224,8 @@ class GrailModule(pl.LightningModule):
         clock = PhaseClock(self.device)
         sampler, loader = self._sampler(clock), self.trainer.train_dataloader
         graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
-        batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
         context, share = self.credit_context(), self.execution.share_prefixes
+        batch = with_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
         forward, weights = assign_credit(
             self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
         )

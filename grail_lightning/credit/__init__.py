@@ -3,7 +3,7 @@
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.baseline import OptimalBaseline
 from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
-from grail_lightning.credit.controls import AnswerOnly, Random, SameMagnitude, Shuffled
+from grail_lightning.credit.controls import AnswerOnly, Balanced, Random, RandomSubset, SameMagnitude, Shuffled
 from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
@@ -26,6 +26,7 @@ __all__ = [
     "AnswerOnly",
     "AttentionOptions",
     "AttentionRhythm",
+    "Balanced",
     "BilevelOptions",
     "CreditContext",
     "CreditControl",
@@ -40,6 +41,7 @@ __all__ = [
     "PrefixWeights",
     "Product",
     "Random",
+    "RandomSubset",
     "Resampled",
     "SaliencyOptions",
     "SameMagnitude",

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice
-from grail_lightning.credit.measure import measure_logits
-from grail_lightning.functional.certainty import repeat_probability
+from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.policy import Policy
 
 Tail = Literal["zero", "own"]
@@ -47,7 +46,7 @@ class OptimalBaseline(TokenCredit):
         """Weights of 0, and the advantage as an additive stage."""
         mask, rewards = batch.response_mask, batch.rewards.double()
         live = torch.isin(batch.group, batch.group[batch.advantages != 0])
-        energy = self._energy(policy, batch, context, live.nonzero().flatten())
+        energy = gradient_energies(policy, batch, context, live.nonzero().flatten())
         additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
         for group in sorted(set(batch.group[live].tolist())):
             rows = batch.group == group
@@ -63,10 +62,3 @@ class OptimalBaseline(TokenCredit):
             fallback=torch.zeros_like(live),
             metrics={"gradient_energy": Mean(float(energy[counted].sum()), float(counted.sum()))},
         )
-
-    def _energy(self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
-        """``[B, T]`` float64: ``1 − 2π + Σπ²``, zero on other rows and outside the mask."""
-        own, repeated = measure_logits(policy, batch, context, rows, repeat_probability)
-        scored = torch.zeros_like(batch.response_mask)
-        scored[rows] = batch.response_mask[rows]
-        return (1 - 2 * own.double() + repeated.double()).masked_fill(~scored, 0)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import SampledBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.saliency import explaining
+from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.functional.tokens import TokenStats, entropy_of
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout, right_padded_layout
@@ -25,7 +26,7 @@ Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
 @torch.no_grad()
 def measure_rows(
     policy: Policy,
-    batch: RolloutBatch,
+    batch: SampledBatch,
     context: CreditContext,
     rows: Tensor,
     measure: Measure,
@@ -63,7 +64,7 @@ def measure_rows(
 
 def measure_logits(
     policy: Policy,
-    batch: RolloutBatch,
+    batch: SampledBatch,
     context: CreditContext,
     rows: Tensor,
     figures: Callable[..., tuple[Tensor, Tensor]],
@@ -93,7 +94,18 @@ def measure_logits(
     return first, second
 
 
-def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
+def gradient_energies(policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor) -> Tensor:
+    r"""``[B, T]`` float64: :math:`1 - 2\pi(y_t) + \sum_v \pi(v)^2`, zero on other rows and outside the mask.
+
+    It is the squared norm of the gradient of a token's log-probability with respect to its logits.
+    """
+    own, repeated = measure_logits(policy, batch, context, rows, repeat_probability)
+    scored = torch.zeros_like(batch.response_mask)
+    scored[rows] = batch.response_mask[rows]
+    return (1 - 2 * own.double() + repeated.double()).masked_fill(~scored, 0)
+
+
+def entropies(policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor) -> Tensor:
     """``[B, T]``: the entropy in nats of the distribution that each token was drawn from; zero on the other rows."""
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
@@ -104,7 +116,7 @@ def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows:
 
 
 def logprobs(
-    policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, run: Callable[..., Tensor] | None = None
+    policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor, run: Callable[..., Tensor] | None = None
 ) -> Tensor:
     """``[B, T]``: log-probabilities of the tokens, zero on the other rows.
 

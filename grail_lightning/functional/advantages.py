@@ -29,14 +29,21 @@ def group_advantages(
     scale: Scaling = "none",
     batch_std: Tensor | float | None = None,
     batch_means: Tensor | None = None,
+    *,
+    baseline: float | Tensor = 1.0,
+    train_equal: bool = False,
 ) -> Tensor:
-    r"""Each rollout's reward relative to the rewards of its group.
+    r"""Each rollout's reward less a baseline of its group.
 
-    .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
+    .. math:: A_i = (r_i - b_{group}) / (s + 10^{-4}), \qquad b_{group} = c\,\bar r_{group}
 
     ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``). ``"none"``
     does not divide, and ``"bnpo"`` multiplies each group by `beta_scale` instead. A group whose rewards are all equal
-    has ``A = 0`` exactly.
+    has ``A = 0`` exactly, unless `train_equal` is set and its baseline differs from its rewards.
+
+    With any baseline that does not depend on the row itself, the policy gradient has the same expected direction. Its
+    noise differs, and so does what is praised and blamed: with ``c = 0`` and rewards of 0 and 1 only right rollouts are
+    trained on. A baseline other than the mean depends on where the rewards' zero is.
 
     Args:
         rewards: ``[N]``, rows of one group next to each other.
@@ -44,6 +51,8 @@ def group_advantages(
         scale: none | group | batch | bnpo.
         batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
         batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
+        baseline: The share ``c`` of the group's mean reward, or the baselines ``[M]`` themselves (`energy_baselines`).
+        train_equal: Whether groups whose rewards are all equal are trained on where their baseline is another.
 
     Returns:
         ``[N]``.
@@ -59,8 +68,11 @@ def group_advantages(
     if len(rewards) % group_size:
         raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
     groups = rewards.reshape(-1, group_size)
-    centred = groups - groups.mean(1, keepdim=True)
+    of_group = baseline * groups.mean(1) if isinstance(baseline, float) else baseline.to(groups)
+    centred = groups - of_group[:, None]
     dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
+    if train_equal:
+        dead = dead & (centred.abs() <= EQUAL_REWARDS)
     match scale:
         case "none":
             advantages = centred
@@ -77,6 +89,40 @@ def group_advantages(
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
     return advantages.masked_fill(dead, 0).reshape(-1)
+
+
+def energy_baselines(rewards: Tensor, group_size: int, pooled_rewards: Tensor, pooled_energies: Tensor) -> Tensor:
+    r"""The baseline of each group with the least noise, if a row's gradient depends on its reward alone.
+
+    .. math:: b_{group} = \frac{\sum_j \bar W(r_j)\, r_j}{\sum_j \bar W(r_j)}, \qquad
+              \bar W(r) = \text{mean of } W_k \text{ over all pooled rows with } r_k = r
+
+    ``W`` is the squared norm of the gradient of a row's log-probability. The variance of ``(r_j - b) g_j`` is least at
+    ``b = E[W r] / E[W]``. For rewards of 0 and 1 this is ``p ρ / (p ρ + 1 - p)`` with the group's share of right rows
+    ``p`` and ``ρ`` the ratio of the mean energies of right and wrong rows. Pooling makes the energies of 8 rows those
+    of a batch. The row itself is in ``p`` and, with a small weight, in ``ρ``: a bias of the order of one over the group.
+
+    Args:
+        rewards: ``[N]``, rows of one group next to each other.
+        group_size: The number of rollouts of a group.
+        pooled_rewards: ``[K]``, the rewards of the rows that are pooled, over all ranks.
+        pooled_energies: ``[K]``, their energies ``W``, of any unit.
+
+    Returns:
+        ``[M]`` float64; the group's mean where a reward of the group is not among the pooled ones.
+
+    Source: Greensmith et al., Variance reduction techniques for gradient estimates, JMLR 2004, section 4; ours, pooled.
+    """
+    groups = rewards.double().reshape(-1, group_size)
+    values, place, number = torch.unique(pooled_rewards.double(), return_inverse=True, return_counts=True)
+    energy = torch.zeros_like(values).index_add(0, place, pooled_energies.double()) / number
+    known = torch.isin(groups, values).all(1)
+    weights = torch.ones_like(groups)
+    if len(values):
+        weights = energy[torch.searchsorted(values, groups).clamp(max=len(values) - 1)]
+    total = weights.sum(1)
+    optimal = (weights * groups).sum(1) / total
+    return torch.where(known & (total > 0), optimal, groups.mean(1))
 
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
