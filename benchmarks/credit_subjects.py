@@ -117,12 +117,16 @@ class Subject:
         method: A credit method, or a bare score ``[B, T]`` of each token.
         control: The control experiment that wraps the method.
         by: The quantity that ranks tokens: the score if the weights increase with it, else the weights.
+        baseline: `objective.baseline`.
+        train_equal: `objective.train_equal`.
     """
 
     name: str
     method: TokenCredit | Scorer
     control: CreditControl | None = None
     by: Literal["score", "weight"] = "weight"
+    baseline: float | Literal["energy"] = 1.0
+    train_equal: bool = False
 
 
 def negative_logprob(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:

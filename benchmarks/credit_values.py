@@ -4,10 +4,10 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world words       # 26 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --terms 10          # 7 hours
 
-The rollouts are those of benchmarks/credit_gradients.py with the same options. A token is a choice if the policy gave it
-a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state before each choice,
-`SAMPLES` continuations are sampled and graded, in two independent halves. FILE is written after every batch, and a
-second call goes on where the first one ended.
+The rollouts are those of benchmarks/credit_gradients.py with the same options, which reads FILE. A token is a choice if
+the policy gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state
+before each choice `SAMPLES` continuations are sampled and graded, in two independent halves. FILE is written after
+every batch, and a second call goes on where the first one ended.
 
 Shapes: ``N`` batches, ``B`` rows, ``T`` response tokens; 2 halves.
 """
@@ -17,33 +17,46 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from credit_gradients import PROMPTS, batches
+from credit_quality import graded_responses
 from credit_subjects import Setting, setting
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import GradedBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.measure import measure_logits
 from grail_lightning.engines import HFEngine
+from grail_lightning.engines.base import build_batch
 from grail_lightning.functional.certainty import repeat_probability
-from grail_lightning.grading import grade_answers
+from grail_lightning.grading import grade_and_locate, grade_answers
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.policy.layout import response_nodes
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import TokenText
 
+PROMPTS = 16  # A batch of the quickstart.
 SAMPLES = 64
 CERTAIN = 1e-3
 TOKEN_BUDGET = 1024
 
 
-def choices(policy: Policy, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
+def batches(
+    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, number: int, seed: int
+) -> Iterator[GradedBatch]:
+    """Graded rollouts of different training problems."""
+    (problems,) = where_from.data.load("train")
+    for k in range(number):
+        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
+        yield graded_responses(policy, engine, verifier, prompts, where_from, derive_seed(seed, "batch", k))
+
+
+def choices(policy: Policy, batch: GradedBatch) -> tuple[Tensor, Tensor]:
     """``[B, T]`` each: tokens that were a choice, and the probability that two draws at their place are equal."""
     context = CreditContext(step=0, generator=torch.Generator(), token_budget=TOKEN_BUDGET)
     own, repeated = measure_logits(policy, batch, context, torch.arange(len(batch)), repeat_probability)
@@ -51,7 +64,7 @@ def choices(policy: Policy, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
 
 
 def resampled_values(
-    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, batch: RolloutBatch, seed: int
+    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, batch: GradedBatch, seed: int
 ) -> tuple[Tensor, Tensor]:
     r"""``[B, T, 2]`` each, NaN where a token was no choice: ``V`` and ``b*`` of the state before the token.
 
@@ -103,8 +116,26 @@ def resampled_values(
     return values[0], values[1]
 
 
-def read(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file: ``ids``, ``rewards``, ``value`` and ``best``, each with the batch as its first dimension."""
+def kept_rollouts(
+    values: dict[str, np.ndarray], where_from: Setting, policy: Policy, verifier: Verifier, number: int
+) -> list[GradedBatch]:
+    """The rollouts that a file holds, graded again: another processor would sample others."""
+    (problems,) = where_from.data.load("train")
+    pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
+    rollouts = []
+    for k, rows in enumerate(values["ids"][:number].tolist()):
+        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
+        responses = [[token for token in row if token != pad] for row in rows]
+        finished = [row[-1] == end for row in responses]
+        sampled = build_batch(policy, prompts, len(rows) // len(prompts), responses, finished)
+        graded = grade_and_locate(sampled, verifier, policy.tokenizer)
+        assert graded.rewards.tolist() == values["rewards"][k].tolist()
+        rollouts.append(graded)
+    return rollouts
+
+
+def read_values(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, each with the batch as its first dimension: ids, rewards, value and best."""
     with np.load(file) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
@@ -122,7 +153,7 @@ def main() -> None:
     policy = load_policy(where_from.policy).eval()
     engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
-    arrays = read(options.file) if options.file.exists() else {}
+    arrays = read_values(options.file) if options.file.exists() else {}
     done = len(arrays["rewards"]) if arrays else 0
     width = where_from.sampling.max_response_length
     with Verifier() as verifier, torch.no_grad():
@@ -149,11 +180,8 @@ def main() -> None:
             partial = options.file.with_suffix(".partial.npz")
             np.savez_compressed(partial, **arrays)
             partial.replace(options.file)
-            print(
-                f"batch {number}: {float(batch.rewards.mean()):.3f} right, {int((~value[..., 0].isnan()).sum())} choices, "
-                f"{time.perf_counter() - begun:.0f} s",
-                flush=True,
-            )
+            right, made = float(batch.rewards.mean()), int((~value[..., 0].isnan()).sum())
+            print(f"batch {number}: {right:.3f} right, {made} choices, {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

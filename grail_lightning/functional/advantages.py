@@ -99,8 +99,8 @@ def energy_baselines(rewards: Tensor, group_size: int, pooled_rewards: Tensor, p
 
     ``W`` is the squared norm of the gradient of a row's log-probability. The variance of ``(r_j - b) g_j`` is least at
     ``b = E[W r] / E[W]``. For rewards of 0 and 1 this is ``p ρ / (p ρ + 1 - p)`` with the group's share of right rows
-    ``p`` and ``ρ`` the ratio of the mean energies of right and wrong rows. Pooling makes the energies of 8 rows those
-    of a batch. The row itself is in ``p`` and, with a small weight, in ``ρ``: a bias of the order of one over the group.
+    ``p`` and ``ρ`` the ratio of the mean energies of right and wrong rows. The row itself is in ``p`` and, with a
+    small weight, in ``ρ``, which is a bias of the order of one over the group.
 
     Args:
         rewards: ``[N]``, rows of one group next to each other.
@@ -111,7 +111,7 @@ def energy_baselines(rewards: Tensor, group_size: int, pooled_rewards: Tensor, p
     Returns:
         ``[M]`` float64; the group's mean where a reward of the group is not among the pooled ones.
 
-    Source: Greensmith et al., Variance reduction techniques for gradient estimates, JMLR 2004, section 4; ours, pooled.
+    Source: the optimal constant baseline of Greensmith et al., JMLR 5 (2004), section 4; pooling is ours.
     """
     groups = rewards.double().reshape(-1, group_size)
     values, place, number = torch.unique(pooled_rewards.double(), return_inverse=True, return_counts=True)
