@@ -97,7 +97,7 @@ CREDIT: dict[str, dict[str, list[str | None]]] = {
 WHAT: dict[str, list[str | None]] = {
     "model.credit": [*CREDIT],
     "model.engine": [None, None, "HFEngine --model.engine.cache_tokens=400"],
-    "model.control": [None, None, None, "Shuffled", "Random", "AnswerOnly", "SameMagnitude"],
+    "model.control": [None, None, None, "Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"],
     "model.loading.lora.rank": [None, None, "4"],
     "model.objective.aggregation": ["grpo", "dr_grpo", "dapo"],
     "model.objective.scale_rewards": ["none", "group", "batch", "bnpo"],

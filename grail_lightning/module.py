@@ -70,7 +70,7 @@ class GrailModule(pl.LightningModule):
         objective: Options that define the loss: clips, aggregation, KL.
         execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
         credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
-        control: A control experiment around the credit: Shuffled, Random, AnswerOnly or SameMagnitude.
+        control: A control experiment around the credit: Shuffled, Random, AnswerOnly, SameMagnitude or Balanced.
         optimizer: The optimiser of the policy's trainable parameters. `torchao.optim.AdamW8bit` keeps its state in 8
             bits.
         scheduler: The learning-rate schedule, which counts optimiser steps.

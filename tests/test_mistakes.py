@@ -34,7 +34,7 @@ NO_OPTION = "There is no option `%s`.*Did you mean `%s`"
     ("arguments", "message"),
     [
         ("--model.credit=GRIAL", "`model.credit` must be one of .*GRAIL, .* but got 'GRIAL'. Did you mean GRAIL"),
-        ("--model.control=Shufled", "`model.control` must be one of AnswerOnly, Random, SameMagnitude, Shuffled, "),
+        ("--model.control=Shufled", "`model.control` must be one of AnswerOnly, Balanced, Random, SameMagnitude, Shuffled, "),
         ("--model.credit.wmin=1", NO_OPTION % ("model.credit.wmin", "model.credit.w_min")),
         ("--model.credit=TreeAdvantage --model.credit.outcome=length", "outcome` must be one of reward, .*'length'"),
         ("--trainer.gradient_clip_val=1", "Set `--model.execution.max_grad_norm` instead"),
