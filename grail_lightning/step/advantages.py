@@ -10,18 +10,15 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.functional import group_advantages
-from grail_lightning.functional.advantages import Scaling
+from grail_lightning.functional.advantages import Scaling, group_advantages
 from grail_lightning.runtime.collectives import all_gather_rows
 
 
 def with_advantages(batch: GradedBatch, group_size: int, scale: Scaling) -> RolloutBatch:
     """The batch with its rollouts' advantages ``[B]``: rewards relative to those of the group.
 
-    Args:
-        batch: The graded rollouts, ``B`` rows.
-        group_size: The number of rows of each prompt.
-        scale: `Objective.scale_rewards`; statistics of the batch are those of all ranks.
+    `group_size` is the number of rows of each prompt, `scale` is `Objective.scale_rewards`; statistics of the batch are
+    those of all ranks.
     """
     rewards = batch.rewards
     std = all_gather_rows(rewards).std() if scale == "batch" else None

@@ -16,26 +16,20 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
 from grail_lightning.credit.distillation import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import pad_to_longest_rank
 from grail_lightning.step.options import Distillation
 
 
 class Pass(NamedTuple):
-    """The result of a forward pass of a micro-batch.
+    """The result of a forward pass of a micro-batch."""
 
-    Attributes:
-        stats: Log-probabilities and entropy ``[b, t]``, with gradient if autograd is on.
-        tokens_run: The number of tokens that were run; those that rows of a prefix tree have in common count once.
-        weights: The token weights ``[b, t]``, if this pass has found them; else they were known before.
-    """
-
-    stats: TokenStats
-    tokens_run: int
-    weights: TokenWeights | None = None
+    stats: TokenStats  # Log-probabilities and entropy [b, t], with gradient if autograd is on.
+    tokens_run: int  # Tokens that rows of a prefix tree have in common count once.
+    weights: TokenWeights | None = None  # The token weights [b, t], if this pass has found them; else known before.
 
 
 class Forward:
@@ -97,26 +91,20 @@ class Forward:
         return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share)
 
 
-def reference_logprobs(
-    reference: Reference, trained: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext, *, share: bool
-) -> Tensor:
-    """``[B, T]`` log-probabilities of some rows under the reference of the policy `trained`, zero on the others."""
-    with reference.running(trained) as policy:
+def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> Tensor:
+    """``[B, T]`` log-probabilities of some rows of a batch under the reference, zero on the others."""
+    batch = trained.batch
+    with reference.running(trained.policy) as policy:
         dtype = torch.promote_types(policy.model.dtype, torch.float32)
         logprobs = torch.zeros(batch.response_mask.shape, dtype=dtype, device=batch.response_mask.device)
-        for micro, done in Forward(policy, batch, context, share=share).without_gradient(rows):
+        forward = Forward(policy, batch, trained.context, share=trained.share)
+        for micro, done in forward.without_gradient(rows):
             scatter(logprobs, micro.rows, done.stats.logprobs)
     return logprobs
 
 
 class Teacher:
-    """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout.
-
-    Args:
-        policy: The policy that is trained.
-        batch: The rollouts, ``B`` rows.
-        sentence: The sentence that the problem ends with; {answer} is replaced by the reference answer.
-    """
+    """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout."""
 
     def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
         self.policy, self.batch = policy, with_shown_answers(policy, batch, sentence)
