@@ -111,7 +111,7 @@ class GrailModule(pl.LightningModule):
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
-        self._resumed: dict[str, Any] = {}  # What a resumed fit needs of its checkpoint until training begins.
+        self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
 
     @cached_property
@@ -183,9 +183,9 @@ class GrailModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimiser of the policy's trainable parameters, with its schedule, which counts optimiser steps."""
-        restored = self._resumed.pop("state_dict", {})
-        weights = {name.removeprefix("policy."): weight for name, weight in restored.items()}
-        self.gradients = Gradients(self._policy, self.trainer.strategy, weights)
+        restored = {name.removeprefix("policy."): weight for name, weight in self._restored.items()}
+        self._restored = {}
+        self.gradients = Gradients(self._policy, self.trainer.strategy, restored)
         optimizer = self.gradients.make_optimizer(self.optimizer)
         self._configured = ConfiguredOptions(optimizer, self.scheduler)
         if self.scheduler is None:
@@ -194,18 +194,15 @@ class GrailModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Apply options that were changed before a resume."""
+        """Apply options that were changed before a resume, now that optimiser and schedule are restored."""
         check_loader(self.trainer.train_dataloader, self.execution)
-        if self._resumed and self._configured is not None:
-            before, optimizer = self._resumed["configured"], self.optimizers()
-            self._configured.keep(optimizer, self.lr_schedulers(), before, self.global_step)
-        self._resumed = {}
+        if self.trainer.ckpt_path is not None and self._configured is not None:
+            self._configured.apply(self.optimizers(), self.lr_schedulers(), self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the states of what Lightning does not know, the configured options, and unrounded master weights."""
+        """Add the states of what Lightning does not know, and unrounded master weights."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["second"] = {} if self.second is None else self.second.state_dict()
-        checkpoint["configured"] = None if self._configured is None else self._configured.record()
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
@@ -216,8 +213,7 @@ class GrailModule(pl.LightningModule):
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
         if self.second is not None and fits:
             self.second.load_state_dict(checkpoint.get("second", {}))
-        kept = {"state_dict": checkpoint.get("state_dict", {}), "configured": checkpoint.get("configured")}
-        self._resumed = kept if fits else {}
+        self._restored = checkpoint.get("state_dict", {}) if fits else {}
         if not fits:
             self.gradients = None
 

@@ -108,7 +108,7 @@ def test_a_resumed_learning_rate_is_the_configured_one():
         configured = ConfiguredOptions(resumed, None)
         resumed.load_state_dict(saved.state_dict())
         assert resumed.param_groups[0]["weight_decay"] == 0.01
-        configured.keep(resumed, None, ConfiguredOptions(saved, None).record(), num_steps=1)
+        configured.apply(resumed, None, num_steps=1)
         assert resumed.param_groups[0]["lr"].item() == pytest.approx(2e-3)
         assert resumed.param_groups[0]["weight_decay"] == 0.5
         resumed.step()  # It refuses a learning rate that is no tensor.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import HALF
 from grail_lightning.runtime.seeds import seeded
-
-_SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
 
 
 def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
@@ -110,48 +108,26 @@ class ConfiguredOptions:
 
     def __init__(self, optimizer: Optimizer, make_schedule: Callable[[Any], Any] | None) -> None:
         self.groups, self._make_schedule = _options_of(optimizer), make_schedule
+        constructors = [inspect.signature(kind.__init__) for kind in type(optimizer).__mro__]
+        self._arguments = {name for constructor in constructors for name in constructor.parameters}
 
-    def record(self) -> dict[str, Any]:
-        """Options and schedule as plain values, so that a resumed run can detect changes by the user."""
-        return {"options": _plain(self.groups), "schedule": _plain(self._rehearse(0)[1])}
+    def apply(self, optimizer: Any, scheduler: Any, num_steps: int) -> None:
+        """Put them into an optimiser and a scheduler with restored states, as after `num_steps` optimiser steps.
 
-    def keep(self, optimizer: Any, scheduler: Any, before: Mapping[str, Any] | None, num_steps: int) -> None:
-        """After a resume, apply the options of optimiser and schedule that the user has changed.
-
-        Unchanged options keep their values from the checkpoint, since schedules and some optimisers write into them. A
-        changed schedule, or one of a changed learning rate, continues as if the run had begun with it.
-
-        Args:
-            optimizer: The optimiser with its restored state.
-            scheduler: The scheduler with its restored state; None without one.
-            before: The `record` of the run that saved the checkpoint; without it all options count as changed.
-            num_steps: The number of optimiser steps that the run has taken.
+        So what the user has changed for a resume has its effect, and a schedule is where it would be if the run had
+        begun with it; without a change it is where it was. What is no argument of the optimiser's constructor keeps the
+        value from the checkpoint, since some optimisers count in their options.
         """
-        record = self.record()
-        if record == before:
-            return
-        rehearsed, state = self._rehearse(num_steps)
-        another = before is None or record["schedule"] != before["schedule"]
-        for k, group in enumerate(optimizer.param_groups):
-            now, then = record["options"][k], {} if before is None else before["options"][k]
-            changed = {name for name, value in now.items() if name not in then or then[name] != value}
-            if another:
-                changed |= _SCHEDULED & group.keys() | rehearsed[k].keys() - now.keys()
-            group.update({name: rehearsed[k][name] for name in changed})
-        if another and scheduler is not None:
-            scheduler.load_state_dict(state)
-
-    def _rehearse(self, num_steps: int) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-        """The options of each group and the state of the schedule after the given number of steps."""
         groups = [copy.deepcopy(group) | {"params": [torch.zeros(0)]} for group in self.groups]
-        optimizer = _Idle(groups, copy.deepcopy(self.groups[0]))
-        if self._make_schedule is None:
-            return _options_of(optimizer), None
-        scheduler = self._make_schedule(optimizer)
-        for _ in range(num_steps):
-            optimizer.step()
-            scheduler.step()
-        return _options_of(optimizer), scheduler.state_dict()
+        rehearsal = _Idle(groups, copy.deepcopy(self.groups[0]))
+        if self._make_schedule is not None:
+            rehearsed = self._make_schedule(rehearsal)
+            for _ in range(num_steps):
+                rehearsal.step()
+                rehearsed.step()
+            scheduler.load_state_dict(rehearsed.state_dict())
+        for group, begun, options in zip(optimizer.param_groups, self.groups, _options_of(rehearsal), strict=True):
+            group |= {k: value for k, value in options.items() if k in self._arguments or k not in begun}
 
 
 class _Idle(Optimizer):
@@ -163,12 +139,3 @@ class _Idle(Optimizer):
 
 def _options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
-def _plain(value: object) -> object:
-    """Tensors as numbers, also inside dictionaries and lists, so that `==` compares them."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

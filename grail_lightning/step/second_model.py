@@ -103,7 +103,7 @@ class TrainedModel(SecondModel):
         """Weights, optimiser and schedule as plain values. A collective; if sharded, the first rank has them."""
         if self._optimisation is None:
             return dict(self._restored)
-        gradients, optimizer, scheduler, options = self._optimisation
+        gradients, optimizer, scheduler, _ = self._optimisation
         self._reshard()
         weights = {name: whole_tensor(weight).cpu() for name, weight in self._weights(gradients).items()}
         state = optimizer.state_dict()
@@ -115,7 +115,6 @@ class TrainedModel(SecondModel):
             "weights": weights,
             "optimizer": state | {"state": moments},
             "scheduler": None if scheduler is None else scheduler.state_dict(),
-            "configured": options.record(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,10 +151,8 @@ class TrainedModel(SecondModel):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         moments = _of_tensors(state["optimizer"]["state"], lambda index, value: _like(parameters[index], value))
         optimizer.load_state_dict(state["optimizer"] | {"state": moments})
-        if scheduler is not None and state["scheduler"] is not None:
-            scheduler.load_state_dict(state["scheduler"])
         self.steps = state["steps"]
-        options.keep(optimizer, scheduler, state["configured"], self.steps)
+        options.apply(optimizer, scheduler, self.steps)
 
     def _weights(self, gradients: Gradients) -> dict[str, Tensor]:
         """What the optimiser updates, by the names of the model's weights."""
