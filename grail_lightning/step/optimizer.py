@@ -108,8 +108,8 @@ class ConfiguredOptions:
 
     def __init__(self, optimizer: Optimizer, make_schedule: Callable[[Any], Any] | None) -> None:
         self.groups, self._make_schedule = _options_of(optimizer), make_schedule
-        constructors = [inspect.signature(kind.__init__) for kind in type(optimizer).__mro__]
-        self._arguments = {name for constructor in constructors for name in constructor.parameters}
+        kinds = [kind for kind in type(optimizer).__mro__ if issubclass(kind, Optimizer)]
+        self._arguments = {name for kind in kinds for name in inspect.signature(kind).parameters}
 
     def apply(self, optimizer: Any, scheduler: Any, num_steps: int) -> None:
         """Put them into an optimiser and a scheduler with restored states, as after `num_steps` optimiser steps.
