@@ -162,11 +162,7 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit.
-
-        Raises:
-            ValueError: If `ckpt_path="last"` has found no checkpoint.
-        """
+        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         check_last_found(self.trainer)
         self.verifier = Verifier()
         if stage == "fit":
@@ -220,10 +216,7 @@ class GrailModule(pl.LightningModule):
     # --- steps --------------------------------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
-        """Process one batch of prompts: sample once, and take as many optimiser steps as are configured.
-
-        The calls are drawn as a tree in `grail_lightning.step`.
-        """
+        """Sample once, and take as many optimiser steps as are configured; `grail_lightning.step` draws the calls."""
         clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
         sampler = self._sampler(clock, self.execution.group_size, self.sampling)
         graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)

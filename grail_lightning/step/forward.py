@@ -35,13 +35,8 @@ class Pass(NamedTuple):
 class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
-    Args:
-        policy: The policy that is run.
-        batch: The rollouts, ``B`` rows.
-        context: The context, with token budget and temperature.
-        share: Whether common beginnings of rows are run once.
-        entropy_gradient: Whether the entropy carries a gradient.
-        teacher: The teacher from which the divergence is measured in passes with gradient; None without one.
+    `context` has the token budget and the temperature. With `share` common beginnings of rows are run once. Passes with
+    gradient may let the entropy carry one, and measure the divergence from a teacher.
     """
 
     def __init__(
@@ -130,6 +125,4 @@ class Teacher:
 
 def find_teacher(policy: Policy, batch: RolloutBatch, options: Distillation | None, step: int) -> Teacher | None:
     """The teacher of a batch; None if the options ask for none at this optimiser step."""
-    if options is None or not options.strength(step):
-        return None
-    return Teacher(policy, batch, options.sentence)
+    return Teacher(policy, batch, options.sentence) if options is not None and options.strength(step) else None

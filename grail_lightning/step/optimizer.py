@@ -45,15 +45,8 @@ def take_step(
     """Clip the gradients to `max_norm` (None only measures), take a step, and return the norm and the learning rate.
 
     Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
-
-    Args:
-        gradients: The gradients of the step.
-        optimizer: The optimiser of the trainable weights.
-        max_norm: See above.
-        seed: The seed of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since
-            they must round replicated weights alike.
-        warn_if_unmoved: Whether to warn if a step that should change the weights changes none. The caller sets it
-            until the first such step.
+    `seed` is that of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since they
+    must round replicated weights alike. The caller sets `warn_if_unmoved` until a step should have changed weights.
 
     Raises:
         ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.

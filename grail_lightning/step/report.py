@@ -87,10 +87,8 @@ def _combine(parts: list[_Part]) -> float:
 def loss_figures(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str, float]:
     """Means over tokens and ranks of the sums that the micro-batches of an optimiser step returned, if any.
 
-    Args:
-        sums: Sums by name, which include the number of ``tokens`` and the ``loss``. The loss is summed, not averaged.
-        run: The number of tokens that were run.
-        asked: The number of tokens of the same rows without sharing; the last token of a row is not run.
+    The sums include the number of ``tokens`` and the ``loss``, which is summed, not averaged. `run` tokens were run in
+    place of the `asked` ones that the same rows have without sharing.
     """
     local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
     total = sum_by_name(local | {"run": float(run), "asked": float(asked)})

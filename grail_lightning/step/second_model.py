@@ -57,19 +57,11 @@ class TrainedModel(SecondModel):
     Its first use makes the optimiser, and restores the state of a checkpoint. Gradients of replicated weights are
     averaged over ranks here. The state is whole in checkpoints, gathered tensor by tensor if the weights are sharded.
 
-    Args:
-        policy: The model.
-        training: The options of its optimiser.
-        strategy: The trainer's strategy.
-        max_grad_norm: Norm to which gradients are scaled down; None only measures.
-
-    Attributes:
-        steps: The number of optimiser steps taken; 0 before the first use.
     """
 
     def __init__(self, policy: Policy, training: Training, strategy: Strategy, max_grad_norm: float | None) -> None:
         self.policy, self.training, self.strategy, self.max_grad_norm = policy, training, strategy, max_grad_norm
-        self.steps = 0
+        self.steps = 0  # The number of optimiser steps taken.
         self._optimisation: _Optimisation | None = None
         self._restored: Mapping[str, Any] = {}
 

@@ -139,7 +139,7 @@ class Update:
         execution: How it is run.
         max_response_length: The limit of a response in tokens, a denominator of Dr. GRPO.
         seed: The seed of the order of groups.
-        refreshed: Whether the token weights are replaced before each further step.
+        refreshed: Whether the token weights are replaced before each further step (`reweigh`).
 
     Attributes:
         plan: The optimiser steps.
