@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from grail_lightning.credit.distillation import SENTENCE, check_sentence
-from grail_lightning.functional import clipped_surrogate
 from grail_lightning.functional.advantages import Scaling
-from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Surrogate, sampler_correction
+from grail_lightning.functional.policy_gradient import (
+    Aggregation,
+    Estimator,
+    Level,
+    Surrogate,
+    clipped_surrogate,
+    sampler_correction,
+)
 
 _AUTO_CAP = 2.0
 
