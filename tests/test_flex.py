@@ -39,7 +39,7 @@ def take_flex(monkeypatch):
 
     def take():
         monkeypatch.setattr(torch_flex, "_validate_device", _accept)
-        monkeypatch.setattr("grail_lightning.policy.trees._kernel", lambda device: counted)
+        monkeypatch.setattr("grail_lightning.policy.trees._flex_attention", lambda device: counted)
         monkeypatch.setattr(Policy, "tree_kernel", "flex")
         return calls
 

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import grail_lightning
 from grail_lightning.cli import GrailCLI
-from grail_lightning.distributed.sharding import check_strategy, data_parallel_mesh
+from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.policy import Loading
 from tests.processes import run_script
 from tests.shell import RUN, SHORT, fails, main
@@ -70,11 +70,6 @@ def test_devices_that_would_share_layers_are_refused():
     try:
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
         with pytest.raises(ValueError, match=r"`tensor_parallel_size` must be 1.* got 2\. .*data_parallel_size=2"):
-            data_parallel_mesh(mesh, Loading())
+            load_on_ranks("arithmetic", Loading(), mesh, half_precision=False, trainable=True)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_gradients_that_are_not_sharded_are_not_reduced_once():
-    with pytest.warns(UserWarning, match="`loading.reduce_once` changes nothing .*ModelParallelStrategy"):
-        assert data_parallel_mesh(None, Loading(reduce_once=True)) is None
