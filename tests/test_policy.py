@@ -298,7 +298,10 @@ def test_half_floats_are_not_trained_but_predict(dtype, tmp_path):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (["q_proj", "q_prj"], r"must name layers .* got \['q_proj', 'q_prj'\]: it has no q_prj. It has .*q_proj, up_proj"),
+        (
+            ["q_proj", "q_prj"],
+            r"must name layers .* got \['q_proj', 'q_prj'\]: it has no q_prj. It has .*q_proj, up_proj",
+        ),
         ("proj", "must name layers of the policy, but got proj: "),
         ([], r"must name layers of the policy, but got \[\]: "),
         (["q_proj", "lm_head"], r"must leave out what shares its weights .* but got \['q_proj', 'lm_head'\]: "),
