@@ -128,7 +128,6 @@ HOW: dict[str, list[str | None]] = {
     "model.loading.gradient_checkpointing": ["true", "false"],
     "model.loading.packing": ["true", "false", "false"],
     "model.loading.chunk_tokens": ["128", "4096"],
-    "model.loading.tree_attention": ["auto", "sdpa"],
 }
 WHOLE_ROWS = {
     "model.execution.token_budget": "100000",
