@@ -8,13 +8,13 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, check_number
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, check_options
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 
@@ -141,6 +141,7 @@ class Balanced(CreditControl):
         )
 
 
+@dataclass(eq=False)
 class RandomSubset(TokenCredit):
     """Trains on a random share of each rollout's tokens: what every method that selects tokens has to beat.
 
@@ -152,9 +153,10 @@ class RandomSubset(TokenCredit):
     Source: arXiv 2605.07660, where a fifth of the tokens, drawn at random, keeps most of DAPO's result.
     """
 
-    def __init__(self, share: float = 0.2) -> None:
-        check_number("share", share, "(0, 1]")
-        self.share = share
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_options(self, share="(0, 1]")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weight 1 on the tokens that are kept, and 0 on the others."""

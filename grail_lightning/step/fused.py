@@ -86,7 +86,7 @@ class SaliencyForward(Forward):
         stats, saliency = forward_with_saliency(
             self.policy,
             layout,
-            replace(self.target, objective=self.target.objective[rows, :columns]),
+            replace(self.target, explained=self.target.explained[rows, :columns]),
             temperature=self.context.temperature,
             frozen=not torch.is_grad_enabled(),
             in_place=in_place,
