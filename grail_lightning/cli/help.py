@@ -1,4 +1,4 @@
-"""What the command line answers without torch, which takes seconds to import: first screen, version, wrong subcommand."""
+"""What the command line answers without torch: the first screen, the version, and a wrong subcommand."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class StageCSVLogger(CSVLogger):
 
 
 def log_beside_training(loggers: object, stage: str) -> None:
-    """Let an evaluation log to a part of the run's folder, ``runs/quickstart/validate``, apart from training's curves."""
+    """Let an evaluation log to a part of the run's folder, ``runs/quickstart/validate``, apart from training."""
     for logger in as_list(loggers):
         name = logger.class_path.rpartition(".")[2]
         if name == CSVLogger.__name__:

@@ -32,7 +32,7 @@ def leave_out_messages() -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_worth_saying)
     for message in (
         "Experiment logs directory .* exists and is not empty",  # `keep_tables` has moved the files.
-        "You defined a `validation_step` but have no `val_dataloader`",  # `check_run` says what a run without them lacks.
+        "You defined a `validation_step` but have no `val_dataloader`",  # `check_run` says what is lacking.
         r"`ModelCheckpoint\(monitor='val/.*could not find the monitored key",  # The same; other names are an error.
     ):
         warnings.filterwarnings("ignore", message=message)
