@@ -15,8 +15,8 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import gradient_energies
-from grail_lightning.credit.tree import prefix_states
 from grail_lightning.policy import Policy
+from grail_lightning.policy.layout import response_nodes
 from grail_lightning.step.advantages import token_advantages
 
 Kind = Literal["position", "row", "tree"]
@@ -55,16 +55,18 @@ class LeftOut(TokenCredit):
 
 def tree_baseline(batch: RolloutBatch, mean: Tensor) -> Tensor:
     """``[B, T]``: of the state before each token, from the other rows that reach it; `mean` ``[B]`` is that of none."""
-    rewards, states = batch.rewards.double(), prefix_states(batch)
-    before = torch.cat([states.roots[:, None], states.after[:, :-1]], 1)
+    rewards, after = batch.rewards.double(), response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    number = int(after.max()) + 1
+    before = torch.cat([number + batch.group[:, None], after[:, :-1]], 1)
+    number += int(batch.group.max()) + 1
     baseline, present = torch.zeros(before.shape, dtype=torch.float64), mean.clone()
     for t in range(before.shape[1]):
         inside = batch.response_mask[:, t]
         state = torch.where(inside, before[:, t], 0)
-        none = torch.zeros(states.number, dtype=torch.float64)
+        none = torch.zeros(number, dtype=torch.float64)
         total = none.index_add(0, state[inside], rewards[inside])[state] - rewards
-        number = none.index_add(0, state[inside], torch.ones_like(rewards)[inside])[state] - 1
-        present = torch.where(inside, (total + present) / (number + 1), present)
+        others = none.index_add(0, state[inside], torch.ones_like(rewards)[inside])[state] - 1
+        present = torch.where(inside, (total + present) / (others + 1), present)
         baseline[:, t] = present
     return baseline
 
