@@ -1,5 +1,6 @@
 """`--help` as people meet it: a first screen without torch, and groups of options in whole sentences."""
 
+import importlib
 import inspect
 import os
 import re
@@ -11,7 +12,7 @@ from dataclasses import fields
 import pytest
 from jsonargparse import ArgumentParser
 
-from grail_lightning.callbacks.choices import choices, class_of
+from grail_lightning.callbacks.choices import BASES, choices
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.help import GROUPS, SUBCOMMANDS
 from grail_lightning.step.options import Execution
@@ -131,8 +132,9 @@ def test_the_help_of_every_option_of_ours_is_whole_sentences(parsers):
         if not action.dest.startswith(("trainer.", "checkpoint.")) and action.dest != "help":
             assert (action.help or "").endswith("."), action.dest
     for option in ("model.credit", "model.control", "model.engine", "data", "data.task", "data.task.answer"):
+        modules = [vars(importlib.import_module(module)) for module in BASES[option][1]]
         for name in choices(option):
-            _walk(class_of(option, name), seen)
+            _walk(next(module[name] for module in modules if name in module), seen)
     assert {"GRAIL", "MathData", "Marker", "FewShot", "RewardSpec", "DatasetSpec"} <= {cls.__name__ for cls in seen}
 
 
