@@ -26,7 +26,7 @@ from grail_lightning.cli.app import ALWAYS_ON, GrailCLI, run
 
 PLACE = "<!-- options -->"
 OURS = "grail_lightning."
-BASES = choices_of_options._BASES
+BASES = choices_of_options.BASES
 # The groups in the order in which a reader needs them; others follow.
 FIRST = ("model", "model.sampling", "model.execution", "model.objective", "model.loading", "data", "evaluation")
 TITLES = {"": "The run"}

@@ -19,7 +19,7 @@ from PIL import Image
 from grail_lightning.cli import main
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Step
-from grail_lightning.views.pictures import ShownGroup, ShownRollout, heatmap
+from grail_lightning.views.pictures import ShownRollout, heatmap
 
 METHODS = {
     "Uniform (GRPO)": ["--model.credit=Uniform"],
@@ -75,7 +75,7 @@ def draw(tables: dict[str, pandas.DataFrame], which: int, file: Path) -> None:
         for name, table in tables.items()
     ]
     prompt = f"{row['prompt']} Right: {row['reference']}."
-    Image.fromarray(heatmap([ShownGroup(prompt=prompt, rollouts=rollouts)])).save(file, optimize=True)
+    Image.fromarray(heatmap([(prompt, rollouts)])).save(file, optimize=True)
 
 
 def run(file: Path) -> None:

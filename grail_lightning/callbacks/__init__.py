@@ -8,9 +8,8 @@ from grail_lightning.callbacks.export import ExportPolicy
 from grail_lightning.callbacks.pictures import CreditPictures
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.callbacks.preflight import Preflight
-from grail_lightning.callbacks.progress import ProgressBar
+from grail_lightning.callbacks.progress import ProgressBar, Throughput
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
-from grail_lightning.callbacks.throughput import Throughput
 
 __all__ = [
     "CreditPictures",

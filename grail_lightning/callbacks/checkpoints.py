@@ -20,11 +20,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of
+from grail_lightning.credit.base import check_number
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
 
-_MIB = 2**20
 _NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
@@ -49,13 +49,12 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_batches: int = 0, on_validation: bool = True, folder: str | None = None) -> None:
-        if every_n_batches < 0:
-            raise ValueError(f"`every_n_batches` must be 0 (off) or positive, but got {every_n_batches}.")
+        check_number("every_n_batches", every_n_batches, "[0, inf)")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
         self._due = False
         self.file = Path()
-        self._termination = Termination()
+        self._termination = _Termination()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make Lightning write checkpoints completely or not at all. A plugin that the user has set is kept."""
@@ -88,7 +87,6 @@ class LastCheckpoint(Checkpoint):
         self._due = bool(due) or _may_be_cut(trainer, pl_module)
         if not _validation_follows(trainer):  # Otherwise it waits: a run resumed from between the two would lack it.
             self._save_if_due(trainer, pl_module)
-            self._end_if_asked(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation before the first step, or outside of a fit, has nothing to save: a SIGTERM ends it at once."""
@@ -102,7 +100,6 @@ class LastCheckpoint(Checkpoint):
         if self.on_validation:
             self._save(trainer, pl_module, again=True)
         self._save_if_due(trainer, pl_module)
-        self._end_if_asked(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A SIGTERM ends a test or a prediction at once."""
@@ -121,15 +118,15 @@ class LastCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Report from which checkpoint a run can be resumed that was interrupted, or ended by an error."""
-        asked = isinstance(exception, KeyboardInterrupt | SIGTERMException)
-        what = "Ended by SIGTERM" if isinstance(exception, SIGTERMException) else "Interrupted" if asked else "Failed"
+        ends = {SIGTERMException: "Ended by SIGTERM", KeyboardInterrupt: "Interrupted"}
+        what = next((said for kind, said in ends.items() if isinstance(exception, kind)), "Failed")
         fits = trainer.state.fn == "fit"
         if fits and self._saved_at is not None and self.file.exists():
             rank_zero_info(
                 f"{what} at step {trainer.global_step}; {self.file} is of step {self._saved_at}. Resume with the "
                 f"same command and `--ckpt_path={self.file if self.folder else 'last'}`."
             )
-        elif asked:
+        elif what != "Failed":
             where = f" at step {trainer.global_step}, before its first checkpoint" if fits else ""
             rank_zero_info(f"{what}{where}.")
 
@@ -153,9 +150,14 @@ class LastCheckpoint(Checkpoint):
             )
 
     def _save_if_due(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what is due; save and end after a SIGTERM. A collective."""
         if self._due:
             self._save(trainer, pl_module)
         self._due = False
+        if self._termination.noted(pl_module.device):
+            self._save(trainer, pl_module)
+            if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
+                self._termination.end()
 
     def _save(self, trainer: Trainer, pl_module: LightningModule, *, again: bool = False) -> None:
         """Save if the run is between two batches and this step is not saved yet; `again` saves it in any case."""
@@ -167,14 +169,8 @@ class LastCheckpoint(Checkpoint):
             _warn_of_full_disk(self.file)
         self._saved_at = trainer.global_step
 
-    def _end_if_asked(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._termination.noted(pl_module.device):
-            self._save(trainer, pl_module)
-            if trainer.global_step != trainer.max_steps:  # A run at its last step finishes normally and exports.
-                self._termination.end()
 
-
-class Termination:
+class _Termination:
     """A handler of SIGTERM: in training it only records the signal, elsewhere it ends the process at once.
 
     In training all ranks must end at the same point, so the signal is acted upon later. The handler replaces
@@ -218,9 +214,9 @@ def _warn_of_full_disk(file: Path) -> None:
     size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(file.parent).free
     if free < 2 * size:
         rank_zero_warn(
-            f"A checkpoint takes {size / _MIB:,.1f} MiB, and {file.parent} has {free / _MIB:,.1f} MiB free, less than "
-            "two more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: true`), "
-            "or choose a folder on another disk."
+            f"A checkpoint takes {size / 2**20:,.1f} MiB, and {file.parent} has {free / 2**20:,.1f} MiB free, less "
+            "than two more. Free some space, keep less (`checkpoint.save_top_k: 0`, `checkpoint.save_weights_only: "
+            "true`), or choose a folder on another disk."
         )
 
 

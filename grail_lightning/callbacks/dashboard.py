@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -16,9 +16,6 @@ from grail_lightning.credit.base import TokenCredit
 from grail_lightning.runtime.seeds import run_seed
 from grail_lightning.step.tags import tag
 from grail_lightning.tasks.import_path import GIVEN
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 # The charts of the page "Custom Scalars": category -> chart -> tags. The most important ones come first.
 LAYOUT = {
@@ -51,6 +48,7 @@ LAYOUT = {
     },
 }
 _DEPTH = 3
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class Dashboard(Callback):
@@ -69,46 +67,48 @@ class Dashboard(Callback):
         """Write the layout and `hparams.yaml`, and give other loggers the hyper-parameters."""
         if not trainer.is_global_zero or fast_dev_run(trainer):
             return
-        self._parameters = hyper_parameters(trainer, pl_module)
+        self._parameters = _hyper_parameters(trainer, pl_module)
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars(_charts())
-                logger.log_hyperparams(self._parameters, {})  # Without figures yet, hence for the file alone.
-                # Lightning has written the file before there was an optimizer, and would not replace it.
-                Path(logger.log_dir, logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
-                logger.save()
-            else:
+            if not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(self._parameters)
+                continue
+            # torch's `SummaryWriter` takes regular expressions for tags.
+            charts = {
+                category: {name: ["Multiline", [f"^{re.escape(t)}$" for t in tags]] for name, tags in charts.items()}
+                for category, charts in LAYOUT.items()
+            }
+            logger.experiment.add_custom_scalars(charts)
+            logger.log_hyperparams(self._parameters, {})  # Without figures yet, hence for the file alone.
+            # Lightning has written the file before there was an optimizer, and would not replace it.
+            Path(logger.log_dir, logger.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+            logger.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the line of the run for TensorBoard's page "HParams"."""
+        figures = {}
+        for evaluation in (c for c in callbacks_of(trainer) if isinstance(c, Evaluation)):
+            for name, measured in (("first", evaluation.first), ("final", evaluation.last)):
+                if measured:
+                    figures[f"val/{name}_accuracy"] = float(measured["accuracy"])
+        if (reward := trainer.callback_metrics.get(tag("reward"))) is not None:
+            figures["train/final_reward"] = float(reward)
         for logger in trainer.loggers if self._parameters else []:
             if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(self._parameters, final_figures(trainer), step=trainer.global_step)
+                logger.log_hyperparams(self._parameters, figures, step=trainer.global_step)
 
 
-def final_figures(trainer: Trainer) -> dict[str, float]:
-    """The first and the last held-out accuracy of a fit, and its last reward, as far as there are any."""
-    figures = {}
-    for evaluation in (c for c in callbacks_of(trainer) if isinstance(c, Evaluation)):
-        for name, measured in (("first", evaluation.first), ("final", evaluation.last)):
-            if measured:
-                figures[f"val/{name}_accuracy"] = float(measured["accuracy"])
-    if (reward := trainer.callback_metrics.get(tag("reward"))) is not None:
-        figures["train/final_reward"] = float(reward)
-    return figures
-
-
-def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+def _hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """The options of a fit that matter for its outcome, as nested plain values. Call it when training begins."""
     module, data = module_of(pl_module), data_of(trainer)
     # As configured: in a resumed run the groups hold those of the checkpoint until the module's own `on_train_start`.
     group = module.optimizer_options[0]
-    options = {name: value for name, value in group.items() if _is_plain(value) and name != "lr"}
-    parts = {
-        name: plain(getattr(module, name, None))
-        for name in ("sampling", "loading", "objective", "execution", "credit", "control")
-    }
+    options = {name: value for name, value in group.items() if isinstance(value, _PLAIN) and name != "lr"}
+    names = ("sampling", "loading", "objective", "execution", "credit", "control")
+    parts = {name: plain(part) for name in names if (part := getattr(module, name, None)) is not None}
+    # What the options of a data module cannot say: the datasets and the rewards that a Python program gave it.
+    specs = {f"data.{split}_{s.label}": s.path for split, of in getattr(data, "specs", {}).items() for s in of}
+    rewards = getattr(getattr(data, "task", None), "rewards", [])
+    sources = specs | {f"rewards.{reward.name}": reward.path for reward in rewards}
     return {
         "learning_rate": float(group["lr"]),  # It may be a tensor.
         "policy": str(module.policy_name),
@@ -117,49 +117,25 @@ def hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, 
         "precision": str(trainer.precision),
         "world_size": trainer.world_size,
         "data": plain(data),
-        **_from_python(data),
-        **{name: value for name, value in parts.items() if value is not None},
+        **{name: source for name, source in sources.items() if source.endswith(GIVEN)},
+        **parts,
         "optimizer": {"class": type(trainer.optimizers[0]).__name__, **options},
     }
 
 
-def _from_python(data: object) -> dict[str, str]:
-    """What the options of a data module cannot say: the datasets and the rewards that a Python program gave it."""
-    specs = [(split, spec) for split, given in getattr(data, "specs", {}).items() for spec in given]
-    rewards = getattr(getattr(data, "task", None), "rewards", [])
-    sources = {f"data.{split}_{spec.label}": spec.path for split, spec in specs}
-    sources |= {f"rewards.{reward.name}": reward.path for reward in rewards}
-    return {name: source for name, source in sources.items() if source.endswith(GIVEN)}
-
-
 def plain(value: object, depth: int = 0) -> Any:
     """Options as plain values: those of a record by name, and those of another object with the name of its class."""
-    if _is_plain(value) or depth == _DEPTH:
-        return value if _is_plain(value) else type(value).__name__
+    if isinstance(value, _PLAIN):
+        return value
+    if depth == _DEPTH:
+        return type(value).__name__
     if isinstance(value, list | tuple):
         return str([plain(item, depth + 1) for item in value])
-    if _is_record(value):
+    if dataclasses.is_dataclass(value):
         return {f.name: plain(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
-    fields = getattr(value, "__dict__", {})
-    kept = {
+    shown = {
         name: plain(item, depth + 1)
-        for name, item in fields.items()
-        if not name.startswith("_") and (_is_plain(item) or isinstance(item, TokenCredit) or _is_record(item))
+        for name, item in getattr(value, "__dict__", {}).items()
+        if name[0] != "_" and (isinstance(item, (*_PLAIN, TokenCredit)) or dataclasses.is_dataclass(item))
     }
-    return {"class": type(value).__name__, **kept}
-
-
-def _charts() -> dict[str, dict[str, list[Any]]]:
-    """The layout as torch's `SummaryWriter` takes it, with regular expressions for tags."""
-    return {
-        category: {chart: ["Multiline", [f"^{re.escape(name)}$" for name in names]] for chart, names in charts.items()}
-        for category, charts in LAYOUT.items()
-    }
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _is_record(value: object) -> TypeGuard[DataclassInstance]:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return {"class": type(value).__name__, **shown}

@@ -14,15 +14,14 @@ from grail_lightning.callbacks.hooks import callbacks_of
 from grail_lightning.callbacks.pictures import CreditPictures
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.callbacks.preflight import Preflight
-from grail_lightning.callbacks.progress import ProgressBar
+from grail_lightning.callbacks.progress import ProgressBar, Throughput
 from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
-from grail_lightning.callbacks.throughput import Throughput
 from grail_lightning.runtime.run_folder import RunFolder
 
 _LIGHTNINGS = ModelCheckpoint().state_key
 
 
-class CheckpointsAndBar(Callback):
+class _CheckpointsAndBar(Callback):
     """Puts ``best.ckpt`` (by ``val/accuracy``), ``last.ckpt`` and our progress bar in the place of Lightning's own.
 
     A Trainer has its own unless a flag switches them off (`enable_checkpointing`, `enable_progress_bar`, `barebones`),
@@ -63,7 +62,7 @@ def default_callbacks(
     """The callbacks of every command-line run: ``Trainer(callbacks=default_callbacks(), …)`` with any other options.
 
     Dashboard, evaluation, rollout table, pictures of the credit, throughput, preflight warnings, export, predictions,
-    the checkpoints ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt``, and the progress bar (`CheckpointsAndBar`).
+    the checkpoints ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt``, and the progress bar.
     Remove or replace entries of the list as you like.
 
     Args:
@@ -74,7 +73,7 @@ def default_callbacks(
         progress_bar: Whether our progress bar replaces Lightning's; False keeps that one, or yours.
     """
     return [
-        CheckpointsAndBar(progress_bar),
+        _CheckpointsAndBar(progress_bar),
         Dashboard(),
         Evaluation(num_samples=num_samples, sampling=sampling, pass_at=pass_at),
         RolloutTable(),

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of, tell_policy
-from grail_lightning.callbacks.running_evaluation import RunningEvaluation
-from grail_lightning.evaluate.table import TableOptions
-from grail_lightning.step.outputs import EvaluationPlan
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
+from grail_lightning.callbacks.samples import Batches, KeptSamples, evaluated_batches, samples_of
+from grail_lightning.credit.base import check_choice, check_number
+from grail_lightning.data.sources import metric_name, metric_names
+from grail_lightning.evaluate.records import Problem, problems_of
+from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
+from grail_lightning.functional import maj_at_k, pass_at_k
+from grail_lightning.metrics import STATUSES
+from grail_lightning.runtime.collectives import all_gather_objects, world_size
+from grail_lightning.runtime.seeds import derive_seed, run_seed
+from grail_lightning.step.outputs import EvaluationPlan, test_seeds, validation_key
 from grail_lightning.tasks.base import Prompt
+
+if TYPE_CHECKING:
+    from grail_lightning.module import GrailModule
+
+_KEEP = Literal["test", "all", "none"]
+# What the names of the figures of each dataset begin with; the others are logged for all datasets together.
+_OF_EACH_DATASET = ("accuracy", "pass_at", "maj_at", "completions/mean_length", "completions/clipped_ratio")
 
 
 class Evaluation(Callback):
@@ -54,20 +73,18 @@ class Evaluation(Callback):
         pass_at: tuple[int, ...] = (1,),
         maj_at: tuple[int, ...] = (),
         by: tuple[str, ...] = (),
-        keep_samples: Literal["test", "all", "none"] = "test",
+        keep_samples: _KEEP = "test",
         at_start: bool = True,
         at_end: bool = True,
     ) -> None:
-        if num_samples < 1:
-            raise ValueError(f"`num_samples` must be at least 1, but got {num_samples}.")
+        check_number("num_samples", num_samples, "[1, inf)")
         for name, wanted in (("pass_at", pass_at), ("maj_at", maj_at)):
             if any(not 1 <= k <= num_samples for k in wanted):
                 raise ValueError(
                     f"Every k of `{name}` must lie between 1 and `num_samples`, but got {list(wanted)} "
                     f"with {num_samples}. Raise `num_samples`, or ask for a smaller k."
                 )
-        if keep_samples not in ("test", "all", "none"):
-            raise ValueError(f"`keep_samples` must be test, all or none, but got {keep_samples!r}.")
+        check_choice("keep_samples", keep_samples, _KEEP)
         self.num_samples, self.sampling, self.keep_samples = num_samples, sampling, keep_samples
         self.pass_at, self.maj_at, self.by = tuple(pass_at), tuple(maj_at), tuple(by)
         self.at_start, self.at_end = at_start, at_end
@@ -75,7 +92,7 @@ class Evaluation(Callback):
         self.last: dict[str, Any] = {}
         self._finished = False
         self._loaded: int | None = None
-        self._running: RunningEvaluation | None = None  # None outside of an evaluation, and in the sanity check.
+        self._running: _Running | None = None  # None outside of an evaluation, and in the sanity check.
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -95,7 +112,10 @@ class Evaluation(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate after training, before the callbacks that monitor a metric read it."""
-        if self.at_end and _is_over(trainer) and self.last.get("step") != trainer.global_step:
+        steps, epochs = trainer.max_steps, trainer.max_epochs
+        last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+        over = 0 <= steps <= trainer.global_step or last_epoch or trainer.should_stop
+        if self.at_end and over and self.last.get("step") != trainer.global_step:
             _validate(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,30 +126,21 @@ class Evaluation(Callback):
         """Print the outcome of training, below the messages of other callbacks."""
         self._end()
         if self._finished:
-            print(self.outcome())
+            print(f"held-out accuracy: {self._outcome()}")
         self._finished = False
 
-    def outcome(self) -> str:
-        """The line ``held-out accuracy: 0.412 -> 0.871 (512 problems, temperature 1.0)``, for example.
+    def _outcome(self) -> str:
+        """The figures ``0.412 -> 0.871 (512 problems, temperature 1.0)``, for example.
 
-        The two figures cannot be compared if the run was resumed with other validation data or sampling options. Each
-        figure is then followed by its own conditions.
+        They cannot be compared if the run was resumed with other validation data or sampling options. Each is then
+        followed by its own conditions.
         """
-        last = f"{self.last['accuracy']:.3f} ({self.last['conditions']})"
-        if not self.first:
-            return f"held-out accuracy: {last}"
-        first = f"{self.first['accuracy']:.3f}"
-        differ = [
-            what
-            for key, what in (("digest", "problems"), ("sampling", "sampling"))
-            if self.first[key] != self.last[key]
-        ]
-        if not differ:
-            return f"held-out accuracy: {first} -> {last}"
-        return (
-            f"held-out accuracy: {first} ({self.first['conditions']}) -> {last}; not comparable, because the run was "
-            f"resumed with other {' and '.join(differ)}"
-        )
+        first, last = (f"{of['accuracy']:.3f} ({of['conditions']})" if of else "" for of in (self.first, self.last))
+        other = {"digest": "problems", "sampling": "sampling"}
+        differ = [what for key, what in other.items() if self.first and self.first[key] != self.last[key]]
+        if differ:
+            return f"{first} -> {last}; not comparable, because the run was resumed with other {' and '.join(differ)}"
+        return f"{self.first['accuracy']:.3f} -> {last}" if self.first else last
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the step of the checkpoint, at which validation and test log."""
@@ -154,7 +165,7 @@ class Evaluation(Callback):
         step = trainer.global_step if stage == "fit" else tell_policy(trainer, pl_module, self._loaded)
         keep = self.keep_samples == "all" or (self.keep_samples == "test" and stage == "test")
         shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by)
-        self._running = RunningEvaluation(trainer, module, shown, step, keep=keep and not fast_dev_run(trainer))
+        self._running = _Running(trainer, module, shown, step, keep=keep and not fast_dev_run(trainer))
         module.evaluation = replace(module.evaluation, done=self._running.done)
 
     on_test_start = on_validation_start
@@ -170,7 +181,7 @@ class Evaluation(Callback):
     ) -> None:
         """Add the graded responses of a batch to the metrics, and keep them."""
         if self._running is not None:
-            self._running.add(outputs, batch, batch_idx, dataloader_idx)
+            self._running.add(outputs, batch, (dataloader_idx, batch_idx))
 
     on_test_batch_end = on_validation_batch_end
 
@@ -180,39 +191,151 @@ class Evaluation(Callback):
             return
         figures = self._running.finish(pl_module, "val")
         if trainer.state.fn == "fit":
-            measured = {"step": trainer.global_step, "accuracy": figures["accuracy"]}
-            self.last = measured | self._running.conditions()
+            self.last = {"step": trainer.global_step, "accuracy": figures["accuracy"]} | self._running.conditions()
             if trainer.global_step == 0:
                 self.first = self.last
-        self._end(complete=True)
+        self._running = None
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics and print them as a table."""
         if self._running is None:
             return
         self._running.finish(pl_module, "test")
-        if table := self._running.table():
-            print(table)
-        self._end(complete=True)
+        if trainer.is_global_zero and self._running.problems:
+            print(evaluation_table(self._running.problems, self._running.shown))
+        self._running = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the files of the samples; what is written stays."""
-        if self._running is not None:
-            self._running.tell_interrupted(exception)
-        self._end()
+        self._end(exception)
 
-    def _end(self, *, complete: bool = False) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.close(complete=complete)
+    def _end(self, exception: BaseException | None = None) -> None:
+        """Close the folder of an evaluation that was broken off."""
+        if self._running is not None and self._running.kept is not None:
+            self._running.kept.close(exception)
+        self._running = None
 
 
-def _is_over(trainer: Trainer) -> bool:
-    """Whether training ends with this epoch."""
-    steps, epochs = trainer.max_steps, trainer.max_epochs
-    last_step = 0 <= steps <= trainer.global_step
-    last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
-    return last_step or last_epoch or trainer.should_stop
+class _Running:
+    """An evaluation from its first batch to its figures: its problems, and the samples that it keeps.
+
+    Every rank must call the constructor and `finish`. The samples are kept if `keep`, and the problems are known
+    beforehand. `step` is the number of optimiser steps of the policy.
+    """
+
+    def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int, *, keep: bool) -> None:
+        self._trainer, self._plan, self._step = trainer, module.evaluation, step
+        self.shown = shown
+        self.problems: list[Problem] = []  # Those of this rank, and in the end those of all ranks.
+        self.kept: KeptSamples | None = None
+        self._digest = self._counted = 0
+        batches: Batches | None = evaluated_batches(trainer) if keep or trainer.state.fn == "test" else None
+        if batches is not None:
+            self.shown = replace(shown, first=batches.first_rows())
+            self.kept = KeptSamples(trainer, module, batches, step, self.shown) if keep else None
+
+    @property
+    def done(self) -> frozenset[tuple[int, int]]:
+        """The batches that need not be sampled, by the numbers of loader and batch."""
+        return frozenset() if self.kept is None else self.kept.done
+
+    def add(self, outputs: object, prompts: Sequence[Prompt], number: tuple[int, int]) -> None:
+        """Count the responses of a batch, and keep them. `outputs` are None for a batch that is `done`."""
+        if self.kept is not None and number in self.kept.done:
+            samples = self.kept.recalled(number)
+        else:
+            batch = output_of(outputs).batch
+            prompts = batch.prompts[:: self._plan.num_samples]  # Rows of one group are neighbours.
+            samples = samples_of(batch, self._indices(number, len(prompts)), self._seeds(prompts, number))
+            if self.kept is not None:
+                self.kept.write(samples)
+        compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
+        for name, rows in groupby(samples, key=lambda sample: sample.dataset):
+            self.problems += problems_of(rows, compare[name])
+        self._digest += sum(int(sample.problem, 16) for sample in samples if sample.sample == 0)
+
+    def _indices(self, number: tuple[int, int], num_prompts: int) -> list[int]:
+        """The places of a batch's problems in their datasets."""
+        if self.kept is not None:
+            return [index for _, index in self.kept.batches.of_rank(number, self._trainer)]
+        rank, ranks = self._trainer.global_rank, self._trainer.world_size
+        self._counted += num_prompts  # Any numbers will do that tell problems apart.
+        return [k * ranks + rank for k in range(self._counted - num_prompts, self._counted)]
+
+    def _seeds(self, prompts: Sequence[Prompt], number: tuple[int, int]) -> list[int]:
+        """The seed of each response's random numbers."""
+        if self._trainer.state.fn == "test":
+            return test_seeds(prompts, self._plan.num_samples)
+        seed = derive_seed(run_seed(), *validation_key(*number), self._trainer.global_rank)
+        return [seed] * (len(prompts) * self._plan.num_samples)
+
+    def finish(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
+        """Log all figures and return them. A collective: every rank computes the same ones of all problems."""
+        ranks = all_gather_objects((self.problems, self._digest))
+        self.problems = sorted((p for problems, _ in ranks for p in problems), key=lambda p: (p.dataset, p.index))
+        self._digest = sum(digest for _, digest in ranks) % 2**64  # In any order, and over any number of ranks.
+        figures = _all_figures(self.problems, self.shown)
+        known = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
+        # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
+        pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
+        if self.kept is not None:
+            self.kept.finish()
+        return figures
+
+    def conditions(self) -> dict[str, Any]:
+        """The conditions of the figures: a text, and values that differ if the problems or the sampling differ."""
+        temperature, number = self._plan.sampling.temperature, self._plan.num_samples
+        drawn = f"temperature {temperature}" if temperature else "greedy"
+        samples = f" x {number} samples" if number > 1 else ""
+        conditions = f"{len(self.problems)} problems{samples}, {drawn}"
+        return {"conditions": conditions, "digest": self._digest, "sampling": repr(self._plan)}
+
+
+def _all_figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
+    """The figures of an evaluation by name: of all problems, of each dataset, and of the parts of `options.by`."""
+    figures = _figures(problems, options)
+    averaged = [name for name in figures if name.startswith(("accuracy", "pass_at", "maj_at"))]
+    datasets: dict[str, list[Problem]] = defaultdict(list)
+    for problem in problems:
+        datasets[problem.dataset].append(problem)
+    parts = metric_names(sorted(name for name in datasets if name))
+    of_each = [_figures(datasets[name], options) for name in parts]
+    for part, values in zip(parts.values(), of_each, strict=True):
+        figures |= {f"{part}/{name}": value for name, value in values.items() if name.startswith(_OF_EACH_DATASET)}
+    if len(parts) > 1:
+        figures |= {f"{name}_simple_average": sum(of[name] for of in of_each) / len(parts) for name in averaged}
+    for column in options.by:
+        for dataset, value, some in by_column(problems, column):
+            part, values = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}", _figures(some, options)
+            figures |= {f"{part}/{name}": values[name] for name in averaged}
+    return figures
+
+
+def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
+    """The figures of a set of problems; NaN where there are no responses. Loggers take float32."""
+
+    def mean(values: Any) -> float:
+        return float(np.float32(np.mean(values))) if len(values) else float("nan")
+
+    correct = np.array([right for problem in problems for right in problem.correct], dtype=bool)
+    lengths = np.array([length for problem in problems for length in problem.lengths], dtype=float)
+    finished = np.array([ended for problem in problems for ended in problem.finished], dtype=bool)
+    statuses = Counter(status for problem in problems for status in problem.statuses)
+    samples = torch.tensor([len(problem.correct) for problem in problems])
+    right = torch.tensor([sum(problem.correct) for problem in problems])
+    figures = {"accuracy": mean(correct)}
+    figures |= {f"pass_at_{k}": mean(pass_at_k(samples, right, k).numpy()) for k in options.pass_at}
+    figures |= {f"maj_at_{k}": mean([maj_at_k(p.votes, p.correct, k) for p in problems]) for k in options.maj_at}
+    of_lengths = {
+        "mean_length": mean(lengths),
+        "min_length": mean(np.sort(lengths)[:1]),
+        "max_length": mean(np.sort(lengths)[-1:]),
+        "clipped_ratio": mean(~finished),
+        "mean_length_right": mean(lengths[correct]),
+        "mean_length_wrong": mean(lengths[~correct]),
+    }
+    figures |= {f"completions/{name}": value for name, value in of_lengths.items()}
+    return figures | {f"verdict/{status}": statuses[status] / max(1, len(correct)) for status in STATUSES}
 
 
 def _validate(trainer: Trainer) -> None:

@@ -13,13 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
+from grail_lightning.credit.base import check_choice
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-_PREFIX = "policy."
 _LAST_FILE = "tokenizer_config.json"  # The tokenizer is written after the weights.
 
 
@@ -38,10 +38,9 @@ class ExportPolicy(Callback):
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
-        if which not in ("last", "best"):
-            raise ValueError(f"`which` must be last or best, but got {which!r}.")
+        check_choice("which", which, Literal["last", "best"])
         self.which, self.folder = which, folder
-        self.path, self._trained = Path(), False
+        self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -59,7 +58,7 @@ class ExportPolicy(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""
-        self.path, self._trained = self.folder_of(trainer), False
+        self._path, self._trained = self.folder_of(trainer), False
 
     def folder_of(self, trainer: Trainer) -> Path:
         """The folder to write to. A broadcast: every rank must call it."""
@@ -74,29 +73,26 @@ class ExportPolicy(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the folder after the last checkpoint is saved. A resumed run with no step left writes it, too."""
         module = module_of(pl_module)
+        weights, self._gathered = self._gathered, None
         ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(module))
         if module.policy is None or not ended or fast_dev_run(trainer) or not trainer.is_global_zero:
             return
-        path, (weights, source) = self.path, self._weights(trainer)
-        policy = module.policy if weights is None else _unsharded(module, weights)
-        policy.save(path)
-        rank_zero_info(f"Wrote the policy ({source}) to {path}. Use it as `--model.policy={path}`.")
-
-    def _weights(self, trainer: Trainer) -> tuple[dict[str, Tensor] | None, str]:
-        """The weights to export and their description. None means the current weights of the policy."""
-        gathered, self._gathered = self._gathered, None
-        if self.which == "best":
-            best = Path(getattr(trainer.checkpoint_callback, "best_model_path", ""))
-            if best.is_file():
-                # The file is this run's own, and the states of callbacks in it may be of any type.
-                state = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
-                return state, f"checkpoint {best}"
+        source, best = f"step {trainer.global_step}", Path(getattr(trainer.checkpoint_callback, "best_model_path", ""))
+        if self.which == "best" and best.is_file():
+            # The file is this run's own, and the states of callbacks in it may be of any type.
+            weights, source = (
+                torch.load(best, map_location="cpu", weights_only=False)["state_dict"],
+                f"checkpoint {best}",
+            )
+        elif self.which == "best":
             rank_zero_warn(
                 "`which: best` found no checkpoint file of a `ModelCheckpoint` with `monitor`; the last weights are "
                 "exported instead. Sharded checkpoints must be consolidated first: "
                 "`python -m lightning.pytorch.utilities.consolidate_checkpoint`."
             )
-        return gathered, f"step {trainer.global_step}"
+        policy = module.policy if weights is None else _unsharded(module, weights)
+        policy.save(self._path)
+        rank_zero_info(f"Wrote the policy ({source}) to {self._path}. Use it as `--model.policy={self._path}`.")
 
 
 def check_steps_left(trainer: Trainer, checkpoint: str | Path, step: int) -> None:
@@ -134,5 +130,5 @@ def _unsharded(module: GrailModule, weights: dict[str, Tensor]) -> Policy:
     """A second policy on the CPU with the given weights. It is only saved; every model supports eager attention."""
     plain: dict[str, Any] = {"attention": "eager", "gradient_checkpointing": False, "packing": False}
     policy = load_policy(module.policy_name, dataclasses.replace(module.loading, **plain))
-    policy.load_state_dict({k.removeprefix(_PREFIX): v for k, v in weights.items() if k.startswith(_PREFIX)})
+    policy.load_state_dict({k.removeprefix("policy."): v for k, v in weights.items() if k.startswith("policy.")})
     return policy

@@ -27,6 +27,11 @@ def module_of(pl_module: LightningModule) -> GrailModule:
     return pl_module
 
 
+def _is_ours(pl_module: LightningModule) -> TypeGuard[GrailModule]:
+    # Not `isinstance`: an import of the module would go up from this package.
+    return hasattr(pl_module, "objective")
+
+
 def output_of(outputs: object) -> StepOutput:
     """The output of a step. A training step returns it inside a mapping, as Lightning requires."""
     output = outputs["output"] if isinstance(outputs, Mapping) else outputs
@@ -46,27 +51,31 @@ def policy_of(module: GrailModule) -> Policy:
     return module.policy
 
 
+# Lightning does not declare the next three attributes.
+
+
 def fast_dev_run(trainer: Trainer) -> bool:
-    """Whether the trainer only tries a few batches, and writes nothing. Lightning does not declare the attribute."""
+    """Whether the trainer only tries a few batches, and writes nothing."""
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
-    """The callbacks of a run. Lightning does not declare the attribute."""
-    found: list[Callback] = getattr(trainer, "callbacks", [])
-    return found
-
-
-def subcommand_of(trainer: Trainer) -> str:
-    """What a trainer is running: fit, validate, test or predict."""
-    assert trainer.state.fn is not None, "hooks are called while it runs"
-    return trainer.state.fn.value
+    """The callbacks of a run."""
+    callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+    return callbacks
 
 
 def data_of(trainer: Trainer) -> LightningDataModule | None:
-    """The data module of a run; None if it has loaders alone. Lightning does not declare the attribute."""
-    found: LightningDataModule | None = getattr(trainer, "datamodule", None)
-    return found
+    """The data module of a run; None if it has loaders alone."""
+    data: LightningDataModule | None = getattr(trainer, "datamodule", None)
+    return data
+
+
+def is_shown(trainer: Trainer, every_n_batches: int) -> bool:
+    """Whether this process shows the batch that has just ended; the first one is always shown. 0 shows none."""
+    if not every_n_batches or not trainer.is_global_zero or fast_dev_run(trainer):
+        return False
+    return trainer.fit_loop.total_batch_idx % every_n_batches == 0
 
 
 def tell_policy(trainer: Trainer, pl_module: LightningModule, loaded: int | None) -> int:
@@ -83,10 +92,5 @@ def tell_policy(trainer: Trainer, pl_module: LightningModule, loaded: int | None
     else:
         policy = f"as it was loaded from {module_of(pl_module).policy_name}, without a checkpoint."
         policy += f" Give `--ckpt_path last` for that of {last}." if last.exists() else ""
-    rank_zero_info(f"`{subcommand_of(trainer)}` uses the policy {policy}")
+    rank_zero_info(f"`{trainer.state.fn and trainer.state.fn.value}` uses the policy {policy}")
     return step
-
-
-def _is_ours(pl_module: LightningModule) -> TypeGuard[GrailModule]:
-    # Not `isinstance`: an import of the module would go up from this package.
-    return hasattr(pl_module, "objective")

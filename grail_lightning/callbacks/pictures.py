@@ -10,20 +10,18 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
-from numpy.typing import NDArray
 from torch import Tensor
 
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
+from grail_lightning.callbacks.hooks import is_shown, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts
 from grail_lightning.credit import TokenWeights
+from grail_lightning.credit.base import check_number
 from grail_lightning.grading import labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.views.pictures import ShownGroup, ShownRollout, heatmap, weight_curves
-
-_BINS = 40
+from grail_lightning.views.pictures import ShownRollout, heatmap, weight_curves
 
 
 class CreditPictures(Callback):
@@ -55,43 +53,29 @@ class CreditPictures(Callback):
     def __init__(
         self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 12, max_time_share: float = 0.01
     ) -> None:
-        for name, value, least in (
-            ("every_n_batches", every_n_batches, 0),
-            ("num_groups", num_groups, 1),
-            ("max_lines", max_lines, 2),
-        ):
-            if value < least:
-                raise ValueError(f"`{name}` must be at least {least}, but got {value}.")
-        if not 0 < max_time_share <= 1:
-            raise ValueError(
-                f"`max_time_share` must lie in (0, 1], but got {max_time_share}. For no pictures set "
-                "`every_n_batches: 0`."
-            )
+        check_number("every_n_batches", every_n_batches, "[0, inf)")
+        check_number("num_groups", num_groups, "[1, inf)")
+        check_number("max_lines", max_lines, "[2, inf)")
+        check_number("max_time_share", max_time_share, "(0, 1]")
         self.every_n_batches, self.num_groups, self.max_lines = every_n_batches, num_groups, max_lines
         self.max_time_share = max_time_share
-        self.seconds = 0.0
-        """The time that pictures have taken since training began."""
-        self._start()
-
-    def _start(self) -> None:
-        self.seconds, self._last, self._failed = 0.0, 0.0, False
-        self._began = time.perf_counter()
+        self._began = self._seconds = self._last = 0.0
+        self._failed = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._start()
+        self._began, self._seconds, self._last, self._failed = time.perf_counter(), 0.0, 0.0, False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Draw the batch, if it is due and there is time for it."""
-        if not self.every_n_batches or not trainer.is_global_zero or self._failed or fast_dev_run(trainer):
+        if self._failed or not is_shown(trainer, self.every_n_batches):
             return
         loggers = [logger for logger in trainer.loggers if _takes_pictures(logger)]
         output, start = output_of(outputs), time.perf_counter()
-        if trainer.fit_loop.total_batch_idx % self.every_n_batches or not loggers or output.weights is None:
-            return
-        if self.max_time_share < 1 and self.seconds + self._last > self.max_time_share * (start - self._began):
+        late = self._seconds + self._last > self.max_time_share * (start - self._began)
+        if not loggers or output.weights is None or (late and self.max_time_share < 1):
             return
         try:
             self._draw(output, output.weights, loggers, module_of(pl_module).tokenizer, trainer.global_step)
@@ -99,42 +83,34 @@ class CreditPictures(Callback):
             self._failed = True
             rank_zero_warn(f"No more pictures of the credit, because one could not be drawn: {error!r:.300}")
         self._last = time.perf_counter() - start
-        self.seconds += self._last
+        self._seconds += self._last
 
     def _draw(
         self, output: StepOutput, weights: TokenWeights, loggers: list[Any], tokenizer: Decoder, step: int
     ) -> None:
         batch = rollouts_of(output)
-        shares = effective_weights(batch.advantages, weights)
-        pictures = {"credit/rollouts": heatmap(self._groups(output, shares, tokenizer, step), self.max_lines)}
-        live = (batch.advantages != 0).nonzero().flatten()
-        found, mask = _numpy(shares[live]), batch.response_mask[live].cpu().numpy()
-        values = found[mask & np.isfinite(found)]
-        if len(values):
-            pictures["credit/weight_by_position"] = weight_curves(found, mask, batch.correct[live].cpu().numpy())
-        for logger in loggers:
-            board = logger.experiment if isinstance(logger, TensorBoardLogger) else None
-            for tag, picture in pictures.items():
-                if board is not None:
-                    board.add_image(tag, picture, step, dataformats="HWC")
-                else:
-                    logger.log_image(tag, [picture], step=step)
-            if board is not None and len(values):
-                # TensorBoard's own bins would take a hundred times as long.
-                board.add_histogram("credit/weights", values.astype(np.float64), step, bins=_BINS)
-
-    def _groups(self, output: StepOutput, shares: Tensor, tokenizer: Decoder, step: int) -> list[ShownGroup]:
-        """Groups with a right and a wrong rollout; groups without a difference if there are no others."""
-        batch = output.batch
-        pairs = mixed_pairs(batch.correct.tolist(), batch.group.tolist())
+        weights_shown = effective_weights(batch.advantages, weights).detach().float().cpu()
+        pairs = _mixed_pairs(batch.correct.tolist(), batch.group.tolist())
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(step)).tolist()
-        return [
-            ShownGroup(
-                prompt=prompt_text(batch.prompts[pairs[place][0]]),
-                rollouts=[_shown(output, row, shares[row], tokenizer) for row in pairs[place]],
-            )
-            for place in order[: self.num_groups]
+        groups = [
+            (prompt_text(batch.prompts[pair[0]]), [_shown(output, row, weights_shown[row], tokenizer) for row in pair])
+            for pair in (pairs[place] for place in order[: self.num_groups])
         ]
+        pictures = {"credit/rollouts": heatmap(groups, self.max_lines)}
+        live = (batch.advantages != 0).cpu()
+        values, mask = weights_shown[live].numpy(), batch.response_mask.cpu()[live].numpy()
+        finite = values[mask & np.isfinite(values)]
+        if len(finite):
+            pictures["credit/weight_by_position"] = weight_curves(values, mask, batch.correct.cpu()[live].numpy())
+        for logger in loggers:
+            if not isinstance(logger, TensorBoardLogger):
+                for tag, picture in pictures.items():
+                    logger.log_image(tag, [picture], step=step)
+                continue
+            for tag, picture in pictures.items():
+                logger.experiment.add_image(tag, picture, step, dataformats="HWC")
+            if len(finite):  # TensorBoard's own bins would take a hundred times as long.
+                logger.experiment.add_histogram("credit/weights", finite.astype(np.float64), step, bins=40)
 
 
 def _takes_pictures(logger: object) -> bool:
@@ -142,35 +118,26 @@ def _takes_pictures(logger: object) -> bool:
     return isinstance(logger, TensorBoardLogger) or callable(getattr(logger, "log_image", None))
 
 
-def mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:
-    """The first right and the first wrong row of each group that has both; or the first two rows of each group."""
-    rows: dict[int, list[int]] = {}
+def _mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:
+    """The first right and the first wrong row of each group that has both; or the two ends of each group."""
+    groups: dict[int, list[int]] = {}
     for row, number in enumerate(group):
-        rows.setdefault(number, []).append(row)
-    both = [
-        (next(r for r in members if correct[r]), next(r for r in members if not correct[r]))
-        for members in rows.values()
-        if len({correct[r] for r in members}) == 2
-    ]
-    return both or [(members[0], members[-1]) for members in rows.values()]
+        groups.setdefault(number, []).append(row)
+    firsts = [{correct[row]: row for row in reversed(rows)} for rows in groups.values()]
+    mixed = [(first[True], first[False]) for first in firsts if len(first) == 2]
+    return mixed or [(rows[0], rows[-1]) for rows in groups.values()]
 
 
-def _shown(output: StepOutput, row: int, shares: Tensor, tokenizer: Decoder) -> ShownRollout:
+def _shown(output: StepOutput, row: int, weights: Tensor, tokenizer: Decoder) -> ShownRollout:
     batch, prompt = output.batch, output.batch.prompts[row]
-    facts = rollout_facts(output, row).split(", ")
-    length = int(batch.response_lengths[row])
+    facts, length = rollout_facts(output, row), int(batch.response_lengths[row])
     aligned = align(batch.response_ids[row, :length].tolist(), tokenizer)
     answers = prompt.task.answer_spans(aligned.text)
     return ShownRollout(
-        title=f"{facts[0]}, {facts[-1]}\n{facts[-2]}",  # The verdict, the length and the advantage.
+        title=f"{facts['verdict']}, {facts['length']}\n{facts.get('advantage', facts['reward'])}",
         text=aligned.text,
         tokens=list(zip(aligned.starts, aligned.stops, strict=True)),
-        weights=_numpy(shares[:length]).tolist(),
+        weights=weights[:length].tolist(),
         steps=labelled_steps(aligned.text, prompt) or [],
         answer=(answers[-1].start, answers[-1].stop) if answers else None,
     )
-
-
-def _numpy(values: Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = values.detach().float().cpu().numpy()
-    return found

@@ -16,38 +16,31 @@ from torch import Tensor
 
 from grail_lightning.answers import Alignment
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
-from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, response_ids, rollout_columns
+from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.tasks.base import Prompt
 from grail_lightning.views import write_page
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
+_OF_A_METHOD = {"weights": "list<float32>", "scores": "list<float32>", "fallback": "bool"}
 _COLUMNS = {
     **ROLLOUT_COLUMNS,
-    "token_ids": "list<int32>",
     "tokens": "list<string>",
     "token_starts": "list<int32>",
     "token_stops": "list<int32>",
     "method": "string",
-    "weights": "list<float32>",
-    "scores": "list<float32>",
-    "fallback": "bool",
-    "box_start": "int32",
-    "box_stop": "int32",
-    "box_first_token": "int32",
-    "box_last_token": "int32",
+    **_OF_A_METHOD,
+    **dict.fromkeys(("box_start", "box_stop", "box_first_token", "box_last_token"), "int32"),
     "step_starts": "list<int32>",
     "step_stops": "list<int32>",
     "step_kinds": "list<string>",
 }
-_OF_A_METHOD = {"weights": "list<float32>", "scores": "list<float32>", "fallback": "bool"}
 
 
 class PredictionWriter(Callback):
@@ -91,27 +84,27 @@ class PredictionWriter(Callback):
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []
-        self._types: dict[str, str] = {}
         self._writer: Any = None
-        self._rows = 0
         self._loaded: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the checkpoint of an earlier stage, and check that the further methods find what they need."""
         self._loaded = None
-        methods = (module_of(pl_module).credit, *self.compare)
-        training = [type(m).__name__ for m in methods if m.needs().training is not None]
-        if stage == "predict" and training:
-            raise ValueError(
-                f"`model.credit` must not be `{training[0]}` in `predict`, since it trains a model beside the policy. "
-                "Set another method, such as --model.credit=TreeAdvantage."
-            )
-        needy = [type(method).__name__ for method in self.compare if method.needs().reference]
-        if stage == "predict" and needy and not module_of(pl_module).credit.needs().reference:
-            raise ValueError(
-                f"`{needy[0]}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
-                f"first: --model.credit={needy[0]} --model.credit={type(module_of(pl_module).credit).__name__}."
-            )
+        if stage != "predict":
+            return
+        credit = module_of(pl_module).credit
+        for method in (credit, *self.compare):
+            needs, name = method.needs(), type(method).__name__
+            if needs.training is not None:
+                raise ValueError(
+                    f"`model.credit` must not be `{name}` in `predict`, since it trains a model beside the policy. "
+                    "Set another method, such as --model.credit=TreeAdvantage."
+                )
+            if needs.reference and not credit.needs().reference:
+                raise ValueError(
+                    f"`{name}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
+                    f"first: --model.credit={name} --model.credit={type(credit).__name__}."
+                )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the step of the loaded policy."""
@@ -124,11 +117,10 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._names = method_names([module_of(pl_module).credit, *self.compare])
-        self._types = prediction_types(self._names[1:])
-        empty = arrow_table({name: [] for name in self._types}, self._types)
-        self._writer = pq.ParquetWriter(self._part(trainer.global_rank), empty.schema)
-        self._rows = 0
+        self._names = _method_names([module_of(pl_module).credit, *self.compare])
+        types = prediction_types(self._names[1:])
+        schema = arrow_table({name: [] for name in types}, types).schema
+        self._writer = pq.ParquetWriter(self._part(trainer.global_rank), schema)
 
     def on_predict_batch_end(
         self,
@@ -143,48 +135,37 @@ class PredictionWriter(Callback):
         output, module = output_of(outputs), module_of(pl_module)
         compared = self._compared(module, output)
         if len(output.batch):
-            columns = prediction_columns(output, module, self._names[0], compared)
-            self._writer.write_table(arrow_table(columns, self._types))
+            columns = _columns(output, module, self._names[0], compared)
+            self._writer.write_table(arrow_table(columns, prediction_types([*compared])))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
-        self._close()
+        self._writer.close()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
-            self._keep_earlier()
-            self._rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
-            rank_zero_info(f"Wrote {self._rows} predictions to {self._path}.")
-            if self.page and self._rows:
-                rank_zero_info(write_page([self._path], self._path.with_suffix(".html")))
+            page = self._path.with_suffix(".html")
+            if self._path.exists():
+                earlier = self._path.rename(unused(self._path))
+                if page.exists():
+                    page.replace(earlier.with_suffix(".html"))
+                rank_zero_info(f"The predictions that were in {self._path} are now in {earlier}.")
+            rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
+            rank_zero_info(f"Wrote {rows} predictions to {self._path}.")
+            if self.page and rows:
+                rank_zero_info(write_page([self._path], page))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the partial file."""
-        self._close()
+        if self._writer is not None:
+            self._writer.close()
 
     @torch.inference_mode(False)  # As for the module's `predict_step`.
     def _compared(self, module: GrailModule, output: StepOutput) -> dict[str, TokenWeights]:
         """The weights of the further methods by name. A collective: every rank must call this, also without rows."""
-        if not self.compare:
-            return {}
-        policy, batch = policy_of(module), rollouts_of(output)
         return {
-            name: token_weights(method, module.control, policy, batch, module.credit_context())
+            name: token_weights(method, module.control, policy_of(module), rollouts_of(output), module.credit_context())
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
-
-    def _keep_earlier(self) -> None:
-        """Rename the file of an earlier prediction, and its page."""
-        if self._path.exists():
-            page = self._path.with_suffix(".html")
-            earlier = self._path.rename(unused(self._path))
-            if page.exists():
-                page.replace(earlier.with_suffix(".html"))
-            rank_zero_info(f"The predictions that were in {self._path} are now in {earlier}.")
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
 
     def _part(self, rank: int) -> Path:
         return self._path.with_name(f".{self._path.name}.rank{rank}")
@@ -211,15 +192,13 @@ def prediction_types(compared: Sequence[str]) -> dict[str, str]:
     return _COLUMNS | {f"{column}.{name}": kind for name in compared for column, kind in _OF_A_METHOD.items()}
 
 
-def prediction_columns(
+def _columns(
     output: StepOutput, module: GrailModule, method: str, compared: Mapping[str, TokenWeights]
 ) -> dict[str, list[Any]]:
     """The columns of a batch, ``B`` values each; `method` is the configured credit, `compared` are further weights."""
-    batch = rollouts_of(output)
-    lengths, ids = batch.response_lengths.tolist(), response_ids(output)
-    columns = rollout_columns(output)
-    columns["token_ids"] = ids
-    columns["tokens"] = [[encodable(module.tokenizer.decode([token])) for token in row] for row in ids]
+    batch, columns = rollouts_of(output), rollout_columns(output)
+    lengths, decode = columns["num_tokens"], module.tokenizer.decode
+    columns["tokens"] = [[encodable(decode([token])) for token in row] for row in columns["token_ids"]]
     columns["method"] = [method] * len(batch)
     for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
         shown = None if weights is None else effective_weights(batch.advantages, weights)
@@ -227,33 +206,37 @@ def prediction_columns(
         columns[f"scores{suffix}"] = _rows(None if weights is None else weights.scores, lengths)
         columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
     alignments = align_rows(batch, module.tokenizer)
-    return columns | _spans(output, alignments) | _steps(alignments, batch.prompts)
+    columns["token_starts"] = [list(aligned.starts) for aligned in alignments]
+    columns["token_stops"] = [list(aligned.stops) for aligned in alignments]
+    boxes = [_box(output, row, aligned) for row, aligned in enumerate(alignments)]
+    for place, name in enumerate(("box_start", "box_stop", "box_first_token", "box_last_token")):
+        columns[name] = [box[place] for box in boxes]
+    steps = [labelled_steps(a.text, prompt) for a, prompt in zip(alignments, batch.prompts, strict=True)]
+    for name in ("start", "stop", "kind"):
+        columns[f"step_{name}s"] = [None if row is None else [getattr(step, name) for step in row] for row in steps]
+    return columns
 
 
-def method_names(methods: Sequence[TokenCredit]) -> list[str]:
+def _method_names(methods: Sequence[TokenCredit]) -> list[str]:
     """A name for each method: its class, with the options in which methods of one class differ.
 
-    ``["GRAIL w_max=5.0", "GRAIL w_max=3.0", "HighEntropy"]``. A number replaces options that cannot be read back.
+    ``["GRAIL w_max=5.0", "GRAIL w_max=3.0", "HighEntropy"]``. Methods whose options cannot be read back are numbered.
     """
-    classes = [type(method).__name__ for method in methods]
-    options = [_options(method) for method in methods]
-    names = []
-    for kind, own in zip(classes, options, strict=True):
-        others = [found for name, found in zip(classes, options, strict=True) if name == kind]
-        differing = [name for name in own if any(found.get(name) != own[name] for found in others)]
-        names.append(" ".join([kind, *(f"{name}={own[name]}" for name in differing)]))
+    options = [
+        {name: vars(method)[name] for name in inspect.signature(type(method)).parameters if name in vars(method)}
+        for method in methods
+    ]
     seen: Counter[str] = Counter()
-    numbered = []
-    for name in names:
+    names = []
+    for method, own in zip(methods, options, strict=True):
+        others = [other for of, other in zip(methods, options, strict=True) if type(of) is type(method)]
+        differing = [
+            f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)
+        ]
+        name = " ".join([type(method).__name__, *differing])
         seen[name] += 1
-        numbered.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return numbered
-
-
-def _options(method: TokenCredit) -> dict[str, Any]:
-    """The constructor's options that the object keeps under the same names."""
-    names = inspect.signature(type(method)).parameters
-    return {name: vars(method)[name] for name in names if name in vars(method)}
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return names
 
 
 def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]:
@@ -263,29 +246,13 @@ def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]
     return [row[:n] for row, n in zip(values.detach().float().tolist(), lengths, strict=True)]
 
 
-def _spans(output: StepOutput, alignments: Sequence[Alignment]) -> dict[str, list[Any]]:
-    """The character ranges of each token and of the answer, and the token range of the answer."""
-    names = ("token_starts", "token_stops", "box_start", "box_stop", "box_first_token", "box_last_token")
-    columns: dict[str, list[Any]] = {name: [] for name in names}
+def _box(output: StepOutput, row: int, aligned: Alignment) -> tuple[int | None, ...]:
+    """The first and the last character of the answer, and its first and last token; None without one."""
     masks = (output.weights and output.weights.answer) or output.batch.answer
-    for row, aligned in enumerate(alignments):
-        tokens = [] if masks is None else torch.nonzero(masks.whole[row]).flatten().tolist()
-        # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
-        answers = output.batch.prompts[row].task.answer_spans(aligned.text) if tokens else []
-        marked = [a for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
-        box = (marked[-1].start, marked[-1].stop) if marked else (None, None)
-        ends = (tokens[0], tokens[-1]) if tokens else (None, None)
-        found = (list(aligned.starts), list(aligned.stops), *box, *ends)
-        for name, value in zip(names, found, strict=True):
-            columns[name].append(value)
-    return columns
-
-
-def _steps(alignments: Sequence[Alignment], prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-    """The labelled steps of each response: ranges of characters and kinds; null where the task cannot label."""
-    found = [labelled_steps(aligned.text, prompt) for aligned, prompt in zip(alignments, prompts, strict=True)]
-    return {
-        "step_starts": [None if steps is None else [step.start for step in steps] for steps in found],
-        "step_stops": [None if steps is None else [step.stop for step in steps] for steps in found],
-        "step_kinds": [None if steps is None else [step.kind for step in steps] for steps in found],
-    }
+    tokens = [] if masks is None else masks.whole[row].nonzero().flatten().tolist()
+    if not tokens:
+        return None, None, None, None
+    # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
+    answers = output.batch.prompts[row].task.answer_spans(aligned.text)
+    marked = [(a.start, a.stop) for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
+    return *(marked[-1] if marked else (None, None)), tokens[0], tokens[-1]

@@ -17,19 +17,24 @@ from torch.optim import Optimizer
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
+from grail_lightning.credit.base import check_number
 from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.collectives import sum_by_name
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
-from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-_OURS = ("grail_lightning.", "lightning.")
+_MOST_TIMEOUTS = 0.01
+"""The largest accepted share of the verdicts of a batch, over all ranks, that time out or crash."""
+_MOST_STUCK = 0.5
+"""The largest accepted share of the weights that a step as large as the learning rate cannot change."""
+_MOST_SAMPLER_GAP = 0.1
+"""The largest accepted mean difference, in nats, between the log-probabilities of sampler and trainer."""
 
 
 class Preflight(Callback):
@@ -42,35 +47,19 @@ class Preflight(Callback):
 
     Args:
         patience: The number of consecutive batches after which it warns.
-        most_timeouts: The largest accepted share of the verdicts of a batch, over all ranks, that time out or crash.
-        most_stuck: The largest accepted share of the weights that a step as large as the learning rate cannot change.
-        most_sampler_gap: The largest accepted mean difference, in nats, between the log-probabilities of sampler and
-            trainer.
 
     Raises:
-        ValueError: If `patience` is not positive, `most_timeouts` or `most_stuck` not in [0, 1], or the gap negative.
+        ValueError: If `patience` is not positive.
     """
 
-    def __init__(
-        self,
-        patience: int = 5,
-        most_timeouts: float = 0.01,
-        most_stuck: float = 0.5,
-        most_sampler_gap: float = 0.1,
-    ) -> None:
-        if patience < 1:
-            raise ValueError(f"`patience` must be at least 1 batch, but got {patience}.")
-        for name, share in (("most_timeouts", most_timeouts), ("most_stuck", most_stuck)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"`{name}` must lie in [0, 1], but got {share}.")
-        if most_sampler_gap < 0:
-            raise ValueError(f"`most_sampler_gap` must not be negative, but got {most_sampler_gap}.")
-        self.patience, self.most_timeouts = patience, most_timeouts
-        self.most_stuck, self.most_sampler_gap = most_stuck, most_sampler_gap
+    def __init__(self, patience: int = 5) -> None:
+        check_number("patience", patience, "[1, inf)")
+        self.patience = patience
         self._start()
 
     def _start(self) -> None:
-        self._dead = self._endless = self._resting = self._batches = 0  # All but the last: consecutive batches.
+        self._batches = 0
+        self._in_a_row: Counter[str] = Counter()  # The consecutive batches with each problem, until now.
         self._statuses: Counter[str] = Counter()  # Of the verdicts of the dead batches.
         self._warned: set[str] = set()
 
@@ -82,10 +71,9 @@ class Preflight(Callback):
         """Check the sampler and dropout."""
         self._start()
         module = module_of(pl_module)
-        if problem := sampler_problem(module.sampling):
-            rank_zero_warn(problem)
+        self._check_sampler(module.sampling)
         if module.policy is not None and has_dropout(module.policy):
-            _warn_of_dropout(module.objective, module.execution)
+            self._check_dropout(module)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
@@ -97,9 +85,10 @@ class Preflight(Callback):
         self._check_budget(batch, module)
         self._batches += 1
         if self._batches == 1:  # A resumed optimiser has been restored by now.
-            self._check_steps(trainer.optimizers[0], module.gradients.weights, module.execution, len(batch))
+            self._check_mini_batches(module.execution.mini_batches, len(batch))
+            self._check_steps(trainer.optimizers[0], module.gradients.weights)
         elif self._batches == 2:
-            check_monitors(trainer, pl_module)
+            _check_monitors(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
@@ -115,14 +104,72 @@ class Preflight(Callback):
         self._check_rate(figures, trainer.optimizers[0])
         if module.objective.scale_rewards == "bnpo":
             self._check_range(output.batch.rewards)
-        self._check_gap(figures.get(SAMPLER_GAP, 0.0), module.execution)
+        self._check_gap(figures.get(SAMPLER_GAP, 0.0), corrected=bool(module.execution.decided_cap))
 
-    def _warn(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
+    def _warn(self, problem: str, text: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
             rank_zero_warn(text)
 
-    # --- before a batch ---------------------------------------------------------------------------------------------
+    def _lasts(self, problem: str, now: bool) -> bool:
+        """Whether a problem is there in as many consecutive batches as `patience` says, this one included."""
+        self._in_a_row[problem] = self._in_a_row[problem] + 1 if now else 0
+        return self._in_a_row[problem] >= self.patience
+
+    # --- before the first batch -------------------------------------------------------------------------------------
+
+    def _check_sampler(self, sampling: Sampling) -> None:
+        if sampling.temperature == 0:
+            self._warn(
+                "greedy",
+                "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
+                "advantage is 0. Set it to 1.",
+            )
+        elif sampling.top_p != 1 or sampling.top_k:
+            self._warn(
+                "truncated",
+                f"Training samples with `sampling.top_p` {sampling.top_p} and `sampling.top_k` {sampling.top_k}, but "
+                "log-probabilities are those of the whole distribution: the rollouts do not come from the policy that "
+                "the loss differentiates. Set `sampling.top_p` to 1 and `sampling.top_k` to 0, unless you reproduce a "
+                "published run that had them.",
+            )
+
+    def _check_dropout(self, module: GrailModule) -> None:
+        """Dropout does harm where a step compares the policy with another one."""
+        steps = module.execution.steps_per_batch
+        compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
+        compared += ["the reference of the KL term"] if module.objective.kl_coefficient else []
+        if compared:
+            self._warn(
+                "dropout",
+                f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are "
+                "clipped and the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the "
+                "dropout rates in the model's config (`attention_dropout`, say).",
+            )
+
+    def _check_mini_batches(self, parts: int, groups: int) -> None:
+        if parts > groups:
+            self._warn(
+                "mini_batches",
+                f"`execution.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
+                f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
+                f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
+            )
+
+    def _check_steps(self, optimizer: Optimizer, weights: list[Tensor]) -> None:
+        """Check whether steps of the learning rate change the weights."""
+        if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
+            weights = [w for w in weights if w.dtype != torch.bfloat16]
+        # A warm-up starts at 0, so the rate at its end is compared.
+        rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+        if (stuck := stuck_share(weights, rate)) > _MOST_STUCK:
+            self._warn(
+                "stuck",
+                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: "
+                f"{explain_stuck_weights(weights)}",
+            )
+
+    # --- in each batch ----------------------------------------------------------------------------------------------
 
     def _check_budget(self, prompts: list[Prompt], module: GrailModule) -> None:
         budget, response = module.execution.token_budget, module.sampling.max_response_length
@@ -137,55 +184,28 @@ class Preflight(Callback):
                 "`sampling.max_response_length`.",
             )
 
-    def _check_steps(self, optimizer: Optimizer, weights: list[Tensor], execution: Execution, groups: int) -> None:
-        """Check the number of mini-batches, and whether steps of the learning rate change the weights."""
-        parts = execution.mini_batches
-        if parts > groups:
-            self._warn(
-                "mini_batches",
-                f"`execution.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
-                f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
-                f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
-            )
-        if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
-            weights = [w for w in weights if w.dtype != torch.bfloat16]
-        # A warm-up starts at 0, so the rate at its end is compared.
-        rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
-        if (stuck := stuck_share(weights, rate)) > self.most_stuck:
-            self._warn(
-                "stuck",
-                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: "
-                f"{explain_stuck_weights(weights)}",
-            )
-
-    # --- after a batch ----------------------------------------------------------------------------------------------
-
     def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float]) -> None:
-        if figures["frac_reward_zero_std"] < 1:
-            self._dead, self._statuses = 0, Counter()
-            return
-        self._dead += 1
-        self._statuses.update({status: round(number) for status, number in verdicts.items()})
-        if self._dead >= self.patience:
+        dead = figures["frac_reward_zero_std"] >= 1
+        self._statuses = self._statuses + Counter(verdicts) if dead else Counter()
+        if self._lasts("dead", dead):
             total = max(self._statuses.total(), 1)
             shares = ", ".join(f"{number / total:.0%} {status}" for status, number in self._statuses.most_common(3))
             self._warn(
                 "dead",
-                f"In each of the last {self._dead} batches, all rollouts of each group earned the same reward (mean "
-                f"reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every advantage is 0: "
-                "at most a KL term, distillation, an entropy bonus or what the credit adds moves the policy. If "
-                "verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If answers are "
-                "missing, look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` may be at "
-                "fault. If all are wrong or all right, take easier or harder problems, or a larger "
-                "`execution.group_size`.",
+                f"In each of the last {self._in_a_row['dead']} batches, all rollouts of each group earned the same "
+                f"reward (mean reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every "
+                "advantage is 0: at most a KL term, distillation, an entropy bonus or what the credit adds moves the "
+                "policy. If verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If "
+                "answers are missing, look at the rollouts in TensorBoard: the prompt or "
+                "`sampling.max_response_length` may be at fault. If all are wrong or all right, take easier or harder "
+                "problems, or a larger `execution.group_size`.",
             )
 
     def _check_ends(self, figures: dict[str, float], module: GrailModule) -> None:
-        self._endless = self._endless + 1 if figures["completions/clipped_ratio"] >= 1 else 0
-        if self._endless >= self.patience:
+        if self._lasts("endless", figures["completions/clipped_ratio"] >= 1):
             self._warn(
                 "endless",
-                f"In each of the last {self._endless} batches, every response was cut at the limit of "
+                f"In each of the last {self._in_a_row['endless']} batches, every response was cut at the limit of "
                 f"{module.sampling.max_response_length} tokens. Raise `sampling.max_response_length`, or look at the "
                 "rollouts in TensorBoard for repetition: the learning rate may be too high. If the policy never "
                 f"generates its end token {module.tokenizer.eos_token!r}, as base models may, set `sampling.stop`, for "
@@ -195,7 +215,7 @@ class Preflight(Callback):
     def _check_verdicts(self, verdicts: dict[str, float]) -> None:
         total = sum(verdicts.values())
         slow, crashed = verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
-        if slow + crashed > self.most_timeouts * total:
+        if slow + crashed > _MOST_TIMEOUTS * total:
             self._warn(
                 "verdicts",
                 f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
@@ -206,15 +226,13 @@ class Preflight(Callback):
             )
 
     def _check_rate(self, figures: dict[str, float], optimizer: Optimizer) -> None:
-        if figures.get("learning_rate", 1.0) > 0 or any(group["lr"] > 0 for group in optimizer.param_groups):
-            self._resting = 0  # A warm-up from 0 has a positive rate after its first step.
-        elif figures["grad_norm"] > 0:
-            self._resting += 1
-        if self._resting >= self.patience:
+        # A warm-up from 0 has a positive rate after its first step. A batch without a gradient says nothing.
+        moves = figures.get("learning_rate", 1.0) > 0 or any(group["lr"] > 0 for group in optimizer.param_groups)
+        if (moves or figures["grad_norm"] > 0) and self._lasts("rate", not moves):
             self._warn(
                 "rate",
-                f"The learning rate was 0 in each of the last {self._resting} batches with a gradient (norm now "
-                f"{figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
+                f"The learning rate was 0 in each of the last {self._in_a_row['rate']} batches with a gradient (norm "
+                f"now {figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
                 "scheduler: its factor may be 0, or it has reached its last step.",
             )
 
@@ -227,9 +245,9 @@ class Preflight(Callback):
                 "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
             )
 
-    def _check_gap(self, gap: float, execution: Execution) -> None:
-        if gap > self.most_sampler_gap:
-            correct = "" if execution.decided_cap else ", or correct for the difference with `execution.sampler_cap: 2`"
+    def _check_gap(self, gap: float, *, corrected: bool) -> None:
+        if gap > _MOST_SAMPLER_GAP:
+            correct = "" if corrected else ", or correct for the difference with `execution.sampler_cap: 2`"
             self._warn(
                 "sampler",
                 f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
@@ -238,29 +256,27 @@ class Preflight(Callback):
             )
 
 
-def check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
+def _check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
     """Check that monitored metrics are logged: Lightning would find a misspelt one only at the next validation.
 
     A class of the user's own may log any metric, and later. Beside one, only a name that is nearly that of a metric is
     refused: one or two letters differ. What validation logs is known only after one.
-
-    Raises:
-        ValueError: If a metric is not there.
     """
     names = [*trainer.callback_metrics, "epoch"]
     validated = any(name.startswith("val/") for name in names)
-    own = any(not type(each).__module__.startswith(_OURS) for each in (pl_module, *callbacks_of(trainer)))
+    classes = (type(each).__module__ for each in (pl_module, *callbacks_of(trainer)))
+    own = any(not module.startswith(("grail_lightning.", "lightning.")) for module in classes)
     for callback in callbacks_of(trainer):
-        wanted = callback.monitor if isinstance(callback, ModelCheckpoint | EarlyStopping) else None
-        if wanted is None or wanted in names:
+        if not isinstance(callback, ModelCheckpoint | EarlyStopping) or callback.monitor in (None, *names):
             continue
         if not validated and (trainer.enable_validation or isinstance(callback, ModelCheckpoint)):
             continue
-        near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.9 if own else 0.6)
+        near = difflib.get_close_matches(str(callback.monitor), names, n=1, cutoff=0.9 if own else 0.6)
         if near or not own:
             hint = f"Did you mean {near[0]}?" if near else f"Callbacks see {', '.join(names)}."
             raise ValueError(
-                f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got {wanted!r}. {hint}"
+                f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got "
+                f"{callback.monitor!r}. {hint}"
             )
 
 
@@ -278,33 +294,3 @@ def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
             stuck += (sample + learning_rate == sample).float().mean().nan_to_num().item() * len(weights)
             seen += len(weights)
     return stuck / max(seen, 1)
-
-
-def sampler_problem(sampling: Sampling) -> str | None:
-    """The problem of a training sampler that does not draw from the policy itself; None if it does."""
-    if sampling.temperature == 0:
-        return (
-            "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
-            "advantage is 0. Set it to 1."
-        )
-    if sampling.top_p == 1 and not sampling.top_k:
-        return None
-    return (
-        f"Training samples with `sampling.top_p` {sampling.top_p} and `sampling.top_k` {sampling.top_k}, but "
-        "log-probabilities are those of the whole distribution: the rollouts do not come from the policy that the loss "
-        "differentiates. Set `sampling.top_p` to 1 and `sampling.top_k` to 0, unless you reproduce a published run "
-        "that had them."
-    )
-
-
-def _warn_of_dropout(objective: Objective, execution: Execution) -> None:
-    """Warn of dropout where a step compares the policy with another one."""
-    steps = execution.steps_per_batch
-    compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
-    compared += ["the reference of the KL term"] if objective.kl_coefficient else []
-    if compared:
-        rank_zero_warn(
-            f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are clipped "
-            "and the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the dropout "
-            "rates in the model's config (`attention_dropout`, say)."
-        )

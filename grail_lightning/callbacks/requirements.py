@@ -25,7 +25,9 @@ def check_run(trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
     """Raise a `ValueError` now for settings and data with which a run would fail later."""
     check_callbacks(trainer)
     check_folders(trainer)
-    _check_prompts(trainer, pl_module, stage)
+    data = data_of(trainer)
+    if isinstance(data, PromptData) and hasattr(pl_module, "encode"):
+        _check_prompts(trainer, pl_module, data, stage)
     engine = getattr(pl_module, "engine", None)
     if isinstance(engine, RolloutEngine):  # Are its servers there, say.
         module = module_of(pl_module)
@@ -57,11 +59,8 @@ def check_folders(trainer: Trainer) -> None:
                 check_writable(Path(own), f"`{name}` of {type(callback).__name__}")
 
 
-def _check_prompts(trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+def _check_prompts(trainer: Trainer, pl_module: LightningModule, data: PromptData, stage: str) -> None:
     """Make and encode prompts: the task must fit the rows, and all prompts of an evaluation the model."""
-    data = data_of(trainer)
-    if not isinstance(data, PromptData) or not hasattr(pl_module, "encode"):
-        return
     module = module_of(pl_module)
     evaluation = next((c for c in callbacks_of(trainer) if isinstance(c, Evaluation)), None)
     sampling = (evaluation and evaluation.sampling) or module.sampling

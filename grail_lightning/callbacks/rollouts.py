@@ -16,7 +16,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from grail_lightning.callbacks.hooks import fast_dev_run, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
+from grail_lightning.credit.base import check_number
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
@@ -24,10 +25,7 @@ from grail_lightning.tasks.base import Prompt
 # The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The
 # schema is fixed, so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
-    "dataset": "string",
-    "prompt": "string",
-    "reference": "string",
-    "response": "string",
+    **dict.fromkeys(("dataset", "prompt", "reference", "response"), "string"),
     "reward": "float32",
     "correct": "bool",
     "status": "string",
@@ -35,16 +33,10 @@ ROLLOUT_COLUMNS = {
     "finished": "bool",
     "num_tokens": "int32",
     "group": "int64",
-}
-TABLE_COLUMNS = ("rollout", "prompt", "response", "reference")
-_TRAINING_COLUMNS = {
-    "step": "int64",
-    "rank": "int32",
-    **ROLLOUT_COLUMNS,
     "token_ids": "list<int32>",
-    "messages": "string",
-    "columns": "string",
 }
+TRAINING_COLUMNS = {"step": "int64", "rank": "int32"} | ROLLOUT_COLUMNS | {"messages": "string", "columns": "string"}
+_SHOWN = ("rollout", "prompt", "response", "reference")
 
 
 class RolloutTable(Callback):
@@ -62,51 +54,36 @@ class RolloutTable(Callback):
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
-        for name, value, least in (
-            ("every_n_batches", every_n_batches, 0),
-            ("num_rollouts", num_rollouts, 1),
-            ("max_characters", max_characters, 1),
-        ):
-            if value < least:
-                raise ValueError(f"`{name}` must be at least {least}, but got {value}.")
+        check_number("every_n_batches", every_n_batches, "[0, inf)")
+        check_number("num_rollouts", num_rollouts, "[1, inf)")
+        check_number("max_characters", max_characters, "[1, inf)")
         self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Write the panel."""
-        if not self.every_n_batches or not trainer.is_global_zero or fast_dev_run(trainer):
+        if not is_shown(trainer, self.every_n_batches):
             return
-        if trainer.fit_loop.total_batch_idx % self.every_n_batches:
-            return
-        output, step = output_of(outputs), trainer.global_step
+        step = trainer.global_step
+        table = self.table(output_of(outputs), step)
         loggers: list[Any] = trainer.loggers
         for logger in loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("train/rollouts", self.page(output, step), step)
+                logger.experiment.add_text("train/rollouts", _markdown(table), step)
             elif callable(getattr(logger, "log_table", None)):  # Lightning's interface for tables.
-                logger.log_table("train/rollouts", list(TABLE_COLUMNS), self.table(output, step), step=step)
-
-    def page(self, output: StepOutput, step: int) -> str:
-        """A random choice of rollouts as Markdown. It depends only on the step."""
-        sections = []
-        for facts, *texts in self._drawn(output, step):
-            sections.append(f"### {facts}")
-            blocks = [code_block(text, self.max_characters) for text in texts]
-            sections += [f"{name}\n\n{block}" for name, block in zip(TABLE_COLUMNS[1:], blocks, strict=True)]
-        return "\n\n".join(sections)
+                logger.log_table("train/rollouts", list(_SHOWN), table, step=step)
 
     def table(self, output: StepOutput, step: int) -> list[list[str]]:
-        """The same rollouts as rows of `TABLE_COLUMNS`."""
-        drawn = self._drawn(output, step)
-        return [[facts, *(cut(text, self.max_characters) for text in texts)] for facts, *texts in drawn]
-
-    def _drawn(self, output: StepOutput, step: int) -> list[list[str]]:
+        """Rollouts drawn at random, which depend only on the step: facts, prompt, response and reference of each."""
         order = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
-        rows: list[int] = order[: self.num_rollouts].sort().values.tolist()
-        prompts, responses = output.batch.prompts, output.batch.texts
-        texts = [(prompt_text(prompts[row]), responses[row], prompts[row].reference) for row in rows]
-        return [[rollout_facts(output, row), *map(encodable, t)] for row, t in zip(rows, texts, strict=True)]
+        table = []
+        for row in order[: self.num_rollouts].sort().values.tolist():
+            prompt = output.batch.prompts[row]
+            texts = (prompt_text(prompt), output.batch.texts[row], prompt.reference)
+            shown = [_cut(encodable(text), self.max_characters) for text in texts]
+            table.append([", ".join(rollout_facts(output, row).values()), *shown])
+        return table
 
 
 class KeepRollouts(Callback):
@@ -132,33 +109,26 @@ class KeepRollouts(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Write the batch."""
+        """Write the batch. The file appears under its name only when it is complete."""
         if fast_dev_run(trainer):
             return
-        output = output_of(outputs)
+        import pyarrow.parquet as pq
+
+        output, step, rank = output_of(outputs), trainer.global_step, trainer.global_rank
+        prompts = output.batch.prompts
         columns = rollout_columns(output)
-        columns["step"] = [trainer.global_step] * len(output.batch)
-        columns["rank"] = [trainer.global_rank] * len(output.batch)
-        columns["token_ids"] = response_ids(output)
-        columns["messages"] = [_json(prompt.messages) for prompt in output.batch.prompts]
-        columns["columns"] = [_json(dict(prompt.columns)) for prompt in output.batch.prompts]
-        name = f"step_{trainer.global_step:08d}_rank_{trainer.global_rank:05d}.parquet"
-        _write_parquet(arrow_table(columns, _TRAINING_COLUMNS), self._path / name)
+        columns |= {"step": [step] * len(prompts), "rank": [rank] * len(prompts)}
+        columns |= {name: [_json(getattr(prompt, name)) for prompt in prompts] for name in ("messages", "columns")}
+        file = self._path / f"step_{step:08d}_rank_{rank:05d}.parquet"
+        unfinished = file.with_name(f".{file.name}.unfinished")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(arrow_table(columns, TRAINING_COLUMNS), unfinished)
+        os.replace(unfinished, file)
 
 
 def _json(value: object) -> str:
     """JSON; what it has no form for, such as a date, is text."""
     return encodable(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _write_parquet(table: object, file: Path) -> None:
-    """Write a `pyarrow.Table`; the file appears under its name only when it is complete."""
-    import pyarrow.parquet as pq
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    pq.write_table(table, unfinished)
-    os.replace(unfinished, file)
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -168,13 +138,13 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt.messages)
 
 
-def rollout_facts(output: StepOutput, row: int) -> str:
-    """A rollout's verdict, reward, advantage and length in one line."""
+def rollout_facts(output: StepOutput, row: int) -> dict[str, str]:
+    """A rollout's verdict, reward, advantage (if it has one) and length, as people read them."""
     batch = output.batch
-    facts = [re.sub(r"\W", " ", batch.verdicts[row].status), f"reward {batch.rewards[row]:.3g}"]
+    facts = {"verdict": re.sub(r"\W", " ", batch.verdicts[row].status), "reward": f"reward {batch.rewards[row]:.3g}"}
     if output.advantages is not None:
-        facts.append(f"advantage {output.advantages[row]:+.3g}")
-    return ", ".join([*facts, f"{int(batch.response_lengths[row])} tokens"])
+        facts["advantage"] = f"advantage {output.advantages[row]:+.3g}"
+    return facts | {"length": f"{int(batch.response_lengths[row])} tokens"}
 
 
 def encodable(text: str) -> str:
@@ -182,7 +152,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def cut(text: str, max_characters: int) -> str:
+def _cut(text: str, max_characters: int) -> str:
     """The text; if it is longer than `max_characters`, a line in place of its middle says how much was left out."""
     if len(text) <= max_characters:
         return text
@@ -190,15 +160,24 @@ def cut(text: str, max_characters: int) -> str:
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[len(text) - half :]}"
 
 
-def code_block(text: str, max_characters: int) -> str:
-    """Any text as an indented Markdown code block that shows it unchanged; see `cut` for long ones.
+def _markdown(table: list[list[str]]) -> str:
+    """Rows of facts and texts as Markdown."""
+    sections = []
+    for facts, *texts in table:
+        blocks = [f"{name}\n\n{code_block(text)}" for name, text in zip(_SHOWN[1:], texts, strict=True)]
+        sections += [f"### {facts}", *blocks]
+    return "\n\n".join(sections)
+
+
+def code_block(text: str) -> str:
+    """Any text as an indented Markdown code block that shows it unchanged.
 
     Every line is indented by four spaces, so no line can end the block, whereas a text could close a fence.
     Control characters, which TensorBoard's Markdown renderer uses as internal marks, are replaced by U+FFFD.
     """
     lines = [
         "".join(c if c == "\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in line)
-        for line in cut(text, max_characters).splitlines()
+        for line in text.splitlines()
     ]
     return "\n".join(f"    {line}" for line in lines) if "".join(lines).strip() else "    (empty)"
 
@@ -206,6 +185,7 @@ def code_block(text: str, max_characters: int) -> str:
 def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
     """The `ROLLOUT_COLUMNS` of a step's rollouts, ``B`` values each."""
     batch = output.batch
+    lengths: list[int] = batch.response_lengths.tolist()
     return {
         "dataset": [encodable(prompt.dataset) for prompt in batch.prompts],
         "prompt": [encodable(prompt_text(prompt)) for prompt in batch.prompts],
@@ -216,25 +196,20 @@ def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
         "status": [verdict.status for verdict in batch.verdicts],
         "advantage": [None] * len(batch) if output.advantages is None else output.advantages.tolist(),
         "finished": batch.finished.tolist(),
-        "num_tokens": batch.response_lengths.tolist(),
+        "num_tokens": lengths,
         "group": batch.group.tolist(),
+        "token_ids": [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)],
     }
-
-
-def response_ids(output: StepOutput) -> list[list[int]]:
-    """The tokens of each response, without padding."""
-    lengths = output.batch.response_lengths.tolist()
-    return [row[:n] for row, n in zip(output.batch.response_ids.tolist(), lengths, strict=True)]
 
 
 def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:
     """Columns as a `pyarrow.Table` of the given types; ``list<…>`` for lists."""
     import pyarrow as pa
 
-    def typed(name: str) -> Any:
-        inner = name.removeprefix("list<").removesuffix(">")
-        found = pa.bool_() if inner == "bool" else getattr(pa, inner)()
-        return pa.list_(found) if name.startswith("list<") else found
+    def typed(kind: str) -> Any:
+        inner = kind.removeprefix("list<").removesuffix(">")
+        scalar = pa.bool_() if inner == "bool" else getattr(pa, inner)()
+        return pa.list_(scalar) if kind.startswith("list<") else scalar
 
-    schema = pa.schema([(column, typed(name)) for column, name in types.items()])
+    schema = pa.schema([(column, typed(kind)) for column, kind in types.items()])
     return pa.table({column: columns[column] for column in types}, schema=schema)

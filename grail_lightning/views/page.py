@@ -1,4 +1,4 @@
-"""One self-contained HTML page of rollouts with their token credit.
+"""One self-contained HTML page of rollouts with their token credit, and a piece of HTML for notebooks.
 
 Text of a model is untrusted. It reaches the page as JSON alone, in which nothing can end the script element that holds
 it; the page's program puts it into the document as text, never as markup; and the page's policy lets no other program
@@ -11,18 +11,19 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from grail_lightning.runtime.files import write_whole
-from grail_lightning.views.colours import LARGEST, asset
-from grail_lightning.views.prefix_tree import Node, forks, prefix_tree
-from grail_lightning.views.rollouts import Credit, Rollout, read_rollouts
+from grail_lightning.views.pictures import LARGEST, colour_of
+from grail_lightning.views.prefix_tree import prefix_tree
+from grail_lightning.views.rollouts import Rollout, read_rollouts
 
 MAX_ROLLOUTS = 200
-MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
-_FACTS = ("status", "reward", "advantage", "finished")
+_MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
 
 
 def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
@@ -47,18 +48,18 @@ def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOU
     return f"{said} It leaves out {rows - shown}: `{more}` shows more of them, up to 5 MB."
 
 
-def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None) -> tuple[str, int]:
+def render(rollouts: Sequence[Rollout], title: str, num_rows: int) -> tuple[str, int]:
     """The page as HTML, and the number of rollouts that it shows.
 
     Args:
         rollouts: The rollouts. Those of one problem form a group.
         title: The heading of the page.
-        num_rows: The number of rollouts that there are; default those that are given.
+        num_rows: The number of rollouts that there are.
     """
     import jinja2
     from markupsafe import Markup
 
-    groups: dict[tuple[str, str, str], list[Rollout]] = {}
+    groups: dict[tuple[str, ...], list[Rollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.problem, []).append(rollout)
     methods = list(dict.fromkeys(name for rollout in rollouts for name in rollout.methods))
@@ -67,75 +68,53 @@ def render(rollouts: Sequence[Rollout], title: str, num_rows: int | None = None)
     for members in groups.values():
         group = _group(members, methods, number)
         size += len(_json(group).encode())
-        if shown and size > MAX_BYTES:
+        if shown and size > _MAX_BYTES:
             break
         shown.append(group)
         number += len(members)
-    data = {
-        "methods": methods,
-        "groups": shown,
-        "largest": LARGEST,
-        "left_out": max((num_rows or len(rollouts)) - number, 0),
-    }
+    templates = resources.files("grail_lightning.views").joinpath("templates")
+    style, program = (
+        "".join(templates.joinpath(name).read_text(encoding="utf-8") for name in names)
+        for names in (("palette.css", "page.css"), ("draw.js", "use.js"))
+    )
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.policies["json.dumps_function"] = _json
-    style, program = asset("palette.css") + asset("page.css"), asset("draw.js") + asset("use.js")
     content = environment.get_template("page.html.j2").render(
         title=title,
-        data=data,
+        data={"methods": methods, "groups": shown, "largest": LARGEST, "left_out": num_rows - number},
         style=Markup(style),  # noqa: S704  (our own file)
         program=Markup(program),  # noqa: S704  (our own file)
-        style_hash=policy_hash(style),
-        program_hash=policy_hash(program),
+        style_hash=_policy_hash(style),
+        program_hash=_policy_hash(program),
     )
     return content, number
 
 
 def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> dict[str, Any]:
     """A group as the page's program reads it."""
+    rows = [rollout.row for rollout in members]
+    steps = [_token_steps(row) for row in rows]
+    tree, forks = prefix_tree([row["token_ids"] for row in rows], [bool(row["correct"]) for row in rows], steps)
+    parts = []
+    for k, (rollout, row) in enumerate(zip(members, rows, strict=True)):
+        pieces, outside = _pieces(row)
+        parts.append(
+            {
+                "number": first + k + 1,
+                "correct": bool(row["correct"]),
+                **{name: _short(row.get(name)) for name in ("status", "reward", "advantage", "finished")},
+                "pieces": pieces,
+                "outside": outside,
+                "credit": [_short(rollout.methods.get(name)) for name in methods],
+                "box": None if row.get("box_first_token") is None else [row["box_first_token"], row["box_last_token"]],
+                "steps": steps[k],
+                "fork": forks.get(k),
+            }
+        )
     dataset, prompt, reference = members[0].problem
-    token_ids = [rollout.row["token_ids"] for rollout in members]
-    correct = [bool(rollout.row["correct"]) for rollout in members]
-    tree, steps = prefix_tree(token_ids, correct), [labelled_steps(rollout.row) for rollout in members]
-    at = forks(tree, steps)
-    return {
-        "dataset": dataset,
-        "prompt": prompt,
-        "reference": reference,
-        "rollouts": [
-            rollout_parts(rollout, methods, steps[k], at.get(k), first + k) for k, rollout in enumerate(members)
-        ],
-        "tree": _flat(tree, at),
-    }
-
-
-def rollout_parts(
-    rollout: Rollout, methods: Sequence[str], steps: list[tuple[int, int, str]], fork: int | None, number: int
-) -> dict[str, Any]:
-    """A rollout as plain values: the piece of text of each token, and what each method and the task say of it."""
-    row = rollout.row
-    pieces, outside = _pieces(row)
-    credit = [rollout.methods.get(name) for name in methods]
-    first, last = row.get("box_first_token"), row.get("box_last_token")
-    return {
-        "number": number + 1,
-        "correct": bool(row["correct"]),
-        **{name: _short(row.get(name)) for name in _FACTS},
-        "pieces": pieces,
-        "outside": outside,
-        "credit": [None if given is None else _credit(given) for given in credit],
-        "box": None if first is None else [first, last],
-        "steps": steps,
-        "fork": fork,
-    }
-
-
-def _credit(credit: Credit) -> dict[str, Any]:
-    values = {"weights": credit.weights, "scores": credit.scores}
-    shown = {name: None if of is None else [_short(value) for value in of] for name, of in values.items()}
-    return shown | {"fallback": credit.fallback}
+    return {"dataset": dataset, "prompt": prompt, "reference": reference, "rollouts": parts, "tree": tree}
 
 
 def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
@@ -151,40 +130,29 @@ def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
     ):
         if start == stop:
             outside.append(index)
-            pieces.append(token)
-        else:
-            pieces.append(text[max(start, done) : stop])
-            done = max(done, stop)
+        pieces.append(token if start == stop else text[max(start, done) : stop])
+        done = max(done, stop)
     return pieces, outside
 
 
-def labelled_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
+def _token_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
     """The first token, the last token and the kind of each labelled step."""
     steps = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
-    for start, stop, kind in zip(
-        *(row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds")), strict=True
-    ):
+    labels = (row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds"))
+    for start, stop, kind in zip(*labels, strict=True):
         tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
         if tokens:
             steps.append((tokens[0], tokens[-1], kind))
     return steps
 
 
-def _flat(root: Node, forks: Mapping[int, int]) -> list[dict[str, Any]]:
-    """The nodes of a tree in the order in which they are shown, each with its depth and whether it begins at a fork."""
-    flat, todo = [], [(root, 0)]
-    while todo:
-        node, depth = todo.pop()
-        fork = not node.num_correct and any(forks.get(r) == node.start for r in node.rollouts)
-        shown = {"depth": depth, "start": node.start, "stop": node.stop, "rollouts": node.rollouts}
-        flat.append(shown | {"correct": node.num_correct, "end": not node.children, "fork": fork})
-        todo += [(child, depth + 1) for child in reversed(node.children)]
-    return flat
-
-
 def _short(value: Any) -> Any:
-    """A number with three significant digits; null if it is not finite."""
+    """Numbers with three significant digits, also inside of lists and mappings; null if one is not finite."""
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_short(part) for part in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -199,6 +167,55 @@ def _json(value: Any, **options: Any) -> str:
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def policy_hash(text: str) -> str:
+def _policy_hash(text: str) -> str:
     """The hash by which a page's policy allows a style sheet or a program that stands in it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# --- in a notebook ----------------------------------------------------------------------------------------------------
+
+
+class _Html(str):
+    """HTML that a notebook shows."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def show_credit(file: str | Path, max_rollouts: int = 6) -> _Html:
+    """The first rollouts of a file of predictions, with the weight of each token as its background, for notebooks.
+
+    Orange tokens get more of the advantage than under GRPO, blue ones less, and those without colour as much. Tokens
+    with a weight of 1.5 or more are bold. Steps that the task labels as wrong are underlined. The HTML has no program,
+    so that it also shows where none may run.
+
+    Args:
+        file: A file that `predict` wrote, such as ``predictions.parquet``.
+        max_rollouts: The largest number of rollouts.
+
+    Raises:
+        ValueError: If the file holds no predictions.
+    """
+    scale = [_token(f"{weight:.3g}", weight) for weight in (0.0, 0.5, 1.0, 2.0, LARGEST)]
+    blocks = [f"<p>weight (1 is GRPO's): {' '.join(scale)}</p>"]
+    for rollout in read_rollouts([Path(file)], max_rollouts)[0]:
+        pieces, wrong = _pieces(rollout.row)[0], set[int]()
+        for first, last, kind in _token_steps(rollout.row):
+            wrong |= set(range(first, last + 1)) if kind in ("slip", "misconception") else set()
+        verdict = "✓ right" if rollout.row["correct"] else "✗ wrong"
+        reward = _short(rollout.row.get("reward"))
+        blocks.append(f"<p>{escape(rollout.problem[1])}<br><b>{verdict}</b>, reward {reward}</p>")
+        for name, credit in rollout.methods.items():
+            pairs = zip(pieces, credit["weights"] or [1.0] * len(pieces), strict=True)
+            tokens = [_token(piece, weight, k in wrong) for k, (piece, weight) in enumerate(pairs)]
+            blocks.append(f"<p>{escape(name)}</p><pre>{''.join(tokens)}</pre>")
+    return _Html("\n".join(blocks))
+
+
+def _token(text: str, weight: float, wrong: bool = False) -> str:
+    background = ",".join(map(str, colour_of(weight)))
+    shown = f'<span style="background-color:rgb({background});color:black" title="{weight:.3g}">{escape(text)}</span>'
+    shown = f"<b>{shown}</b>" if weight >= 1.5 else shown  # For readers whose page leaves colours out.
+    return f"<u>{shown}</u>" if wrong else shown

@@ -3,13 +3,16 @@
 Shapes: ``B`` rows, ``T`` response tokens.
 
 Text from a model is drawn as it is: neither as mathematics nor as directions of writing, and control characters as
-signs.
+signs. A weight of 1, the rollout's advantage unchanged as under GRPO, has no colour; larger weights are orange, smaller
+ones blue, here and on the page. All common kinds of colour blindness tell the two hues apart.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -19,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grail_lightning.tasks.base import Step, StepKind
-from grail_lightning.views.colours import LARGEST, colour_of
 
+LARGEST = 5.0
+"""The weight from which on the colour is full: the one that GRAIL gives to an answer."""
+_MORE, _LESS, _NOT_FINITE = (240, 146, 43), (111, 176, 238), (204, 204, 204)  # `--more`, `--less` of palette.css.
 # Okabe and Ito's colours and styles of lines, each of which tells the kinds apart without the other.
 STEP_STYLES: dict[StepKind, tuple[str, str]] = {
     "sound": ("#009E73", "solid"),
@@ -33,11 +38,23 @@ COLUMNS = 50
 """Characters of a line, so that text can be read at 360 pixels, the width of TensorBoard's thumbnails."""
 WIDTH, HEIGHT = 16, 34
 """Pixels of a character."""
-_BINS = 20
-_CURVES = {"right": ("#0072B2", "solid"), "wrong": ("#D55E00", "dashed")}
-_GREY = "#555555"
-_END = "∎"
+_PARTS = 20
+_DPI = 100
 _SEEN_AS = {"\t": "→", "\n": "↵", "\r": "↵"}
+# A line ends behind a line break, at the end of the text, behind a space where there is one, or else anywhere.
+_LINE = re.compile(rf"[^\n]{{,{COLUMNS - 1}}}\n|[^\n]{{1,{COLUMNS}}}\Z|[^\n]{{,{COLUMNS - 1}}} |[^\n]{{1,{COLUMNS}}}")
+
+
+def colour_of(weight: float) -> tuple[int, int, int]:
+    """The background of a token of this weight on white, as red, green and blue up to 255; grey if it is not finite.
+
+    It is full at 0 and at `LARGEST`. `draw.js` has the same formula for the page.
+    """
+    if not math.isfinite(weight):
+        return _NOT_FINITE
+    part = max(weight - 1, -1.0) if weight < 1 else min(math.log(weight) / math.log(LARGEST), 1.0)
+    red, green, blue = (round(255 + abs(part) ** 0.75 * (full - 255)) for full in (_MORE if part > 0 else _LESS))
+    return red, green, blue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,161 +78,125 @@ class ShownRollout:
     answer: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShownGroup:
-    """The prompt of a group as people read it, and its rollouts, from top to bottom."""
+class _Cell(NamedTuple):
+    """A character of the picture, with the token that it belongs to, and its marks."""
 
-    prompt: str
-    rollouts: Sequence[ShownRollout]
-
-
-@dataclass
-class _Line:
-    """A line of the picture, with the token, the weight and the marks of each character."""
-
-    text: str = ""
-    colour: str = "black"
-    tokens: Sequence[int] = ()
-    weights: Sequence[float] = ()
-    steps: Sequence[StepKind | None] = ()
-    answer: Sequence[bool] = ()
+    character: str
+    weight: float = 1.0
+    token: int | None = None
+    kind: StepKind | None = None
+    answer: bool = False
 
 
-def heatmap(groups: Sequence[ShownGroup], max_lines: int = 12) -> NDArray[np.uint8]:
+def heatmap(groups: Sequence[tuple[str, Sequence[ShownRollout]]], max_lines: int = 12) -> NDArray[np.uint8]:
     """The picture of groups of rollouts, ``[height, width, 3]``.
 
     Each token's background shows its weight, each labelled step is underlined in the colour of its kind, and a frame
     marks the answer.
 
     Args:
-        groups: The groups, from top to bottom.
+        groups: The prompt and the rollouts of each group, from top to bottom.
         max_lines: The largest number of lines of a response, at least 2. The middle of a longer one is left out.
     """
-    lines: list[_Line] = []
-    for group in groups:
-        lines += _plain(group.prompt, "black")
-        for rollout in group.rollouts:
-            lines += [_Line(), *_plain(rollout.title, _GREY), *_response(rollout, max_lines)]
-        lines.append(_Line())
-    kinds = {step.kind for group in groups for rollout in group.rollouts for step in rollout.steps}
-    answers = any(rollout.answer for group in groups for rollout in group.rollouts)
-    return _draw([*lines, *_legend([kind for kind in STEP_STYLES if kind in kinds], answers)])
+    lines: list[list[_Cell]] = []
+    for prompt, rollouts in groups:
+        lines += _lines(_plain(prompt), 4)
+        for rollout in rollouts:
+            lines += [[], *_lines(_plain(rollout.title), 4), *_lines(_response(rollout), max_lines)]
+        lines.append([])
+    shown = [rollout for _, rollouts in groups for rollout in rollouts]
+    kinds = {step.kind for rollout in shown for step in rollout.steps}
+    marks = [_plain(kind, kind=kind) for kind in STEP_STYLES if kind in kinds]
+    marks += [_plain("answer", answer=True)] if any(rollout.answer for rollout in shown) else []
+    scale = [_plain(f"{weight:g}".center(4), weight=weight) for weight in (0, 0.5, 1, 2, LARGEST)]
+    return _draw([*lines, sum(scale, _plain("weight ")), [cell for mark in marks for cell in (*mark, _Cell(" "))]])
 
 
-def wrap(text: str, columns: int) -> list[tuple[int, int]]:
-    """The ranges of a text's lines, at most `columns` characters wide: broken behind a space, or else anywhere.
+def _plain(text: str, **marks: Any) -> list[_Cell]:
+    return [_Cell(character, **marks) for character in text]
 
-    A line break is the last character of its line. A text without characters has one empty line.
-    """
-    lines: list[tuple[int, int]] = []
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start, start + columns)
-        stop = min(start + columns, len(text)) if end < 0 else end + 1
-        if end < 0 and stop < len(text) and (space := text.rfind(" ", start + columns // 2, stop)) >= 0:
-            stop = space + 1
-        lines.append((start, stop))
-        start = stop
-    return lines or [(0, 0)]
+
+def _response(rollout: ShownRollout) -> list[_Cell]:
+    """The characters of a response. The first of several tokens that share a character has it, as on the page."""
+    cells: list[_Cell] = [_Cell(character) for character in rollout.text]
+    for token, ((start, stop), weight) in enumerate(zip(rollout.tokens, rollout.weights, strict=True)):
+        for place in range(start, min(stop, len(cells))):
+            if cells[place].token is None:
+                cells[place] = cells[place]._replace(token=token, weight=weight)
+    for step in rollout.steps:
+        cells[step.start : step.stop] = [cell._replace(kind=step.kind) for cell in cells[step.start : step.stop]]
+    first, behind = rollout.answer or (0, 0)
+    cells[first:behind] = [cell._replace(answer=True) for cell in cells[first:behind]]
+    if rollout.tokens and rollout.tokens[-1][0] == rollout.tokens[-1][1]:  # The token that ends it has no text.
+        cells.append(_Cell("∎", rollout.weights[-1], len(rollout.tokens) - 1))
+    return cells
+
+
+def _lines(cells: list[_Cell], most: int) -> list[list[_Cell]]:
+    """The characters in lines; one line stands for those in the middle of a longer text."""
+    text = "".join(cell.character for cell in cells)
+    lines = [cells[line.start() : line.end()] for line in _LINE.finditer(text)]
+    if len(lines) <= most:
+        return lines
+    head, tail = lines[: most // 2], lines[len(lines) - (most - 1) // 2 :]
+    left_out = len(text) - sum(map(len, [*head, *tail]))
+    return [*head, _plain(f"[… {left_out:,} characters …]"), *tail]
 
 
 def visible(character: str) -> str:
     """The character that is drawn for another: a sign for line breaks and tabs, and a box for what cannot be drawn."""
-    if character in _SEEN_AS:
-        return _SEEN_AS[character]
-    if unicodedata.category(character)[0] == "Z":
-        return " "
+    category = unicodedata.category(character)[0]
+    if character in _SEEN_AS or category == "Z":
+        return _SEEN_AS.get(character, " ")
     # Marks and letters that are written to the left would not stay in their places.
-    moves = unicodedata.category(character)[0] in "CM" or unicodedata.bidirectional(character) in ("R", "AL", "AN")
+    moves = category in "CM" or unicodedata.bidirectional(character) in ("R", "AL", "AN")
     return "□" if moves or not _font().get_char_index(ord(character)) else character
 
 
 @lru_cache(maxsize=1)
 def _font() -> Any:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
+    from matplotlib.font_manager import findfont, get_font
 
-    return get_font(findfont(FontProperties(family=["DejaVu Sans Mono"])))
-
-
-def _plain(text: str, colour: str, most: int = 4) -> list[_Line]:
-    lines = [_Line(text[start:stop].removesuffix("\n"), colour) for start, stop in wrap(text, COLUMNS)]
-    return lines if len(lines) <= most else [*lines[: most - 1], _Line("[…]", _GREY)]
+    return get_font(findfont("DejaVu Sans Mono"))
 
 
-def _response(rollout: ShownRollout, max_lines: int) -> list[_Line]:
-    """The lines of a response; one line stands for those in the middle of a longer one."""
-    ends = bool(rollout.tokens) and rollout.tokens[-1][0] == rollout.tokens[-1][1]
-    text = rollout.text + _END * ends  # The token that ends a response has no text.
-    tokens, total, count = [-1] * len(text), [0.0] * len(text), [0] * len(text)
-    for token, ((start, stop), weight) in enumerate(zip(rollout.tokens, rollout.weights, strict=True)):
-        last = ends and token == len(rollout.tokens) - 1
-        for place in [len(text) - 1] if last else range(start, min(stop, len(rollout.text))):
-            tokens[place] = token if tokens[place] < 0 else tokens[place]
-            total[place], count[place] = total[place] + weight, count[place] + 1
-    # Tokens that make a character together have their mean weight there.
-    weights = [t / n if n else 1.0 for t, n in zip(total, count, strict=True)]
-    steps: list[StepKind | None] = [None] * len(text)
-    for step in rollout.steps:
-        steps[step.start : step.stop] = [step.kind] * (min(step.stop, len(text)) - step.start)
-    first, behind = rollout.answer or (0, 0)
-    answer = [first <= place < behind for place in range(len(text))]
-    lines = [
-        _Line(text[a:b], "black", tokens[a:b], weights[a:b], steps[a:b], answer[a:b]) for a, b in wrap(text, COLUMNS)
-    ]
-    if len(lines) <= max_lines:
-        return lines
-    head, tail = lines[: max_lines // 2], lines[len(lines) - (max_lines - 1) // 2 :] if max_lines > 2 else []
-    left_out = len(text) - sum(len(line.text) for line in (*head, *tail))
-    return [*head, _Line(f"[… {left_out:,} characters …]", _GREY), *tail]
-
-
-def _legend(kinds: Sequence[StepKind], answers: bool) -> list[_Line]:
-    """The scale of the weights, and the marks that occur."""
-    scale = [0.0, 0.5, 1.0, 2.0, LARGEST]
-    cells = [f"{'≥' if weight == LARGEST else ''}{weight:g}".center(4) for weight in scale]
-    tokens = [-1] * 7 + [number for number, cell in enumerate(cells) for _ in cell]
-    first = _Line("weight " + "".join(cells), _GREY, tokens, [1.0] * 7 + [w for w in scale for _ in range(4)])
-    marks = _Line("", _GREY)
-    names: list[tuple[str, StepKind | None]] = [(kind, kind) for kind in kinds]
-    for name, kind in [*names, *[("answer", None)] * answers]:
-        marks.text += f"{name} "
-        marks.steps = [*marks.steps, *[kind] * len(name), None]
-        marks.answer = [*marks.answer, *[kind is None] * len(name), False]
-    return [first, marks]
-
-
-def _draw(lines: Sequence[_Line]) -> NDArray[np.uint8]:
-    from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
-
-    dpi, cells = 100, np.full((len(lines), COLUMNS, 3), 255, dtype=np.uint8)
-    size = (COLUMNS + 2) * WIDTH / dpi, (len(lines) + 1) * HEIGHT / dpi
-    figure = Figure(figsize=size, dpi=dpi, facecolor="white")
-    figure.set_layout_engine("none")
-    axes = figure.add_axes((0, 0, 1, 1))
+def _draw(lines: Sequence[Sequence[_Cell]]) -> NDArray[np.uint8]:
+    colours = np.full((len(lines), COLUMNS, 3), 255, dtype=np.uint8)
+    figure, axes = _figure((COLUMNS + 2) * WIDTH / _DPI, (len(lines) + 1) * HEIGHT / _DPI, _DPI, (0, 0, 1, 1))
     axes.set(xlim=(-1, COLUMNS + 1), ylim=(len(lines) + 0.5, -0.5))
     axes.axis("off")
-    font = FontProperties(family=["DejaVu Sans Mono"], size=WIDTH / 0.602 * 72 / dpi)  # Its characters are 0.602 wide.
-    seams = []  # Between tokens.
-    for row, line in enumerate(lines):
-        text = "".join(map(visible, line.text[:COLUMNS]))
-        axes.text(0, row + 0.72, text, color=line.colour, fontproperties=font, parse_math=False, usetex=False)
-        for column, weight in enumerate(line.weights):
-            cells[row, column] = colour_of(weight)
-        seams += [(stop, row) for _, stop in _runs(line.tokens, -1)]
-        for start, stop in _runs(line.steps, None):
-            colour, style = STEP_STYLES[line.steps[start]]  # type: ignore[index]
+    font = {"family": "DejaVu Sans Mono", "size": WIDTH / 0.602 * 72 / _DPI}  # Its characters are 0.602 wide.
+    for row, cells in enumerate(lines):
+        text = "".join(visible(cell.character) for cell in cells)
+        axes.text(0, row + 0.72, text, fontdict=font, color="black", parse_math=False, usetex=False)
+        for column, cell in enumerate(cells):
+            colours[row, column] = colour_of(cell.weight)
+        axes.vlines([stop for _, stop, _ in _runs([c.token for c in cells])], row, row + 1, color="white", linewidth=1)
+        for start, stop, kind in _runs([cell.kind for cell in cells]):
+            colour, style = STEP_STYLES[kind]
             axes.hlines(row + 0.96, start, stop, color=colour, linestyle=style, linewidth=2.2)
-        for start, stop in _runs(line.answer, False):
+        for start, stop, _ in _runs([cell.answer or None for cell in cells]):
             axes.plot([start, stop, stop, start, start], [row, row, row + 1, row + 1, row], color="black", linewidth=2)
-    places, rows = np.array(seams).T
-    axes.vlines(places, rows, rows + 1, color="white", linewidth=1.0)
-    axes.imshow(cells, extent=(0, COLUMNS, len(lines), 0), aspect="auto", interpolation="nearest", zorder=0)
+    axes.imshow(colours, extent=(0, COLUMNS, len(lines), 0), aspect="auto", interpolation="nearest", zorder=0)
     return _pixels(figure)
 
 
+def _runs(values: Sequence[Hashable]) -> list[tuple[int, int, Any]]:
+    """The ranges of equal values with the value, but for None."""
+    runs = [list(run) for _, run in groupby(range(len(values)), key=lambda place: values[place])]
+    return [(run[0], run[-1] + 1, values[run[0]]) for run in runs if values[run[0]] is not None]
+
+
+def _figure(width: float, height: float, dpi: int, place: tuple[float, float, float, float]) -> tuple[Any, Any]:
+    """A figure in inches and its axes; without pyplot: no backend to choose, and no figure that stays in memory."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
+    figure.set_layout_engine("none")
+    return figure, figure.add_axes(place)
+
+
 def _pixels(figure: Any) -> NDArray[np.uint8]:
-    """What a figure looks like; without pyplot: no backend to choose, and no figure that stays in memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas: Any = FigureCanvasAgg(figure)
@@ -223,50 +204,24 @@ def _pixels(figure: Any) -> NDArray[np.uint8]:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _runs(values: Sequence[object], without: object) -> list[tuple[int, int]]:
-    """The ranges of equal values, but for one of them."""
-    runs, start = [], 0
-    for value, run in groupby(values):
-        stop = start + sum(1 for _ in run)
-        if value != without:
-            runs.append((start, stop))
-        start = stop
-    return runs
-
-
-class Profile(NamedTuple):
-    """Weights by relative position.
-
-    Attributes:
-        position: ``[20]``, the middles of equal parts of a response, from 0 (its beginning) to 1.
-        mean: ``[20]``, the mean weight of the tokens of each part; NaN for a part without tokens.
-        low: ``[20]``, their 10 % quantile.
-        high: ``[20]``, their 90 % quantile.
-    """
-
-    position: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-
-
-def profile(weights: NDArray[np.float32], mask: NDArray[np.bool_]) -> Profile:
-    """Mean and quantiles of the weights at each relative position, ``(t + 0.5) / L`` for token ``t`` of ``L``.
+def profile(weights: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Weights by relative position, ``(t + 0.5) / L`` for token ``t`` of ``L``.
 
     Args:
         weights: ``[B, T]``, the token weights.
         mask: ``[B, T]`` bool, the valid response tokens.
+
+    Returns:
+        ``[3, 20]``: the mean and the 10 % and 90 % quantiles of the tokens of each of 20 equal parts of the responses;
+        NaN for a part without tokens.
     """
-    lengths = np.maximum(mask.sum(1, keepdims=True), 1)
-    positions = (np.arange(mask.shape[1])[None] + 0.5) / lengths
-    parts = np.minimum((positions * _BINS).astype(int), _BINS - 1)[mask]
-    order = np.argsort(parts, kind="stable")
-    cuts = np.searchsorted(parts[order], np.arange(1, _BINS))
-    quantities = np.full((3, _BINS), np.nan)
-    for part, values in enumerate(np.split(weights[mask][order], cuts)):
+    positions = (np.arange(mask.shape[1]) + 0.5) / np.maximum(mask.sum(1, keepdims=True), 1)
+    parts, found = np.minimum((positions * _PARTS).astype(int), _PARTS - 1), np.full((3, _PARTS), np.nan)
+    for part in range(_PARTS):
+        values = weights[mask & (parts == part)]
         if len(values):
-            quantities[:, part] = values.mean(), *np.quantile(values, (0.1, 0.9))
-    return Profile((np.arange(_BINS) + 0.5) / _BINS, *quantities)
+            found[:, part] = values.mean(), *np.quantile(values, (0.1, 0.9))
+    return found
 
 
 def weight_curves(
@@ -281,19 +236,15 @@ def weight_curves(
         mask: ``[B, T]`` bool, the valid response tokens.
         correct: ``[B]`` bool.
     """
-    from matplotlib.figure import Figure
-
     # Few pixels an inch would make the text small, and TensorBoard shows pictures at less than half of their width.
-    figure = Figure(figsize=(4, 3), dpi=200, facecolor="white")
-    figure.set_layout_engine("none")
-    axes = figure.add_axes((0.13, 0.15, 0.84, 0.82))
-    finite = np.isfinite(weights) & mask
-    for name, rows in (("right", correct), ("wrong", ~correct)):
+    figure, axes = _figure(4, 3, 200, (0.13, 0.15, 0.84, 0.82))
+    finite, position = np.isfinite(weights) & mask, (np.arange(_PARTS) + 0.5) / _PARTS
+    for name, rows, colour, style in (("right", correct, "#0072B2", "solid"), ("wrong", ~correct, "#D55E00", "dashed")):
         inside = finite & rows[:, None]
         if inside.any():
-            by_part, (colour, style) = profile(weights, inside), _CURVES[name]
-            axes.fill_between(by_part.position, by_part.low, by_part.high, color=colour, alpha=0.2, linewidth=0)
-            axes.plot(by_part.position, by_part.mean, color=colour, linestyle=style, label=f"{name} ({rows.sum()})")
+            mean, low, high = profile(weights, inside)
+            axes.fill_between(position, low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(position, mean, color=colour, linestyle=style, label=f"{name} ({rows.sum()})")
     axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
     axes.set(xlim=(0, 1), xlabel="relative position in the response", ylabel="weight")
     axes.legend(frameon=False, loc="upper left")

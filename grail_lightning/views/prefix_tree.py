@@ -19,88 +19,57 @@ has a branch of its own in the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import comb
+from typing import Any
 
-MAX_CHANCE = 0.05
-
-
-@dataclass(kw_only=True, slots=True)
-class Node:
-    """A run of tokens that the same rollouts have in common.
-
-    Attributes:
-        start: The index of the run's first token in these rollouts.
-        stop: The index after its last token; equal to `start` for the root of rollouts without a common beginning, and
-            for a rollout that ends where others go on.
-        rollouts: The rollouts that begin with it: indices within the group, ascending.
-        num_correct: The number of correct rollouts among them.
-        children: The continuations, in the order of their first rollouts. A rollout that ends at `stop` while others go
-            on has a child without tokens.
-    """
-
-    start: int
-    stop: int
-    rollouts: list[int]
-    num_correct: int
-    children: list[Node] = field(default_factory=list)
+TokenSteps = Sequence[tuple[int, int, str]]
+"""The first token, the last token and the kind of each labelled step of a rollout."""
 
 
-def prefix_tree(token_ids: Sequence[Sequence[int]], correct: Sequence[bool]) -> Node:
-    """The tree of the common beginnings of a group of rollouts.
+def prefix_tree(
+    token_ids: Sequence[Sequence[int]], correct: Sequence[bool], steps: Sequence[TokenSteps]
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """The tree of the common beginnings of a group of ``N`` rollouts, and the forks with evidence.
 
-    Every node splits or is an end, so that ``N`` rollouts have at most ``2N - 1`` nodes. Rollouts of equal tokens end
-    in the same node.
+    Every node splits or is an end, so that there are at most ``2N - 1``. Rollouts of equal tokens end in the same node.
 
     Args:
         token_ids: The tokens of each of the ``N`` rollouts.
         correct: ``N`` values: whether the rollout is correct.
+        steps: Of each rollout the labelled steps; empty without labels.
 
-    Raises:
-        ValueError: If there is no rollout, or not one value for each.
+    Returns:
+        The nodes, each before its continuations, and the index of the token of each fork by the index of the wrong
+        rollout. A node has its `depth`; `start` and `stop`, the range of its tokens, which is empty for a rollout that
+        ends where others go on; its `rollouts`, by index within the group; how many of them are `correct`; whether it
+        is an `end`; and whether it begins at a `fork`.
     """
-    if not token_ids or len(token_ids) != len(correct):
-        raise ValueError(f"A group must have rollouts and a value for each, but got {len(token_ids)}, {len(correct)}.")
-
-    def begin(start: int, rollouts: list[int]) -> Node:
-        tokens = [token_ids[r] for r in rollouts]
-        stop = next((k for k in range(start, min(map(len, tokens))) if len({ids[k] for ids in tokens}) > 1), None)
+    nodes: list[dict[str, Any]] = []
+    forks: dict[int, int] = {}
+    todo = [(0, 0, list(range(len(token_ids))))]
+    while todo:  # A recursion may be as deep as a group is large.
+        depth, start, rollouts = todo.pop()
+        shortest = min(len(token_ids[r]) for r in rollouts)
+        stop = next((k for k in range(start, shortest) if len({token_ids[r][k] for r in rollouts}) > 1), shortest)
         right = sum(bool(correct[r]) for r in rollouts)
-        return Node(
-            start=start, stop=min(map(len, tokens)) if stop is None else stop, rollouts=rollouts, num_correct=right
-        )
-
-    nodes = [begin(0, list(range(len(token_ids))))]
-    for node in nodes:  # The list grows. A recursion may be as deep as a group is large.
-        by_token: dict[int | None, list[int]] = {}
-        for r in node.rollouts:
-            by_token.setdefault(token_ids[r][node.stop] if len(token_ids[r]) > node.stop else None, []).append(r)
-        if by_token.keys() != {None}:
-            node.children = [begin(node.stop, rollouts) for rollouts in by_token.values()]
-        nodes += node.children
-    return nodes[0]
-
-
-def forks(root: Node, steps: Sequence[Sequence[tuple[int, int, str]]]) -> dict[int, int]:
-    """The forks with evidence: the index of the token, by the index of the wrong rollout.
-
-    Args:
-        root: The tree of a group of ``N`` rollouts.
-        steps: Of each rollout the first token, the last token and the kind of each labelled step; empty without labels.
-    """
-    found: dict[int, int] = {}
-    nodes = [root]
-    for node in nodes:  # The list grows.
-        nodes += node.children
-        for child in node.children:
-            if node.num_correct and not child.num_correct:
-                found |= {r: child.start for r in child.rollouts if _has_evidence(node, child, steps[r])}
-    return found
+        branches: dict[int | None, list[int]] = {}
+        for r in rollouts:
+            branches.setdefault(token_ids[r][stop] if len(token_ids[r]) > stop else None, []).append(r)
+        end = branches.keys() == {None}
+        fork = not right and any(forks.get(r) == start for r in rollouts)
+        span = {"depth": depth, "start": start, "stop": stop}
+        nodes.append(span | {"rollouts": rollouts, "correct": right, "end": end, "fork": fork})
+        if end:
+            continue
+        for branch in branches.values():
+            if right and not any(correct[r] for r in branch):
+                chance = comb(len(rollouts) - right, len(branch)) / comb(len(rollouts), len(branch))
+                evident = len(branch) > 1 and chance <= 0.05
+                forks |= {r: stop for r in branch if _is_wrong_step(steps[r], stop, unlabelled=evident)}
+        todo += [(depth + 1, stop, branch) for branch in reversed(branches.values())]
+    return nodes, forks
 
 
-def _has_evidence(node: Node, child: Node, steps: Sequence[tuple[int, int, str]]) -> bool:
-    kind = next((kind for first, last, kind in steps if first <= child.start <= last), None)
-    if kind is not None:
-        return kind in ("slip", "misconception")
-    before, wrong = len(node.rollouts), len(child.rollouts)
-    return wrong > 1 and comb(before - node.num_correct, wrong) <= MAX_CHANCE * comb(before, wrong)
+def _is_wrong_step(steps: TokenSteps, token: int, *, unlabelled: bool) -> bool:
+    kind = next((kind for first, last, kind in steps if first <= token <= last), None)
+    return unlabelled if kind is None else kind in ("slip", "misconception")

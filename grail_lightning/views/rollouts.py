@@ -1,7 +1,4 @@
-"""Rollouts with the token credit of several methods, read from Parquet files of predictions.
-
-Shapes: ``T`` tokens of a rollout.
-"""
+"""Rollouts with the token credit of several methods, read from Parquet files of predictions."""
 
 from __future__ import annotations
 
@@ -11,23 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-REQUIRED = ("prompt", "response", "correct", "token_ids", "tokens", "token_starts", "token_stops", "weights")
-_BATCH_ROWS = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Credit:
-    """The token credit that a method gives to a rollout.
-
-    Attributes:
-        weights: ``T`` weights; None if the method gave none.
-        scores: ``T`` scores; None if the method has none.
-        fallback: Whether the method should have weighted the rollout but could not.
-    """
-
-    weights: list[float] | None
-    scores: list[float] | None
-    fallback: bool
+_REQUIRED = ("prompt", "response", "correct", "token_ids", "tokens", "token_starts", "token_stops", "weights")
+_CREDIT = ("weights", "scores", "fallback")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,16 +18,17 @@ class Rollout:
 
     Attributes:
         row: The columns of the Parquet file.
-        methods: The credit of each method by its name.
+        methods: The credit of each method by its name: `weights` and `scores`, a list of as many numbers as the rollout
+            has tokens or None, and `fallback`, whether the method should have weighted the rollout but could not.
     """
 
     row: dict[str, Any]
-    methods: dict[str, Credit] = field(default_factory=dict)
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
-    def problem(self) -> tuple[str, str, str]:
+    def problem(self) -> tuple[str, ...]:
         """What the rollouts of a group have in common: dataset, prompt and reference."""
-        return tuple(str(self.row.get(name) or "") for name in ("dataset", "prompt", "reference"))  # type: ignore[return-value]
+        return tuple(str(self.row.get(name) or "") for name in ("dataset", "prompt", "reference"))
 
 
 def read_rollouts(files: Sequence[Path], max_rollouts: int) -> tuple[list[Rollout], int]:
@@ -67,74 +50,66 @@ def read_rollouts(files: Sequence[Path], max_rollouts: int) -> tuple[list[Rollou
     """
     if max_rollouts < 1:
         raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
-    rollouts_by_key: dict[tuple[Any, ...], Rollout] = {}
-    left: dict[tuple[Any, ...], Rollout] = {}
-    taken: set[str] = set()
+    shown: dict[tuple[Any, ...], Rollout] = {}
+    left_out: dict[tuple[Any, ...], None] = {}
+    names: set[str] = set()
     for file in files:
-        names = _method_names(file, taken)
-        taken |= set(names.values())
+        methods = {suffix: _unused(name, file, names) for suffix, name in _methods(file).items()}
+        names |= set(methods.values())
         occurrences: Counter[tuple[Any, ...]] = Counter()
         for row in _rows(file):
-            identity = (Rollout(row=row).problem, tuple(row["token_ids"]))
-            key = (*identity, occurrences[identity])
-            occurrences[identity] += 1
-            if key not in rollouts_by_key and len(rollouts_by_key) == max_rollouts:
-                left[key] = Rollout(row=row) if not left else next(iter(left.values()))
+            rollout = Rollout(row=row)
+            same = (rollout.problem, tuple(row["token_ids"]))
+            occurrences[same] += 1
+            key = (*same, occurrences[same])
+            if key not in shown and len(shown) == max_rollouts:
+                left_out[key] = None
                 if len(files) == 1:
                     break  # The rest of a large file need not be read.
-                continue
-            rollout = rollouts_by_key.setdefault(key, Rollout(row=row))
-            rollout.methods |= {name: _credit(row, suffix) for suffix, name in names.items()}
-    if not rollouts_by_key:
+            else:
+                credit = {name: {of: row.get(of + suffix) for of in _CREDIT} for suffix, name in methods.items()}
+                shown.setdefault(key, rollout).methods |= credit
+    if not shown:
         raise ValueError(f"{', '.join(map(str, files))} must hold at least one rollout, but got none. Predict first.")
-    rollouts = list(rollouts_by_key.values())
-    if left and (cut := next(iter(left.values())).problem) == rollouts[-1].problem != rollouts[0].problem:
-        rollouts = [rollout for rollout in rollouts if rollout.problem != cut]
+    rollouts = list(shown.values())
+    if left_out and next(iter(left_out))[0] == rollouts[-1].problem != rollouts[0].problem:
+        rollouts = [rollout for rollout in rollouts if rollout.problem != rollouts[-1].problem]
+    return rollouts, _num_rows(files[0]) if len(files) == 1 else len(shown) + len(left_out)
+
+
+def _num_rows(file: Path) -> int:
     import pyarrow.parquet as pq
 
-    return rollouts, pq.read_metadata(files[0]).num_rows if len(files) == 1 else len(rollouts_by_key) + len(left)
+    return int(pq.read_metadata(file).num_rows)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file) as source:
-        for batch in source.iter_batches(batch_size=_BATCH_ROWS):
+        for batch in source.iter_batches(batch_size=64):
             yield from batch.to_pylist()
 
 
-def _method_names(file: Path, taken: set[str]) -> dict[str, str]:
-    """The methods of a file: the suffix of the columns of each, and its name, which no other file has."""
+def _methods(file: Path) -> dict[str, str]:
+    """The methods of a file: the suffix of the columns of each, and its name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    wanted = f"{file} must be a Parquet file that `grail-lightning predict` wrote, but"
     try:
         columns = pq.read_schema(file).names
+    except FileNotFoundError:
+        raise ValueError(f"{wanted} got: there is no such file. Correct the path.") from None
     except (OSError, pa.ArrowException) as error:
-        said = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-        raise ValueError(
-            f"{file} must be a Parquet file that `grail-lightning predict` wrote, but got: {said.rstrip('.')}. Correct "
-            "the path."
-        ) from None
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise ValueError(
-            f"{file} must be a Parquet file that `grail-lightning predict` wrote, but it has no column "
-            f"{', '.join(f'`{name}`' for name in missing)}. Texts without credit get it by `predict`."
-        )
+        raise ValueError(f"{wanted} got: {' '.join(str(error).split()).rstrip('.')}. Correct the path.") from None
+    if missing := [f"`{name}`" for name in _REQUIRED if name not in columns]:
+        raise ValueError(f"{wanted} it has no column {', '.join(missing)}. Texts without credit get it by `predict`.")
     first = next((str(row["method"]) for row in _rows(file) if row.get("method")), file.stem)
-    suffixes = {"": first, **{name[7:]: name[8:] for name in columns if name.startswith("weights.")}}
-    return {suffix: _unused(name, file, taken) for suffix, name in suffixes.items()}
+    return {"": first} | {name[7:]: name[8:] for name in columns if name.startswith("weights.")}
 
 
-def _unused(name: str, file: Path, taken: set[str]) -> str:
-    names = (name, f"{name} ({file.stem})", *(f"{name} ({number})" for number in range(2, len(taken) + 3)))
-    return next(other for other in names if other not in taken)
-
-
-def _credit(row: dict[str, Any], suffix: str) -> Credit:
-    return Credit(
-        weights=row[f"weights{suffix}"],
-        scores=row.get(f"scores{suffix}"),
-        fallback=bool(row.get(f"fallback{suffix}")),
-    )
+def _unused(name: str, file: Path, names: set[str]) -> str:
+    """The name, or another one if a file before has a method of this name."""
+    others = (name, f"{name} ({file.stem})", *(f"{name} ({number})" for number in range(2, len(names) + 3)))
+    return next(other for other in others if other not in names)

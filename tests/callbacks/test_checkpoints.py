@@ -40,7 +40,7 @@ def test_the_last_checkpoint_is_the_last_state_though_it_is_not_the_best(tmp_pat
     assert steps == {"best": 4, "last": 8}
 
 
-@pytest.mark.parametrize("stop", [4, 5, 8], ids=lambda stop: f"stopped_at_{stop}")
+@pytest.mark.parametrize("stop", [5, 8], ids=lambda stop: f"stopped_at_{stop}")
 def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
     whole = Scripted(_never_better)
     _every_two_batches(16, Evaluation(), LastCheckpoint(folder=str(tmp_path / "whole"))).fit(whole, datamodule=_data())
@@ -55,12 +55,11 @@ def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 16
 
 
-def test_a_checkpoint_every_few_batches_needs_no_validation(tmp_path):
-    saved = []
+def test_a_checkpoint_every_few_batches_is_saved_between_two_of_them_and_again_behind_a_validation(tmp_path):
+    saved, file = [], tmp_path / "last.ckpt"
 
     class Watch(Callback):
         def on_train_batch_start(self, trainer, *_):
-            file = tmp_path / "last.ckpt"
             saved.append(torch.load(file, weights_only=True)["global_step"] if file.exists() else None)
 
     run(9, LastCheckpoint(every_n_batches=2, folder=str(tmp_path)), Watch(), enable_checkpointing=True).fit(
@@ -68,17 +67,12 @@ def test_a_checkpoint_every_few_batches_needs_no_validation(tmp_path):
     )
     # Two steps a batch: after batches 2 and 4, not in the middle of the fifth.
     assert saved == [None, None, 4, 4, 8]
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
-
-
-def test_the_last_checkpoint_knows_the_validation_at_its_step(tmp_path):
-    # Step 4 is written after the batch, and again with the figures of the validation that follows.
+    assert torch.load(file, weights_only=True)["global_step"] == 8
     evaluation = Evaluation()
     callbacks = (evaluation, LastCheckpoint(every_n_batches=2, folder=str(tmp_path)))
     _every_two_batches(4, *callbacks).fit(Scripted(_never_better), datamodule=_data())
-    state = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert state["global_step"] == 4
-    assert state["callbacks"][evaluation.state_key]["last"]["step"] == 4
+    state = torch.load(file, weights_only=True)
+    assert (state["global_step"], state["callbacks"][evaluation.state_key]["last"]["step"]) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +182,7 @@ def test_a_sigterm_in_the_batch_before_a_validation_ends_the_run_after_it(step, 
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")  # Lightning's own warning
-@pytest.mark.parametrize("callbacks", [default_callbacks, list], ids=["default", "none"])
-@pytest.mark.parametrize("method", ["fit", "validate"])
+@pytest.mark.parametrize(("method", "callbacks"), [("fit", default_callbacks), ("fit", list), ("validate", list)])
 def test_the_last_checkpoint_of_a_trainer_that_has_none_is_an_error(method, callbacks, tmp_path):
     ours = runs.module()
     trainer = run(1, *callbacks(), default_root_dir=tmp_path, enable_checkpointing=True, enable_progress_bar=True)

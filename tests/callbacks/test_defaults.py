@@ -12,7 +12,17 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation, LastCheckpoint, ProgressBar, default_callbacks
+from grail_lightning.callbacks import (
+    CreditPictures,
+    Evaluation,
+    ExportPolicy,
+    LastCheckpoint,
+    PredictionWriter,
+    Preflight,
+    ProgressBar,
+    RolloutTable,
+    default_callbacks,
+)
 from grail_lightning.data import ArithmeticData
 from tests.callbacks.scripted import panels, run, scalars
 from tests.processes import run_script
@@ -134,9 +144,9 @@ def test_default_callbacks_pass_their_options_on():
     found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3), progress_bar=False)}
     assert isinstance(found["Evaluation"], Evaluation)
     assert (found["Evaluation"].num_samples, found["Evaluation"].sampling) == (3, own)
-    assert found["CheckpointsAndBar"].bar is None
+    assert found["_CheckpointsAndBar"].bar is None
     assert "KeepRollouts" not in found
-    best = found["CheckpointsAndBar"].best
+    best = found["_CheckpointsAndBar"].best
     assert best.monitor == "val/accuracy"
     assert torch.isneginf(best.kth_value)
 
@@ -146,16 +156,37 @@ def test_a_module_of_another_kind_is_refused_by_name():
         run(1, Evaluation()).fit(BoringModel())
 
 
+@pytest.mark.parametrize(
+    ("callback", "options", "message"),
+    [
+        (Evaluation, {"num_samples": 0}, r"`num_samples` must lie in \[1, inf\), but got 0"),
+        (Evaluation, {"num_samples": 4, "pass_at": (1, 8)}, r"between 1 and `num_samples`, but got \[1, 8\] with 4"),
+        (Evaluation, {"keep_samples": "some"}, "`keep_samples` must be one of test, all, none, but got 'some'"),
+        (CreditPictures, {"max_time_share": 0.0}, r"`max_time_share` must lie in \(0, 1\], but got 0.0"),
+        (ExportPolicy, {"which": "first"}, "`which` must be one of last, best, but got 'first'"),
+        (LastCheckpoint, {"every_n_batches": -1}, "`every_n_batches` must lie in"),
+        (
+            PredictionWriter,
+            {"file": "x.html"},
+            r"`predictions\.file` must not have the name of the page, but got x\.html",
+        ),
+        (Preflight, {"patience": 0}, "`patience` must lie in"),
+        (RolloutTable, {"num_rollouts": 0}, "`num_rollouts` must lie in"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(callback, options, message):
+    with pytest.raises(ValueError, match=message):
+        callback(**options)
+
+
 FLAGS = [
     {},
-    {"logger": False},
-    {"enable_checkpointing": False},
-    {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+    {"logger": False, "num_sanity_val_steps": 0, "val_check_interval": 1, "check_val_every_n_epoch": None},
+    {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
     {"barebones": True},
     {"fast_dev_run": True},
     {"limit_val_batches": 0},
     {"max_steps": 0},
-    {"num_sanity_val_steps": 0, "val_check_interval": 1, "check_val_every_n_epoch": None},
 ]
 
 

@@ -71,39 +71,24 @@ def test_an_export_that_was_interrupted_is_made_by_resuming_without_training(tmp
     assert all(torch.equal(exported[name], w) for name, w in trained.policy.model.state_dict().items())
 
 
-def test_gathered_weights_make_the_same_policy_again():
-    # How sharded weights are exported, here with weights in one piece.
-    module = Scripted(_best_at_four)
-    with torch.no_grad():
-        next(module.policy.parameters()).add_(1)
-    assert not _is_sharded(module)
-    again = _unsharded(module, _gathered(module))
-    assert all(torch.equal(w, again.state_dict()[n]) for n, w in module.policy.state_dict().items())
-
-
-def test_a_model_without_sdpa_can_be_exported_from_gathered_weights(tmp_path):
-    module = Scripted(_best_at_four)
-    module.policy = tiny("gemma2", tmp_path)
-    module.policy_name = str(tmp_path)
-    # What the second policy has no use for, and eager attention cannot do, stays behind.
-    module.loading = Loading(from_scratch=True, packing=True, gradient_checkpointing=True)
-    _unsharded(module, _gathered(module)).save(tmp_path / "again")
-    again = _weights(tmp_path / "again")
-    assert all(torch.equal(again[name], w) for name, w in module.policy.model.state_dict().items())
-
-
-def test_adapters_survive_the_second_policy(tmp_path):
+def test_a_second_policy_of_gathered_weights_is_the_first(tmp_path):
+    """How sharded weights are exported, here with weights in one piece: a plain model, one without SDPA, adapters."""
     pytest.importorskip("peft")
-    module = Scripted(_best_at_four)
-    module.loading = Loading(lora=LoRA(rank=2))
-    module.policy = load_policy("arithmetic", module.loading)
-    with torch.no_grad():
-        for name, parameter in module.policy.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_()
-    _unsharded(module, _gathered(module)).save(tmp_path / "again")
-    module.policy.save(tmp_path / "live")
-    again, live = _weights(tmp_path / "again"), _weights(tmp_path / "live")
-    plain = load_policy("arithmetic").model.state_dict()
-    assert all(torch.equal(again[name], live[name]) for name in live)
-    assert any(not torch.equal(live[name], plain[name]) for name in live)
+    plain, gemma, lora = (Scripted(_best_at_four) for _ in range(3))
+    gemma.policy, gemma.policy_name = tiny("gemma2", tmp_path / "gemma"), str(tmp_path / "gemma")
+    # What the second policy has no use for, and eager attention cannot do, stays behind.
+    gemma.loading = Loading(from_scratch=True, packing=True, gradient_checkpointing=True)
+    lora.loading = Loading(lora=LoRA(rank=2))
+    lora.policy = load_policy("arithmetic", lora.loading)
+    start = load_policy("arithmetic").model.state_dict()
+    for name, module in {"plain": plain, "gemma": gemma, "lora": lora}.items():
+        with torch.no_grad():
+            for weight, parameter in module.policy.named_parameters():
+                if name != "lora" or "lora_B" in weight:
+                    parameter.normal_()
+        assert not _is_sharded(module)
+        _unsharded(module, _gathered(module)).save(tmp_path / "again")
+        module.policy.save(tmp_path / "live")
+        again, live = _weights(tmp_path / "again"), _weights(tmp_path / "live")
+        assert all(torch.equal(again[weight], value) for weight, value in live.items())
+    assert any(not torch.equal(live[weight], start[weight]) for weight in live)

@@ -10,13 +10,13 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.callbacks import CreditPictures, RolloutTable
-from grail_lightning.callbacks.pictures import mixed_pairs
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.module import GrailModule
 from grail_lightning.step.advantages import effective_weights, token_advantages
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.views.pictures import heatmap
 from tests.runs import SAMPLING, Watch, batches, module, trainer, weights
 
 IMAGES = ["credit/rollouts", "credit/weight_by_position"]
@@ -35,12 +35,54 @@ def events_of(folder):
     return EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0}).Reload()
 
 
-def test_tensorboard_shows_pictures_and_a_histogram_when_they_are_due(tmp_path):
-    watch = Watch()
-    loggers = [board(tmp_path), CSVLogger(tmp_path)]  # The second one takes no pictures.
-    run = trainer(3, always(every_n_batches=2), watch, logger=loggers)
-    run.fit(module(credit=GRAIL()), batches(3, size=8))
-    events = events_of(tmp_path)
+class Board(CSVLogger):
+    """Has Lightning's interface for pictures and tables, as `WandbLogger` has."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.pictures, self.tables = [], []
+
+    def log_image(self, key, images, step=None):
+        self.pictures.append((key, step, images[0].shape[2]))
+
+    def log_table(self, key, columns, data, step=None):
+        self.tables.append((key, step, columns, len(data)))
+
+
+def _state(policy):
+    """The weights, and the states of all random numbers."""
+    drawn = torch.get_rng_state(), torch.tensor(random.getstate()[1]), torch.tensor(np.random.get_state()[1])
+    return {**weights(policy), **{str(number): state for number, state in enumerate(drawn)}}
+
+
+def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
+    watch, groups, logger, ends = Watch(), [], Board(tmp_path / "theirs"), []
+    monkeypatch.setattr(
+        "grail_lightning.callbacks.pictures.heatmap", lambda shown, most: groups.extend(shown) or heatmap(shown, most)
+    )
+    pictures, table = always(every_n_batches=2), RolloutTable(every_n_batches=2, num_rollouts=3)
+    for callbacks in ([], [pictures, table, watch]):
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+        ours = module(credit=GRAIL())
+        # The last logger takes no pictures.
+        loggers = [board(tmp_path / f"ours{len(callbacks)}"), logger, CSVLogger(tmp_path / f"csv{len(callbacks)}")]
+        trainer(3, *callbacks, logger=loggers).fit(ours, batches(3, size=8))
+        ends.append(_state(ours))
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    assert logger.pictures == [(name, step, 3) for step in (1, 3) for name in IMAGES]
+    columns = ["rollout", "prompt", "response", "reference"]
+    assert logger.tables == [("train/rollouts", step, columns, 3) for step in (1, 3)]
+    # A right and a wrong rollout of a group that has both.
+    for (prompt, pair), output in zip(groups, watch.outputs[::2], strict=True):
+        rows = [row for row, of in enumerate(output.batch.prompts) if of.messages == prompt]
+        texts = {bool(output.batch.correct[row]): output.batch.texts[row] for row in reversed(rows)}
+        assert [(rollout.title[:5], rollout.text.rstrip()) for rollout in pair] == [
+            ("right", texts[True].rstrip()),
+            ("wrong", texts[False].rstrip()),
+        ]
+    events = events_of(tmp_path / "ours3")
     assert events.Tags()["images"] == IMAGES
     for name in IMAGES:
         assert [image.step for image in events.Images(name)] == [1, 3]
@@ -56,55 +98,13 @@ def test_tensorboard_shows_pictures_and_a_histogram_when_they_are_due(tmp_path):
         assert (told.min, told.max) == (values.min().item(), values.max().item())
 
 
-class Board(CSVLogger):
-    """Has Lightning's interface for pictures and tables, as `WandbLogger` has."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.pictures, self.tables = [], []
-
-    def log_image(self, key, images, step=None):
-        self.pictures.append((key, step, images[0].shape[2]))
-
-    def log_table(self, key, columns, data, step=None):
-        self.tables.append((key, step, columns, len(data)))
-
-
-def test_a_logger_with_lightnings_interface_gets_pictures_and_tables(tmp_path):
-    logger = Board(tmp_path)
-    trainer(1, always(), RolloutTable(num_rollouts=3), logger=logger).fit(module(credit=GRAIL()), batches(1, size=8))
-    assert logger.pictures == [(name, 1, 3) for name in IMAGES]
-    assert logger.tables == [("train/rollouts", 1, ["rollout", "prompt", "response", "reference"], 3)]
-
-
-def test_training_is_the_same_bit_for_bit_with_and_without(tmp_path):
-    ends = []
-    for callbacks in ([], [always()]):
-        torch.manual_seed(5)
-        random.seed(5)
-        np.random.seed(5)
-        policy = module(credit=GRAIL())
-        trainer(3, *callbacks, logger=board(tmp_path / str(len(ends)))).fit(policy, batches(3))
-        ends.append((weights(policy), torch.get_rng_state(), random.getstate(), np.random.get_state()[1]))
-    assert len(events_of(tmp_path / "1").Images("credit/rollouts")) == 3
-    without, with_ = ends
-    assert all(torch.equal(weight, without[0][name]) for name, weight in with_[0].items())
-    assert torch.equal(with_[1], without[1])
-    assert with_[2] == without[2]
-    assert np.array_equal(with_[3], without[3])
-
-
 def test_pictures_wait_until_they_take_no_more_than_their_share(tmp_path):
     """The first one is drawn; a second one would be more than a thousandth of the time."""
-    pictures = CreditPictures(every_n_batches=1, max_time_share=0.001)
-    trainer(3, pictures, logger=board(tmp_path)).fit(module(credit=GRAIL()), batches(3))
-    assert [image.step for image in events_of(tmp_path).Images("credit/rollouts")] == [1]
-    assert pictures.seconds > 0
-    off = CreditPictures(every_n_batches=0)
-    trainer(1, off, logger=board(tmp_path / "off")).fit(module(credit=GRAIL()), batches(1))
-    assert (events_of(tmp_path / "off").Tags()["images"], off.seconds) == ([], 0)
-    with pytest.raises(ValueError, match=r"`max_time_share` must lie in \(0, 1\], but got 0.0. For no pictures set"):
-        CreditPictures(max_time_share=0.0)
+    pictures, off = CreditPictures(every_n_batches=1, max_time_share=0.001), CreditPictures(every_n_batches=0)
+    for folder, callback, steps in (("on", pictures, [1]), ("off", off, [])):
+        trainer(3, callback, logger=board(tmp_path / folder)).fit(module(credit=GRAIL()), batches(3))
+        events = events_of(tmp_path / folder)
+        assert [event.step for name in events.Tags()["images"][:1] for event in events.Images(name)] == steps
 
 
 def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
@@ -135,17 +135,10 @@ def test_groups_without_a_difference_are_shown_if_there_are_no_others(tmp_path):
             wrong = {"correct": torch.zeros_like(made.batch.correct), "advantages": torch.zeros(len(made.batch))}
             return {"output": StepOutput(made.batch.replace(**wrong), made.weights, made.metrics)}
 
-    policy = Dead("arithmetic", SAMPLING, credit=GRAIL())
-    trainer(1, always(), logger=board(tmp_path)).fit(policy, batches(1))
+    trainer(1, always(), logger=board(tmp_path)).fit(Dead("arithmetic", SAMPLING, credit=GRAIL()), batches(1))
     tags = events_of(tmp_path).Tags()
     assert tags["images"] == ["credit/rollouts"], "no token has an advantage, so there is no distribution"
     assert tags["histograms"] == []
-
-
-def test_a_pair_is_a_right_and_a_wrong_rollout_of_one_group():
-    assert mixed_pairs([False, True, True, True, True, False], [0, 0, 1, 1, 2, 2]) == [(1, 0), (4, 5)]
-    assert mixed_pairs([True, True, False, False], [3, 3, 7, 7]) == [(0, 1), (2, 3)]
-    assert mixed_pairs([True], [0]) == [(0, 0)]
 
 
 def test_an_additive_stage_is_counted_into_the_weight():

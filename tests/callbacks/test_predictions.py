@@ -103,9 +103,3 @@ def test_earlier_predictions_are_kept_under_a_number(tmp_path, caplog):
     pages = {path.name: _shown(path) for path in tmp_path.glob("*.html")}
     assert pages == {"predictions.html": 3, "predictions.1.html": 1, "predictions.2.html": 2}
     assert f"are now in {tmp_path / 'predictions.2.parquet'}." in caplog.text
-
-
-def test_the_file_and_its_page_have_two_names():
-    with pytest.raises(ValueError, match=r"`predictions\.file` must not have the name of the page, but got x\.html"):
-        PredictionWriter("x.html")
-    assert PredictionWriter("x.html", page=False).file == "x.html"

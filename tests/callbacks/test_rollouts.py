@@ -5,14 +5,13 @@ import re
 import warnings
 
 import pyarrow.parquet as pq
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from grail_lightning.callbacks import KeepRollouts, RolloutTable
-from grail_lightning.callbacks.rollouts import TABLE_COLUMNS, code_block, encodable, prompt_text, rollout_columns
+from grail_lightning.callbacks.rollouts import code_block, encodable, prompt_text, rollout_columns
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
@@ -30,8 +29,8 @@ def _half_right(prompt, k, step):
 
 def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
     loggers = [TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path)]  # The second one takes no text.
-    table = RolloutTable(every_n_batches=2, num_rollouts=3)
-    run(10, table, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
+    tables = [RolloutTable(every_n_batches=2, num_rollouts=3), RolloutTable(every_n_batches=0)]
+    run(10, *tables, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
     pages = panels(tmp_path)["train/rollouts"]
     # Batches 1, 3 and 5 of two optimiser steps each.
     assert [step for step, _ in pages] == [2, 6, 10]
@@ -48,22 +47,14 @@ def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
         assert response == box(reference if heads[place].startswith("right") else "0")
 
 
-def test_one_setting_switches_the_panel_off_and_an_impossible_one_is_refused(tmp_path):
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    run(2, RolloutTable(every_n_batches=0), logger=logger).fit(Scripted(_half_right), loader(prompts(2)))
-    assert "train/rollouts" not in panels(tmp_path)
-    with pytest.raises(ValueError, match="`num_rollouts` must be at least 1, but got 0"):
-        RolloutTable(num_rollouts=0)
-
-
-def test_a_table_has_the_same_rollouts_as_the_page_and_another_step_shows_others():
+def test_other_steps_show_other_rollouts_and_long_texts_lose_their_middle():
     output = StepOutput(Scripted(_half_right).rollouts(prompts(8), 2))
-    table = RolloutTable(num_rollouts=3, max_characters=12)
-    rows = table.table(output, 7)
-    assert [row[0] for row in rows] == re.findall(r"### (.*)", table.page(output, 7))
-    assert all(len(row) == len(TABLE_COLUMNS) for row in rows)
-    assert all(len(row[1]) <= 12 or "characters left out" in row[1] for row in rows)
-    assert table.page(output, 1) == table.page(output, 1) != table.page(output, 2)
+    table = RolloutTable(num_rollouts=3, max_characters=6)
+    assert table.table(output, 1) == table.table(output, 1) != table.table(output, 2)
+    prompt, response = output.batch.prompts[0].messages, output.batch.texts[0]
+    row = RolloutTable(num_rollouts=99, max_characters=6).table(output, 1)[0]
+    left_out = [f"{text[:3]}\n[… {len(text) - 6} characters left out …]\n{text[-3:]}" for text in (prompt, response)]
+    assert row[1:] == [*left_out, "1"]
 
 
 # --- text from a model is untrusted -----------------------------------------------------------------------------------
@@ -73,12 +64,12 @@ _HOSTILE += ["    ", "\t", "|", "---", "# ", "* ", "1. ", "[a]: b", "&lt;", "\x0
 _HOSTILE += ["\x1b[2J", "<div>", "<p ", "\\", "`", "\u202e", "wzxhzdk:0", "\ud800"]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @example("<div>\n\n```\n</code></pre>\n# x")
 @example("\x02wzxhzdk:0\x03")
 @given(st.lists(st.sampled_from(_HOSTILE) | st.text(max_size=5), max_size=12).map("".join))
 def test_no_text_can_break_out_of_its_block(text):
-    page = f"### head\n\n{code_block(encodable(text), 1000)}\n\n### next\n\n{code_block('after', 1000)}"
+    page = f"### head\n\n{code_block(encodable(text))}\n\n### next\n\n{code_block('after')}"
     shown = markdown_to_safe_html(page.encode("utf-8"))
     blocks = re.findall(r"<pre><code>(.*?)</code></pre>", shown, re.S)
     assert len(blocks) == 2
@@ -89,10 +80,8 @@ def test_no_text_can_break_out_of_its_block(text):
         assert [c for c in html.unescape(blocks[0]) if c.isalnum()] == visible
 
 
-def test_long_and_empty_texts_and_conversations_are_shown():
-    lines = code_block("a" * 60 + "b" * 1000 + "c" * 60, 100).splitlines()
-    assert lines == [f"    {'a' * 50}", "    [… 1020 characters left out …]", f"    {'c' * 50}"]
-    assert code_block(" \n ", 100) == "    (empty)"
+def test_empty_texts_and_conversations_are_shown():
+    assert code_block(" \n ") == "    (empty)"
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     assert prompt_text(Prompt(messages=messages, reference="4", task=TASK)) == "system: Be brief.\nuser: 2+2?"
 

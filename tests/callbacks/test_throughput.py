@@ -11,7 +11,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.callbacks import ProgressBar, Throughput
-from grail_lightning.callbacks.throughput import GIB
 from tests import runs
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run, scalars
 
@@ -50,7 +49,7 @@ def test_tokens_time_and_memory_of_each_batch_are_logged_and_the_bar_shows_the_s
     if sys.platform == "linux":
         # A process that has imported torch holds more than 100 MiB, and this one less than the machine has.
         with open("/proc/self/status") as status:
-            resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024 / GIB
+            resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 2**20
         assert 0.1 < found["speed/peak_memory_gb"][-1][1] <= resident * 1.01
 
 

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from grail_lightning.callbacks.choices import choices
 from grail_lightning.callbacks.predictions import prediction_types
-from grail_lightning.callbacks.rollouts import _TRAINING_COLUMNS
+from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.evaluate import Sample
 from grail_lightning.metrics import STATUSES
@@ -188,7 +188,7 @@ def test_every_field_of_a_kept_sample_stands_on_the_page_of_files():
         assert f"`{entry}`" in section, entry
 
 
-@pytest.mark.parametrize("columns", [_TRAINING_COLUMNS, prediction_types([])])
+@pytest.mark.parametrize("columns", [TRAINING_COLUMNS, prediction_types([])])
 def test_every_column_stands_on_the_page_of_files_with_its_type(columns):
     rows = [line for line in PAGES["files.md"].splitlines() if line.startswith("| `")]
     for name, kind in columns.items():

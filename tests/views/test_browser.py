@@ -2,10 +2,11 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 from grail_lightning.views import write_page
-from grail_lightning.views.colours import strength
+from grail_lightning.views.pictures import LARGEST, colour_of
 from tests.views.made import rollout, write
 from tests.views.test_page import HOSTILE
 
@@ -88,7 +89,10 @@ def test_a_weight_has_the_colour_of_the_pictures(show):
     kinds = driver.execute_script(f"return {tokens}.map((t) => t.matches('.more') - t.matches('.less'))")
     assert kinds == [-1, -1, -1, -1, 0, 1, 1, 1, 1]
     parts = driver.execute_script(f"return {tokens}.map((t) => parseFloat(t.style.getPropertyValue('--part')))")
-    assert parts == pytest.approx([100 * abs(strength(weight)) for weight in weights], abs=0.051)
+    blue, orange = (np.array(colour_of(weight), dtype=float) for weight in (0.0, LARGEST))
+    for weight, part in zip(weights, parts, strict=True):
+        painted = 255 + part / 100 * ((orange if weight > 1 else blue) - 255)
+        assert painted == pytest.approx(np.array(colour_of(weight)), abs=0.6)
 
 
 def test_hovering_shows_the_values_of_a_token(show):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from grail_lightning.views import read_rollouts, write_page
+from grail_lightning.views import read_rollouts, show_credit, write_page
 from grail_lightning.views.__main__ import main
 from tests.views.made import rollout, write
 
@@ -22,27 +22,32 @@ HOSTILE = [
 
 
 class _Elements(html.parser.HTMLParser):
-    """The elements of a page, and the text of its block of data."""
+    """The elements of a page with their attributes and the text behind each, up to the next element."""
 
     def __init__(self, page):
         super().__init__()
-        self.names, self.urls, self.data, self._inside = [], [], "", False
+        self.found = [["", {}, ""]]
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        self.names.append(tag)
-        self.urls += [value for name, value in attrs if name in ("src", "href", "action")]
-        self._inside = ("id", "data") in attrs
+        self.found.append([tag, dict(attrs), ""])
 
     def handle_endtag(self, tag):
-        self._inside = False
+        self.found.append(["", {}, ""])
 
     def handle_data(self, data):
-        self.data += data if self._inside else ""
+        self.found[-1][2] += data
+
+    @property
+    def names(self):
+        return [tag for tag, _, _ in self.found if tag]
+
+    def values(self, *names):
+        return [attrs[name] for _, attrs, _ in self.found for name in names if name in attrs]
 
 
 def data_of(page):
-    return json.loads(_Elements(page).data)
+    return json.loads(next(text for _, attrs, text in _Elements(page).found if attrs.get("id") == "data"))
 
 
 def _page(tmp_path, rows, compared=(), **options):
@@ -65,7 +70,7 @@ def test_hostile_text_is_data_and_nothing_else(tmp_path):
 
 def test_the_page_needs_no_network_and_runs_its_own_program_alone(tmp_path):
     page, _ = _page(tmp_path, [rollout(["a"])])
-    assert _Elements(page).urls == ["data:,"]
+    assert _Elements(page).values("src", "href", "action") == ["data:,"]
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
     assert "default-src &#39;none&#39;" in policy or "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -123,13 +128,13 @@ def test_the_same_rollouts_in_two_files_are_joined(tmp_path):
     other = [rollout(["d"]), rollout(["a", "b"], weights=[2.0, 2.0]), rollout(["a", "b"], weights=[3.0, 3.0])]
     two = write(tmp_path / "two.parquet", [row | {"method": "OARGradient"} for row in other])
     found, rows = read_rollouts([one, two], 10)
-    weights = [{name: credit.weights[0] for name, credit in r.methods.items()} for r in found]
+    weights = [{name: credit["weights"][0] for name, credit in r.methods.items()} for r in found]
     assert weights == [{"GRAIL": 1, "OARGradient": 2}, {"GRAIL": 9, "OARGradient": 3}, {"GRAIL": 1}, {"OARGradient": 1}]
     assert rows == 4
     # A method of one name in both files keeps apart by the file.
     third = write(tmp_path / "three.parquet", [rollout(["c"], weights=[4.0])])
     (both,) = [r for r in read_rollouts([one, third], 10)[0] if len(r.methods) == 2]
-    assert {name: credit.weights for name, credit in both.methods.items()} == {"GRAIL": [1], "GRAIL (three)": [4]}
+    assert {name: credit["weights"] for name, credit in both.methods.items()} == {"GRAIL": [1], "GRAIL (three)": [4]}
 
 
 def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
@@ -159,6 +164,25 @@ def test_the_program_makes_a_page_of_files(tmp_path, capsys):
     assert capsys.readouterr().out == f"Wrote a page of 1 rollouts to {tmp_path / 'p.html'}.\n"
     assert main([str(file), "--output", str(tmp_path / "deep" / "q.html")]) == 0
     assert (tmp_path / "deep" / "q.html").is_file()
+
+
+def test_a_notebook_shows_each_token_on_its_colour_and_text_is_escaped(tmp_path):
+    hostile = ["<script>alert(1)</script>", "</pre><img src=x onerror=1>", '"&amp;', "\n", "2"]
+    row = rollout(hostile, prompt="<b>Compute", weights=[0.0, 0.5, 1.0, 1.4, 3.0])
+    row |= {"step_starts": [0], "step_stops": [len(hostile[0])], "step_kinds": ["slip"]}
+    row |= {"weights.Uniform": [1.0] * 5, "scores.Uniform": None, "fallback.Uniform": False}
+    shown = show_credit(write(tmp_path / "made.parquet", [row, rollout(["a"], weights=None)], ["Uniform"]))
+    page = _Elements(shown._repr_html_())
+    assert {*page.names} == {"p", "pre", "span", "b", "u", "br"}
+    tokens = [text for tag, _, text in page.found if tag == "span"][5:]
+    assert tokens == [*hostile, *hostile, "a", "a"], "for each method; behind the scale"
+    assert "&lt;b&gt;Compute" in shown
+    colours = page.values("style")[5:10]
+    assert len({*colours}) == 5
+    assert colours[2] == "background-color:rgb(255,255,255);color:black", "1 is GRPO's"
+    assert shown.split("<pre>")[1].count("<u>") == shown.split("<pre>")[1].count("<b>") == 1
+    assert "<p>Uniform</p>" in shown
+    assert show_credit(tmp_path / "made.parquet", 1).count("<pre>") == 2
 
 
 @pytest.mark.parametrize(
