@@ -20,8 +20,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of
-from grail_lightning.credit.base import check_number
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
 
@@ -49,7 +49,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_batches: int = 0, on_validation: bool = True, folder: str | None = None) -> None:
-        check_number("every_n_batches", every_n_batches, "[0, inf)")
+        check_option("every_n_batches", every_n_batches, "[0, inf)")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
         self._due = False

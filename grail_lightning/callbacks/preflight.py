@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
-from grail_lightning.credit.base import check_number
 from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import sum_by_name
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
@@ -53,7 +53,7 @@ class Preflight(Callback):
     """
 
     def __init__(self, patience: int = 5) -> None:
-        check_number("patience", patience, "[1, inf)")
+        check_option("patience", patience, "[1, inf)")
         self.patience = patience
         self._start()
 

@@ -9,7 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -297,20 +297,3 @@ def given(method: TokenCredit, value: _Value | None, name: str) -> _Value:
             "(`second` in `fit` alone); set `model.credit` to another method elsewhere."
         )
     return value
-
-
-def check_options(owner: object, **allowed: object) -> None:
-    """Check options by name: a number by an interval such as ``(0, 1]``, a choice by its `Literal`.
-
-    The command line has checked choices already; from Python nothing else does. NaN lies in no interval.
-    """
-    for name, kind in allowed.items():
-        value = getattr(owner, name)
-        if not isinstance(kind, str):
-            if value not in get_args(kind):
-                raise ValueError(f"`{name}` must be one of {', '.join(get_args(kind))}, but got {value!r}.")
-            continue
-        low, high = map(float, kind[1:-1].split(","))
-        ends = (kind[0] == "[" and value == low) or (kind[-1] == "]" and value == high)
-        if not (low < value < high or ends):
-            raise ValueError(f"`{name}` must lie in {kind}, but got {value}.")

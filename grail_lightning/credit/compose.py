@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights, check_options
+from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.credit.weigh import weigh_part
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 
 
 class _Around(TokenCredit):

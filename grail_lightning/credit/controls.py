@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, check_options
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
 
@@ -137,7 +138,7 @@ class Balanced(CreditControl):
             weights,
             values=weights.values * factor.to(weights.values),
             additive=additive,
-            metrics=weights.metrics | {"unbalanced": float((~possible).sum())},
+            metrics={**weights.metrics, "unbalanced": float((~possible).sum())},
         )
 
 

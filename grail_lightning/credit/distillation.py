@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from grail_lightning.batch import RolloutBatch, pad_left
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, check_options, one_elsewhere
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import TokenStats
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.base import Messages
 
 _PLACE = "{answer}"

@@ -18,7 +18,6 @@ from grail_lightning.credit.base import (
     Needs,
     TokenCredit,
     TokenWeights,
-    check_options,
     given,
     one_elsewhere,
 )
@@ -27,6 +26,7 @@ from grail_lightning.functional.certainty import group_zscore, hellinger, in_chu
 from grail_lightning.functional.weighting import segment_weights
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
 
 _LARGEST_EXPONENT = 20.0

@@ -15,7 +15,6 @@ from grail_lightning.credit.base import (
     Needs,
     Refresh,
     TokenWeights,
-    check_options,
     one_elsewhere,
 )
 from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
@@ -23,6 +22,7 @@ from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.grading import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment
+from grail_lightning.runtime.checks import check_options
 
 Gate = Literal["negative", "positive", "all"]
 Overwrite = Literal["always", "gated", "never"]

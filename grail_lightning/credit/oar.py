@@ -13,13 +13,14 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch, micro_batches
 from grail_lightning.batch.rows import cut_responses, last_marked
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_options, one_elsewhere
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import Trunk
 from grail_lightning.policy.layout import Alignment
+from grail_lightning.runtime.checks import check_options
 
 AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
 Scope = Literal["reasoning", "response"]

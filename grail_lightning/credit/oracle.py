@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, check_options, uniform_weights
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, uniform_weights
 from grail_lightning.grading import LocatedStep, located_steps
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 
 Right = Literal["uniform", "balanced"]
 

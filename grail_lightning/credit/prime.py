@@ -20,7 +20,6 @@ from grail_lightning.credit.base import (
     TokenCredit,
     TokenWeights,
     Training,
-    check_options,
     given,
 )
 from grail_lightning.credit.measure import logprobs
@@ -28,6 +27,7 @@ from grail_lightning.functional import TokenStats
 from grail_lightning.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 
 _NORM_EPS = 1e-6

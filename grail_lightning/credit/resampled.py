@@ -21,13 +21,13 @@ from grail_lightning.credit.base import (
     Place,
     TokenCredit,
     TokenWeights,
-    check_options,
     given,
 )
 from grail_lightning.credit.measure import entropies
 from grail_lightning.functional.attribution import top_tokens
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
 Borders = Literal["steps", "lines", "entropy"]

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_options, one_elsewhere
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.measure import measure_rows
 from grail_lightning.functional.attribution import future_influence, lookback, top_share
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.runtime.checks import check_options
 
 Rhythm = Literal["pre_plan", "anchor", "coupled"]
 Gate = Literal["positive", "all"]

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.batch.rows import cut_responses, last_marked
-from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights, check_options
+from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment, TokenLayout
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.policy.reference import requiring_grad
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.seeds import preserved
 
 Leaf = Literal["embeddings", "first", "middle", "last"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_options
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.functional.advantages import (
     EQUAL_REWARDS,
@@ -28,6 +28,7 @@ from grail_lightning.functional.advantages import (
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.import_path import import_function
 
 Outcome = Literal["reward", "correctness"]
