@@ -19,8 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.export import check_steps_left
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of
-from grail_lightning.credit.base import check_number
+from grail_lightning.callbacks.hooks import check_options, fast_dev_run, module_of
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
@@ -43,14 +42,11 @@ class LastCheckpoint(Checkpoint):
         every_n_batches: The number of training batches between two further saves; 0 switches them off.
         on_validation: Whether to save after each validation. False saves time and disk writes with a large policy.
         folder: The folder of the file; default ``checkpoints`` in the folder of the run.
-
-    Raises:
-        ValueError: If `every_n_batches` is negative.
     """
 
     def __init__(self, every_n_batches: int = 0, on_validation: bool = True, folder: str | None = None) -> None:
-        check_number("every_n_batches", every_n_batches, "[0, inf)")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
+        check_options(self, every_n_batches="[0, inf)")
         self._saved_at: int | None = None
         self._due = False
         self.file = Path()

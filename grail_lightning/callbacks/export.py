@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
-from grail_lightning.credit.base import check_choice
+from grail_lightning.callbacks.hooks import callbacks_of, check_options, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.run_folder import RunFolder
 
@@ -32,14 +31,11 @@ class ExportPolicy(Callback):
     Args:
         which: The exported weights: the last ones, or those of the checkpoint with the best monitored metric.
         folder: The folder to write to; default ``export`` in the folder of the run.
-
-    Raises:
-        ValueError: If `which` is neither last nor best.
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
-        check_choice("which", which, Literal["last", "best"])
         self.which, self.folder = which, folder
+        check_options(self, which=Literal["last", "best"])
         self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
 

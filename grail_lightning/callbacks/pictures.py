@@ -14,10 +14,9 @@ from torch import Tensor
 
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
-from grail_lightning.callbacks.hooks import is_shown, module_of, output_of, rollouts_of
+from grail_lightning.callbacks.hooks import check_options, is_shown, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts
 from grail_lightning.credit import TokenWeights
-from grail_lightning.credit.base import check_number
 from grail_lightning.grading import labelled_steps
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
@@ -45,20 +44,15 @@ class CreditPictures(Callback):
             rollouts.
         max_lines: The number of lines above which the middle of a response is left out.
         max_time_share: The largest share of the time since the first step that pictures may take; 1 is no limit.
-
-    Raises:
-        ValueError: If a number is too small, or the share not in (0, 1].
     """
 
     def __init__(
         self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 12, max_time_share: float = 0.01
     ) -> None:
-        check_number("every_n_batches", every_n_batches, "[0, inf)")
-        check_number("num_groups", num_groups, "[1, inf)")
-        check_number("max_lines", max_lines, "[2, inf)")
-        check_number("max_time_share", max_time_share, "(0, 1]")
         self.every_n_batches, self.num_groups, self.max_lines = every_n_batches, num_groups, max_lines
         self.max_time_share = max_time_share
+        check_options(self, every_n_batches="[0, inf)", num_groups="[1, inf)", max_lines="[2, inf)")
+        check_options(self, max_time_share="(0, 1]")
         self._began = self._seconds = self._last = 0.0
         self._failed = False
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
+from grail_lightning.callbacks.hooks import callbacks_of, check_options, module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
-from grail_lightning.credit.base import check_number
 from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
@@ -47,14 +46,11 @@ class Preflight(Callback):
 
     Args:
         patience: The number of consecutive batches after which it warns.
-
-    Raises:
-        ValueError: If `patience` is not positive.
     """
 
     def __init__(self, patience: int = 5) -> None:
-        check_number("patience", patience, "[1, inf)")
         self.patience = patience
+        check_options(self, patience="[1, inf)")
         self._start()
 
     def _start(self) -> None:

@@ -16,8 +16,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
-from grail_lightning.credit.base import check_number
+from grail_lightning.callbacks.hooks import check_options, fast_dev_run, is_shown, output_of
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
@@ -48,16 +47,11 @@ class RolloutTable(Callback):
         every_n_batches: The number of batches between two panels; 0 shows none. The first batch is always shown.
         num_rollouts: The number of rollouts, which are drawn at random from the batch of the first rank.
         max_characters: The length above which the middle of a prompt or response is left out.
-
-    Raises:
-        ValueError: If a number is too small.
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
-        check_number("every_n_batches", every_n_batches, "[0, inf)")
-        check_number("num_rollouts", num_rollouts, "[1, inf)")
-        check_number("max_characters", max_characters, "[1, inf)")
         self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
+        check_options(self, every_n_batches="[0, inf)", num_rollouts="[1, inf)", max_characters="[1, inf)")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
