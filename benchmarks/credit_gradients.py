@@ -2,6 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --world words --batches 32
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values FILE --table baselines
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values FILE --table shares
 
 At the weights of the packaged policy, each method gets the same batches of rollouts, as large as those of training. The
 gradient of uniform credit (Dr. GRPO: rewards less the group's mean, sums of tokens) is an unbiased estimate of the
@@ -15,6 +17,11 @@ gradient of the expected reward, so its mean over the *other* batches stands for
 - *gain, Adam*: the same for a step whose entries are divided by their root mean square over batches, as Adam's are at a
   given learning rate.
 - *one token*: the largest share that a single token has in the sum of |advantage| of its batch, on average.
+- *share, SGD* and *share, Adam*, with the file of benchmarks/credit_values.py: ``(gain - 1) / (limit - 1)``. The limit
+  is the largest gain among ``Q - V``, ``Q - c V`` and ``Q - b*`` with resampled values: what credit could buy at most.
+
+Three tables: `methods`; `baselines`, where each line has its own baseline of the group; and `shares`, every method with
+several shares of the group's mean as its baseline.
 
 Every product is of two different batches, so that noise does not count as signal. Intervals are 95 %, a bootstrap over
 batches.
@@ -24,26 +31,43 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import torch
-from credit_quality import respond, sampler
-from credit_subjects import GROUP_SIZE, Setting, Subject, setting, subjects
+from credit_baselines import LeftOut, PromptWeights, Sum
+from credit_quality import sampler
+from credit_subjects import GROUP_SIZE, Subject, setting, subjects
 from credit_truth import resamplings
+from credit_values import PROMPTS, batches, kept_rollouts, read_values
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Oracle, Shuffled, TokenCredit, TokenWeights
+from grail_lightning.batch import GradedBatch, RolloutBatch
+from grail_lightning.credit import (
+    GRAIL,
+    AnswerOnly,
+    Balanced,
+    CreditContext,
+    OptimalBaseline,
+    Oracle,
+    PermutedRewards,
+    RandomSubset,
+    Shuffled,
+    TokenCredit,
+    TreeAdvantage,
+    Uniform,
+)
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.advantages import token_advantages
+from grail_lightning.step.advantages import token_advantages, with_advantages
 from grail_lightning.step.forward import Forward
+from grail_lightning.step.options import Objective
 from grail_lightning.step.sampler import SampledContinuations
 
-PROMPTS = 16  # A batch of the quickstart.
 DEFAULT = (
     *("Uniform", "GRAIL", "Shuffled(GRAIL)", "AnswerOnly(GRAIL)", "OAR-G", "HighEntropy"),
     *("TreeAdvantage", "TreeAdvantage, permuted rewards", "TreeAdvantage, state=numbers", "PrefixWeights"),
@@ -57,11 +81,13 @@ class Gradients:
 
     Attributes:
         each: ``[N, P]``: of each batch, over all parameters.
+        again: The same from the other half of the resampled values; None for a method without them.
         largest: ``[N]``: the largest share of a token in the sum of |advantage| of its batch.
     """
 
     each: Tensor
     largest: Tensor
+    again: Tensor | None = None
 
 
 def more() -> list[Subject]:
@@ -72,22 +98,53 @@ def more() -> list[Subject]:
         Subject(name="Oracle, blame alone", method=Oracle()),
         Subject(name="Oracle, blame alone, w_max=5", method=Oracle(w_max=5)),
         Subject(name="Oracle, blame alone, w_max=1", method=Oracle(w_max=1)),
+        Subject(name="RandomSubset", method=RandomSubset(0.2)),
     ]
 
 
-def batches(
-    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, number: int, seed: int
-) -> Iterator[RolloutBatch]:
-    """Graded rollouts of different training problems."""
-    (problems,) = where_from.data.load("train")
-    for k in range(number):
-        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
-        yield respond(policy, engine, verifier, prompts, where_from, derive_seed(seed, "batch", k))
+def baselines() -> list[Subject]:
+    """The lines of the table of baselines: how much of each reward is subtracted, and what the tree adds to it."""
+
+    def half_tree() -> TreeAdvantage:
+        return TreeAdvantage(scale=0.5)
+
+    terms = TreeAdvantage(scale=0.5, advantage=False)
+    return [
+        *(Subject(name=f"A = r - {c:g} mean", method=Uniform(), baseline=c) for c in (0.75, 0.5, 0.25, 0.0)),
+        Subject(name="A = r - pooled energies", method=Uniform(), baseline="energy"),
+        Subject(name="A = r, all-right groups kept", method=Uniform(), baseline=0.0, train_equal=True),
+        Subject(name="prompts weighed as by A = r", method=PromptWeights()),
+        Subject(name="OptimalBaseline", method=OptimalBaseline()),
+        Subject(name="OptimalBaseline, row left out", method=LeftOut("position")),
+        Subject(name="OptimalBaseline, balanced", method=OptimalBaseline(), control=Balanced()),
+        Subject(name="one baseline a row, row left out", method=LeftOut("row")),
+        Subject(name="baseline of the tree, row left out", method=LeftOut("tree")),
+        Subject(name="TreeAdvantage", method=TreeAdvantage()),
+        Subject(name="TreeAdvantage, balanced", method=TreeAdvantage(), control=Balanced()),
+        *(Subject(name=f"A = r - {c:g} mean + tree/2", method=half_tree(), baseline=c) for c in (1.0, 0.5, 0.25, 0.0)),
+        Subject(name="A = r - pooled energies + tree/2", method=half_tree(), baseline="energy"),
+        Subject(name="A = r + tree", method=TreeAdvantage(), baseline=0.0),
+        Subject(name="A = r + tree/2, permuted", method=PermutedRewards(half_tree()), baseline=0.0),
+        Subject(name="OptimalBaseline + tree/2", method=Sum(OptimalBaseline(), terms)),
+        Subject(name="GRAIL", method=GRAIL()),
+        Subject(name="GRAIL, balanced", method=GRAIL(), control=Balanced()),
+    ]
 
 
-def gradient(policy: Policy, batch: RolloutBatch, context: CreditContext, weights: TokenWeights) -> Tensor:
-    """``[P]``: of the sum of advantage times log-probability over all response tokens."""
-    forward, advantages = Forward(policy, batch, context), token_advantages(batch.advantages, weights)
+def shares() -> list[Subject]:
+    """Every method with several baselines: the lines of the table of shares."""
+    methods = {subject.name: subject for subject in [*subjects(), *more()]}
+    names = ("Uniform", "GRAIL", "OAR-G", "OAR-P", "HighEntropy", "RandomSubset", "AdvantageReweighting", "LESS")
+    names += ("UCAS", "RLSD", "AttentionRhythm", "TreeAdvantage", "PrefixWeights", "Oracle, right=balanced")
+    names += ("Oracle, blame alone, w_max=1",)
+    return [
+        replace(methods[name], name=f"{name}, c = {c:g}", baseline=c) for name in names for c in (1.0, 0.5, 0.25, 0.0)
+    ] + [methods["OptimalBaseline"]]
+
+
+def gradient(policy: Policy, batch: RolloutBatch, context: CreditContext, advantages: Tensor) -> Tensor:
+    """``[P]``: of the sum of advantage ``[B, T]`` times log-probability over all response tokens."""
+    forward = Forward(policy, batch, context)
     policy.zero_grad(set_to_none=True)
     for micro in forward.cut(torch.arange(len(batch))):
         (advantages[micro.rows] * padded(forward(micro).stats.logprobs, batch)).sum().backward()
@@ -102,7 +159,7 @@ def padded(logprobs: Tensor, batch: RolloutBatch) -> Tensor:
 def measure(
     subject: Subject,
     policy: Policy,
-    rollouts: list[RolloutBatch],
+    rollouts: list[GradedBatch],
     source: Callable[[], SampledContinuations],
     budget: int,
     seed: int,
@@ -110,15 +167,17 @@ def measure(
     """The gradients of a method on all batches."""
     assert isinstance(subject.method, TokenCredit)
     each, largest = [], []
-    for k, batch in enumerate(rollouts):
+    for k, graded in enumerate(rollouts):
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit", k))
         context = CreditContext(step=0, generator=generator, token_budget=budget, continuations=source())
+        objective = Objective(baseline=subject.baseline, train_equal=subject.train_equal)
+        batch = with_advantages(graded, GROUP_SIZE, objective, policy, context)
         weights = subject.method(policy, batch, context)
         if subject.control is not None:
             weights = subject.control(weights, batch, context)
-        sizes = token_advantages(batch.advantages, weights).abs()
-        largest.append(sizes.max() / sizes.sum())
-        each.append(gradient(policy, batch, context, weights))
+        advantages = token_advantages(batch.advantages, weights)
+        largest.append(advantages.abs().max() / advantages.abs().sum())
+        each.append(gradient(policy, batch, context, advantages))
     return Gradients(each=torch.stack(each), largest=torch.stack(largest))
 
 
@@ -136,11 +195,16 @@ def figures(ours: Gradients, uniform: Gradients, draws: Tensor) -> dict[str, Ten
         return (draws @ values) / draws.sum(1)
 
     found = {}
-    for name, one in (("ours", ours.each), ("uniform", uniform.each)):
+    for name, gradients in (("ours", ours), ("uniform", uniform)):
+        # The noise of resampled values is independent in the two halves, so that it drops out of their product. Adam's
+        # scale keeps the noise of their mean.
+        one, other = (gradients.each, gradients.each if gradients.again is None else gradients.again)
+        power = (one * other).sum(1)
+        one = (one + other) / 2
         rms = one.square().mean(0).sqrt().clamp(min=1e-12)
         found[name] = {
             "signal": of_pairs(one @ one.T, draws),
-            "power": mean(one.square().sum(1)),
+            "power": mean(power),
             "along": of_pairs(one @ uniform.each.T, draws),
             "adam": of_pairs((one / rms) @ uniform.each.T, draws),
         }
@@ -155,11 +219,62 @@ def figures(ours: Gradients, uniform: Gradients, draws: Tensor) -> dict[str, Ten
     }
 
 
+def share(gain: Tensor, limit: Tensor) -> Tensor:
+    """``[D]``: the part of the largest possible gain over uniform credit."""
+    return (gain - 1) / (limit - 1)
+
+
 def cell(values: Tensor) -> str:
     """The figure and half the width of its interval."""
     low, high = values[1:].quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
     digits = 3 if values[0].abs() < 1 else 2
     return f"{values[0]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
+
+
+def resampled_subjects(values: dict[str, np.ndarray]) -> dict[str, Callable[[int, int, GradedBatch], Tensor]]:
+    """Token advantages ``[B, T]`` from resampled values, by half, number of the batch, and batch."""
+
+    def q_and_v(half: int, number: int, batch: GradedBatch, name: str = "value") -> tuple[Tensor, Tensor]:
+        width = batch.response_mask.shape[1]
+        before = torch.from_numpy(values[name][number, :, :width, half]).float()
+        value = torch.from_numpy(values["value"][number, :, :width, half]).float()
+        # A token that is no choice leaves the value as it is: it takes that of the next choice, and Q is the next V.
+        after = torch.empty_like(value)
+        q = batch.rewards.clone().float()
+        for t in range(width - 1, -1, -1):
+            after[:, t] = q
+            q = torch.where(value[:, t].isnan(), q, value[:, t])
+        return after, torch.where(before.isnan(), after, before)
+
+    def less(c: float) -> Callable[[int, int, GradedBatch], Tensor]:
+        def advantages(half: int, number: int, batch: GradedBatch) -> Tensor:
+            q, v = q_and_v(half, number, batch)
+            return (q - c * v) * batch.response_mask
+
+        return advantages
+
+    def least_noise(half: int, number: int, batch: GradedBatch) -> Tensor:
+        q, best = q_and_v(half, number, batch, "best")
+        return (q - best) * batch.response_mask
+
+    shares = {f"Q - {c:g} V" if c != 1 else "Q - V": less(c) for c in (1.0, 0.75, 0.5, 0.25, 0.0)}
+    return shares | {"Q - b*": least_noise}
+
+
+def measure_values(
+    advantages: Callable[[int, int, GradedBatch], Tensor], policy: Policy, rollouts: list[GradedBatch], budget: int
+) -> Gradients:
+    """The gradients of resampled values on all batches, from each half."""
+    halves: tuple[list[Tensor], list[Tensor]] = [], []
+    largest = []
+    for k, graded in enumerate(rollouts):
+        batch = graded.with_advantages(torch.zeros(len(graded)))
+        context = CreditContext(step=0, generator=torch.Generator(), token_budget=budget)
+        for half in (0, 1):
+            credit = advantages(half, k, graded)
+            halves[half].append(gradient(policy, batch, context, credit))
+        largest.append(credit.abs().max() / credit.abs().sum())
+    return Gradients(each=torch.stack(halves[0]), again=torch.stack(halves[1]), largest=torch.stack(largest))
 
 
 def main() -> None:
@@ -171,7 +286,9 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int, default=1024, help="padded tokens of a forward pass")
     parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap over batches")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=None, help="methods by their names in credit_quality.py")
+    parser.add_argument("--table", choices=["methods", "baselines", "shares"], default="methods")
+    parser.add_argument("--values", type=Path, help="the file of benchmarks/credit_values.py of the same world")
+    parser.add_argument("--only", nargs="+", default=None, help="lines by their names")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.perf_counter()
@@ -179,31 +296,53 @@ def main() -> None:
     policy = load_policy(options.policy or where_from.policy).eval()
     engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
-    known = {subject.name: subject for subject in [*subjects(), *more()]}
-    wanted = options.only or [*DEFAULT, *(s.name for s in more() if s.name not in DEFAULT)]
-    draws = torch.cat(
-        [torch.ones(1, options.batches), resamplings(options.batches, options.draws, options.seed).float()]
-    )
+    lines = {"methods": [*subjects(), *more()], "baselines": baselines(), "shares": shares()}[options.table]
+    if options.table == "methods":
+        names = options.only or [*DEFAULT, *(s.name for s in more() if s.name not in DEFAULT)]
+        lines = [next(line for line in lines if line.name == name) for name in names]
+    elif options.only:
+        lines = [line for line in lines if line.name in options.only]
     with Verifier() as verifier:
-        rollouts = list(batches(policy, engine, verifier, where_from, options.batches, options.seed))
+        if options.values is None:
+            values = None
+            rollouts = list(batches(policy, engine, verifier, where_from, options.batches, options.seed))
+        else:
+            values = read_values(options.values)
+            rollouts = kept_rollouts(values, where_from, policy, verifier, options.batches)
+        number = len(rollouts)
+        draws = torch.cat([torch.ones(1, number), resamplings(number, options.draws, options.seed).float()])
         right = torch.cat([batch.correct for batch in rollouts]).float().mean()
-        print(
-            f"{where_from.title}: {options.batches} batches of {PROMPTS * GROUP_SIZE} rollouts, {right:.3f} right",
-            flush=True,
-        )
+        print(f"{where_from.title}: {number} batches of {PROMPTS * GROUP_SIZE} rollouts, {right:.3f} right", flush=True)
 
         def source() -> SampledContinuations:
             return SampledContinuations(sampler(policy, engine, verifier, where_from), step=0)
 
-        uniform = measure(known["Uniform"], policy, rollouts, source, options.token_budget, options.seed)
-        columns = ("direction", "noise", "size", "gain, SGD", "gain, Adam", "one token")
+        grpo = Subject(name="Uniform", method=Uniform())
+        uniform = measure(grpo, policy, rollouts, source, options.token_budget, options.seed)
+        columns = ["direction", "noise", "size", "gain, SGD", "gain, Adam", "one token"]
+        limits: dict[str, Tensor] = {}
+        if values is not None:
+            columns += ["share, SGD", "share, Adam"]
         print(f"| method | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
-        for name in wanted:
-            ours = uniform
-            if name != "Uniform":
-                ours = measure(known[name], policy, rollouts, source, options.token_budget, options.seed)
+
+        def line(name: str, found: dict[str, Tensor]) -> None:
+            print(f"| {name} | {' | '.join(cell(found[c]) if c in found else '' for c in columns)} |", flush=True)
+
+        if values is not None:
+            resampled = {
+                name: figures(measure_values(advantages, policy, rollouts, options.token_budget), uniform, draws)
+                for name, advantages in resampled_subjects(values).items()
+            }
+            for name, found in resampled.items():
+                line(name, found)
+            for optimiser in ("SGD", "Adam"):
+                best = max(resampled.values(), key=lambda found: float(found[f"gain, {optimiser}"][0]))
+                limits[optimiser] = best[f"gain, {optimiser}"]
+        for subject in lines:
+            ours = measure(subject, policy, rollouts, source, options.token_budget, options.seed)
             found = figures(ours, uniform, draws)
-            print(f"| {name} | {' | '.join(cell(found[column]) for column in columns)} |", flush=True)
+            shares_of = {f"share, {o}": share(found[f"gain, {o}"], limit) for o, limit in limits.items()}
+            line(subject.name, found | shares_of)
     print(f"whole run: {time.perf_counter() - begun:.0f} s")
 
 

@@ -38,7 +38,7 @@ from credit_truth import (  # fmt: skip
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit
 from grail_lightning.credit.base import Continuations, Outcomes, Place, TokenWeights
 from grail_lightning.engines import HFEngine
@@ -59,9 +59,16 @@ def respond(
     policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
 ) -> RolloutBatch:
     """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
-    batch = engine.generate(list(prompts), where_from.group_size, where_from.sampling, derive_seed(seed, "rollouts"))
-    graded = grade_and_locate(batch, verifier, policy.tokenizer)
+    graded = graded_responses(policy, engine, verifier, prompts, where_from, seed)
     return graded.with_advantages(group_advantages(graded.rewards, where_from.group_size))
+
+
+def graded_responses(
+    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
+) -> GradedBatch:
+    """Graded responses to problems."""
+    batch = engine.generate(list(prompts), where_from.group_size, where_from.sampling, derive_seed(seed, "rollouts"))
+    return grade_and_locate(batch, verifier, policy.tokenizer)
 
 
 def sampler(policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting) -> Sampler:

@@ -46,7 +46,6 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
-from grail_lightning.credit.oar import perturbation_scores
 from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
@@ -117,12 +116,16 @@ class Subject:
         method: A credit method, or a bare score ``[B, T]`` of each token.
         control: The control experiment that wraps the method.
         by: The quantity that ranks tokens: the score if the weights increase with it, else the weights.
+        baseline: `objective.baseline`.
+        train_equal: `objective.train_equal`.
     """
 
     name: str
     method: TokenCredit | Scorer
     control: CreditControl | None = None
     by: Literal["score", "weight"] = "weight"
+    baseline: float | Literal["energy"] = 1.0
+    train_equal: bool = False
 
 
 def negative_logprob(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
@@ -147,14 +150,9 @@ def leaves_tree(policy: Policy, batch: RolloutBatch, context: CreditContext) -> 
 
 def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
     """The drop in the mean log-likelihood of the response's own answer if a token is replaced by the pad token."""
-    return perturbation_scores(
-        policy,
-        batch,
-        (batch.advantages != 0).nonzero().flatten(),
-        token_budget=context.token_budget,
-        distribution="answer_joint",
-        temperature=context.temperature,
-    )
+    scores = OARPerturbation("answer_joint", at_temperature=True)(policy, batch, context).scores
+    assert scores is not None
+    return scores
 
 
 PAD_EFFECT = Subject(name="pad effect on the answer (a)", method=pad_effect, by="score")
@@ -270,7 +268,9 @@ class TrainedPRIME(TokenCredit):
         """The reward model, which the first call trains, and the reference."""
         if self._models is None:
             model = copy.deepcopy(policy).requires_grad_(True).train()
-            second = TrainedModel(model, self.credit.training, SingleDeviceStrategy("cpu"), 1.0)
+            training = self.credit.needs().training
+            assert training is not None
+            second = TrainedModel(model, training, SingleDeviceStrategy("cpu"), 1.0)
             self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))
             for number, earlier in enumerate(self.rollouts(policy), start=1):
                 found = self(policy, earlier, replace(context, step=number))

@@ -102,7 +102,7 @@ def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Ten
     """`World.kinds` and `World.reasoning` of a batch with located answers."""
     masks = step_masks(batch, policy.tokenizer)
     assert masks is not None
-    reasoning = scoped_tokens(batch, batch.answer, "reasoning")
+    reasoning = scoped_tokens(batch, "reasoning")
     flawed = masks["slip"] | masks["misconception"]
     kinds = {"flawed": flawed, "sound": masks["sound"], "inherited": masks["inherited"], "filler": masks["filler"]}
     return {name: mask & reasoning for name, mask in kinds.items()} | {

@@ -29,8 +29,7 @@ import torch
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from grail_lightning.evaluate.seeds import Estimate, difference, estimate
-from grail_lightning.evaluate.statistics import ratio_interval
+from grail_lightning.evaluate.statistics import Estimate, difference, estimate, ratio_interval
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 CONCENTRATION = {"same": math.inf, "mild": 20.0, "wide": 1.0, "all or nothing": 0.0}

@@ -97,7 +97,7 @@ CREDIT: dict[str, dict[str, list[str | None]]] = {
 WHAT: dict[str, list[str | None]] = {
     "model.credit": [*CREDIT],
     "model.engine": [None, None, "HFEngine --model.engine.cache_tokens=400"],
-    "model.control": [None, None, None, "Shuffled", "Random", "AnswerOnly", "SameMagnitude"],
+    "model.control": [None, None, None, "Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"],
     "model.loading.lora.rank": [None, None, "4"],
     "model.objective.aggregation": ["grpo", "dr_grpo", "dapo"],
     "model.objective.scale_rewards": ["none", "group", "batch", "bnpo"],
@@ -128,7 +128,6 @@ HOW: dict[str, list[str | None]] = {
     "model.loading.gradient_checkpointing": ["true", "false"],
     "model.loading.packing": ["true", "false", "false"],
     "model.loading.chunk_tokens": ["128", "4096"],
-    "model.loading.tree_attention": ["auto", "sdpa"],
 }
 WHOLE_ROWS = {
     "model.execution.token_budget": "100000",

@@ -55,7 +55,7 @@ METHODS = {
     "Product": "--model.credit.first=GRAIL --model.credit.second=HighEntropy",
     "PermutedRewards": "--model.credit.inner=TreeAdvantage",
 }
-CONTROLS = ["Shuffled", "Random", "AnswerOnly", "SameMagnitude"]
+CONTROLS = ["Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"]
 TWO_RANKS = "2 --trainer.strategy="
 CASES: dict[str, dict[str, str]] = {
     "grpo": {},

@@ -1,8 +1,129 @@
-"""`python -m grail_lightning.evaluation regrade RUN`: kept samples graded again (see `evaluate.command`)."""
+"""``python -m grail_lightning.evaluation regrade RUN``: kept samples graded again, without sampling.
+
+After a change of the verifier, or to see what it decided.
+"""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-from grail_lightning.evaluate.command import evaluation
+from grail_lightning import answers
+from grail_lightning.answers import AnswerForm, Verdict, Verifier
+from grail_lightning.evaluate.records import (
+    Sample,
+    SampleWriter,
+    read_evaluation,
+    read_samples,
+    whole_problems,
+    write_evaluation,
+)
+from grail_lightning.evaluate.table import TableOptions, evaluation_table
+from grail_lightning.runtime.console import Parser, refused
+
+_OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
+_SHOWN = 80
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns 0, or 2 for a user's mistake, which is one line on stderr."""
+    parser = Parser(prog="python -m grail_lightning.evaluation", description="Look at kept samples.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    again = commands.add_parser("regrade", help="grade kept samples again, without sampling")
+    again.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
+    again.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
+    try:
+        options = parser.parse_args(arguments)
+        _regrade(options.folder, options.output)
+    except (ValueError, OSError) as error:
+        return refused("grail_lightning.evaluation", error, choose="folder")
+    return 0
+
+
+def _regrade(folder: Path, output: Path | None) -> None:
+    """Grade the kept samples of a run again, print what has changed and the table, and write them to a new folder."""
+    inside = (folder / part for part in ("samples", "test/samples"))
+    folder = next((part for part in inside if part.is_dir()), folder)
+    facts = read_evaluation(folder)
+    if output is not None and output.exists():
+        raise ValueError(f"`--output` must be a new folder, but {output} exists. Give another, or remove it.")
+    before = sorted(read_samples(folder), key=lambda sample: (sample.dataset, sample.index, sample.sample))
+    with Verifier() as verifier:
+        after = regraded(before, facts, verifier)
+    pairs = zip(before, after, strict=True)
+    changed = [(old, new) for old, new in pairs if (old.status, old.prediction) != (new.status, new.prediction)]
+    print(f"{len(before)} samples of {folder}, {len(changed)} with another verdict")
+    for old, new in changed:
+        print(
+            f"{old.dataset} problem {old.index} sample {old.sample}: {old.status} ({old.layer}) -> {new.status} "
+            f"({new.layer}); reference {_short(new.reference)}, answer {_short(new.prediction)}"
+        )
+    problems = whole_problems(after, facts)
+    if facts.get("finished") is None:
+        wanted = sum(about["problems"] for about in facts["datasets"].values())
+        print(f"The evaluation was interrupted: {len(problems)} of {wanted} problems.")
+    if problems:
+        first = {name: about["first"] for name, about in facts["datasets"].items() if about["first"] is not None}
+        print(f"\n{evaluation_table(problems, TableOptions(**facts.get('table', {}), first=first))}")
+    if output is not None:
+        output.mkdir(parents=True)
+        write_evaluation(output, facts | {"regraded": datetime.now().astimezone().isoformat(timespec="seconds")})
+        writer = SampleWriter(output, 0)
+        writer.write(after)
+        writer.close()
+        print(f"\nThe samples with their new verdicts are in {output}.")
+
+
+def _short(text: str | None) -> str:
+    """A text of a model's, so that it cannot steer a terminal."""
+    shown = ascii(text)
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
+
+
+def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Verifier) -> list[Sample]:
+    """The samples with new verdicts; `facts` are what they belong to (`read_evaluation`).
+
+    The answer is read from the response again if its form is one of this package's (`Boxed`, `LastNumber`, `Marker`,
+    `Pattern`); a task with a form of its own keeps the prediction that it read. The reference is the one that was kept.
+    """
+    gradings = facts.get("grading", {})
+    forms = {name: _form(grading) for name, grading in gradings.items()}
+    compare = [gradings.get(sample.dataset, {}).get("compare", "math") for sample in samples]
+    predictions = []
+    for sample in samples:
+        form = forms.get(sample.dataset)
+        predictions.append(sample.prediction if form is None else form.last(sample.response))
+    rows = list(zip(samples, predictions, compare, strict=True))
+    formulas = [(sample.reference, answer) for sample, answer, how in rows if answer is not None and how == "math"]
+    verdicts = iter(verifier.grade(formulas))
+    new = []
+    for sample, answer, how in rows:
+        if answer is None:
+            verdict = Verdict.missing(sample.reference)
+        elif how == "math":
+            verdict = next(verdicts)
+        else:
+            verdict = Verdict.of_text(sample.reference, answer, ignore_case=how == "text")
+        prediction = None if verdict.status == "missing" else answer
+        new.append(
+            replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)
+        )
+    return new
+
+
+def _form(grading: Mapping[str, Any]) -> AnswerForm | None:
+    """The form of the answers; None for one that is not of this package."""
+    options = dict(grading.get("answer") or {})
+    module, _, name = str(options.pop("class", "")).rpartition(".")
+    if not module.startswith(_OUR_FORMS):
+        return None
+    form: AnswerForm = getattr(answers, name)(**options)
+    return form
+
 
 if __name__ == "__main__":
-    sys.exit(evaluation())
+    sys.exit(main())

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from grail_lightning.answers import Alignment, AnswerSpan, Verdict, Verifier, align
-from grail_lightning.answers.spans import special_ids
+from grail_lightning.answers.find import AnswerSpan
+from grail_lightning.answers.spans import Alignment, align, special_ids
+from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.tasks.base import Prompt, Step, StepKind, Task, TaskReward
 
@@ -89,13 +90,8 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
     values: dict[str, Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
     lengths = batch.response_lengths.tolist()
     for rows in rows_of.values():
-        earned = _task_reward(
-            batch.prompts[rows[0]].task,
-            [batch.texts[r] for r in rows],
-            [batch.prompts[r] for r in rows],
-            [verdicts[r] for r in rows],
-            [lengths[r] for r in rows],
-        )
+        texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
+        earned = _task_reward(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
         rewards[rows] = torch.tensor(earned.total, dtype=torch.float32)
         for name, part in earned.values.items():
             known = [torch.nan if value is None else value for value in part]
@@ -103,9 +99,9 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
     return rewards, dict(values)
 
 
-def _task_reward(
-    task: Task, texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]
-) -> TaskReward:
+def _task_reward(texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> TaskReward:
+    """The rewards of responses to prompts of one task."""
+    task = prompts[0].task
     name = f"`{type(task).__name__}.earn`"
     wanted = f"must return {len(texts)} finite numbers, one a response,"
     try:
@@ -147,16 +143,14 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
         alignments: One alignment for each row, from `align_rows`.
         which: The answer: "last" is the one that is graded, "first" the one that the published GRAIL code uses.
     """
-    shape, device = batch.response_mask.shape, batch.response_mask.device
-    whole, content, marker, after = (torch.zeros(shape, dtype=torch.bool) for _ in range(4))
+    device = batch.response_mask.device
+    whole, content, marker, after = (torch.zeros(batch.response_mask.shape, dtype=torch.bool) for _ in range(4))
     for row, aligned in enumerate(alignments):
         text = aligned.text
-        answers = _answers(text, batch.prompts[row])
-        if not answers:
+        if not (answers := _answers(text, batch.prompts[row])):
             continue
         span = answers[-1 if which == "last" else 0]
-        tokens = aligned.overlapping(span.start, span.stop)
-        if not tokens:
+        if not (tokens := aligned.overlapping(span.start, span.stop)):
             continue
         whole[row, tokens] = True
         content[row, aligned.overlapping(span.content_start, span.content_stop, tokens)] = True
@@ -170,16 +164,19 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
 
 def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
     answers: object = prompt.task.answer_spans(text)
-    must = f"`{type(prompt.task).__name__}.answer_spans` must return"
-    if not isinstance(answers, list) or not all(isinstance(span, AnswerSpan) for span in answers):
-        raise ValueError(f"{must} a list of `AnswerSpan`, which may be empty, but got {str(answers)[:120]}.")
-    for span in answers:
-        if not 0 <= span.start <= span.content_start <= span.content_stop <= span.stop <= len(text):
-            raise ValueError(
-                f"{must} ranges within the text, 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but "
-                f"got {span}. Ranges are of characters, as in text[start:stop]."
-            )
+    if not isinstance(answers, list) or not all(_is_answer(answer, len(text)) for answer in answers):
+        raise ValueError(
+            f"`{type(prompt.task).__name__}.answer_spans` must return a list of `AnswerSpan`, which may be empty, with "
+            f"ranges within the text, 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but got "
+            f"{str(answers)[:200]}. Ranges are of characters, as in text[start:stop]."
+        )
     return answers
+
+
+def _is_answer(answer: object, length: int) -> bool:
+    return isinstance(answer, AnswerSpan) and (
+        0 <= answer.start <= answer.content_start <= answer.content_stop <= answer.stop <= length
+    )
 
 
 class LocatedStep(NamedTuple):
@@ -204,9 +201,7 @@ def located_steps(
     steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
     labelled = [row for row, of_row in enumerate(steps) if of_row is not None]
     located: list[list[LocatedStep] | None] = [None] * len(steps)
-    if not labelled:
-        return located
-    for row, aligned in zip(labelled, align_rows(batch, tokenizer, labelled), strict=True):
+    for row, aligned in zip(labelled, align_rows(batch, tokenizer, labelled) if labelled else [], strict=True):
         if aligned.text != batch.texts[row]:  # The engine decodes in another way.
             steps[row] = labelled_steps(aligned.text, batch.prompts[row])
         located[row] = [
@@ -251,27 +246,31 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
         ) from error
     if steps is None:
         return None
-    if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
+    wrong: Sequence[object] = [steps]
+    if isinstance(steps, list):
+        wrong = [step for step in steps if not _is_step(step, len(text))] or _overlapping(steps)
+    if wrong:
         raise ValueError(
-            f"{task} must return a list of `Step`, or None where the task cannot label, but got {repr(steps)[:120]} "
-            f"{where} `Step` is in grail_lightning.tasks.base."
+            f"{task} must return a list of `Step` of grail_lightning.tasks.base, or None where the task cannot label: "
+            f"ranges of characters, 0 ≤ start ≤ stop ≤ {len(text)}, that do not overlap, each with a `kind` of "
+            f"{', '.join(get_args(StepKind))}; but got {', '.join(repr(step)[:120] for step in wrong[:2])} {where}"
         )
-    for step in steps:
-        if step.kind not in get_args(StepKind):
-            kinds = ", ".join(get_args(StepKind))
-            raise ValueError(f"{task} must return steps whose `kind` is one of {kinds}, but got {step} {where}")
-        if not all(_is_range(span, len(text)) for span in ((step.start, step.stop), step.result or (0, 0))):
-            raise ValueError(
-                f"{task} must return steps within the text, 0 ≤ start ≤ stop ≤ {len(text)}, but got {step} {where} "
-                "Ranges are of characters, as in text[start:stop]."
-            )
-    for one, two in pairwise(sorted(steps, key=lambda step: (step.start, step.stop))):
-        if two.start < one.stop:
-            raise ValueError(f"{task} must return steps that do not overlap, but got {one} and {two} {where}")
-    return steps
+    return steps  # type: ignore[return-value]
+
+
+def _is_step(step: object, length: int) -> bool:
+    if not isinstance(step, Step) or step.kind not in get_args(StepKind):
+        return False
+    return _is_range((step.start, step.stop), length) and (step.result is None or _is_range(step.result, length))
 
 
 def _is_range(span: object, length: int) -> bool:
     if not isinstance(span, Sequence) or len(span) != 2 or not all(isinstance(place, int) for place in span):
         return False
     return bool(0 <= span[0] <= span[1] <= length)
+
+
+def _overlapping(steps: list[Step]) -> list[Step]:
+    """The first two steps that overlap; empty if none do."""
+    ordered = sorted(steps, key=lambda step: (step.start, step.stop))
+    return next(([one, two] for one, two in pairwise(ordered) if two.start < one.stop), [])

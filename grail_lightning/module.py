@@ -11,42 +11,42 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
-from grail_lightning.answers import Verifier
+from grail_lightning.answers.verifier import Verifier
 from grail_lightning.batch import GradedBatch, Sampling
-from grail_lightning.credit import CreditContext, CreditControl, Needs, TokenCredit, Uniform
+from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
-from grail_lightning.engines import HFEngine, RolloutEngine
-from grail_lightning.engines.base import given_batch
+from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_logprobs
+from grail_lightning.engines.hf import HFEngine
 from grail_lightning.grading import grade_and_locate, step_masks
-from grail_lightning.policy import Loading, Policy, check_policy, encode_prompt, load_tokenizer
-from grail_lightning.policy.options import PolicySource, as_source, check_dtype, check_precision, context_length
+from grail_lightning.policy.model import Policy
+from grail_lightning.policy.options import (
+    Loading,
+    PolicySource,
+    as_source,
+    check_dtype,
+    check_policy,
+    check_precision,
+    context_length,
+)
 from grail_lightning.policy.reference import Reference
+from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
-from grail_lightning.step.ahead import Ahead, check_engine
 from grail_lightning.step.assign import assign_credit, token_weights
-from grail_lightning.step.collect import check_loader, collect
-from grail_lightning.step.optimizer import (
-    check_optimizer,
-    configured_options,
-    keep_options,
-    option_record,
-    steps_beyond,
-    take_step,
-    with_schedule,
-)
+from grail_lightning.step.collect import Ahead, check_engine, check_loader, collect
+from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
-from grail_lightning.step.report import SHOWN, report
+from grail_lightning.step.report import SHOWN, batch_figures
 from grail_lightning.step.sampler import SampledContinuations, Sampler
 from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
-from grail_lightning.step.update import Update, prepare
+from grail_lightning.step.update import Update
 from grail_lightning.tasks.base import Messages, Prompt
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class GrailModule(pl.LightningModule):
         objective: Options that define the loss: clips, aggregation, KL.
         execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
         credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
-        control: A control experiment around the credit: Shuffled, Random, AnswerOnly or SameMagnitude.
+        control: A control experiment around the credit: Shuffled, Random, AnswerOnly, SameMagnitude or Balanced.
         optimizer: The optimiser of the policy's trainable parameters. `torchao.optim.AdamW8bit` keeps its state in 8
             bits.
         scheduler: The learning-rate schedule, which counts optimiser steps.
@@ -107,13 +107,12 @@ class GrailModule(pl.LightningModule):
         self.reference: Reference | None = None
         self.second: TrainedModel | None = None
         self.gradients: Gradients | None = None
-        self.verifier = Verifier()
-        self.ahead = Ahead()
+        self.verifier, self.ahead = Verifier(), Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
-        self._restored: dict[str, Any] = {}
+        self._configured: ConfiguredOptions | None = None
+        self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
-        self.optimizer_options, self._recorded = list[dict[str, Any]](), None
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -134,6 +133,11 @@ class GrailModule(pl.LightningModule):
     def needs(self) -> Needs:
         """What the credit method needs of the run."""
         return self.credit.needs()
+
+    @property
+    def optimizer_options(self) -> list[dict[str, Any]]:
+        """The options of each parameter group of the optimiser, as configured; empty outside of a fit."""
+        return [] if self._configured is None else self._configured.groups
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -158,15 +162,11 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit.
-
-        Raises:
-            ValueError: If `ckpt_path="last"` has found no checkpoint.
-        """
+        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         check_last_found(self.trainer)
         self.verifier = Verifier()
         if stage == "fit":
-            self.ahead.reset()
+            self.ahead.load_state_dict({})
         # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
         # Lightning has no hook for this.
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
@@ -178,27 +178,27 @@ class GrailModule(pl.LightningModule):
             self.gradients.release()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimiser of the policy's trainable parameters, with its schedule."""
+        """The optimiser of the policy's trainable parameters, with its schedule, which counts optimiser steps."""
         restored = {name.removeprefix("policy."): weight for name, weight in self._restored.items()}
         self._restored = {}
         self.gradients = Gradients(self._policy, self.trainer.strategy, restored)
         optimizer = self.gradients.make_optimizer(self.optimizer)
-        self.optimizer_options = configured_options(optimizer)
-        return with_schedule(optimizer, self.scheduler)
+        self._configured = ConfiguredOptions(optimizer, self.scheduler)
+        if self.scheduler is None:
+            return optimizer
+        scheduler: Any = self.scheduler(optimizer)  # It adds `initial_lr` to the groups.
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Apply options that were changed before a resume."""
+        """Apply options that were changed before a resume, now that optimiser and schedule are restored."""
         check_loader(self.trainer.train_dataloader, self.execution)
-        if self.trainer.ckpt_path is not None:
-            optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-            keep_options(optimizer, scheduler, self.optimizer_options, self.scheduler, self._recorded, self.global_step)
+        if self.trainer.ckpt_path is not None and self._configured is not None:
+            self._configured.apply(self.optimizers(), self.lr_schedulers(), self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the states of what Lightning does not know, the configured options, and unrounded master weights."""
+        """Add the states of what Lightning does not know, and unrounded master weights."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["second"] = {} if self.second is None else self.second.state_dict()
-        options = self.optimizer_options
-        checkpoint["configured"] = option_record(options, self.scheduler) if options else None
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
@@ -210,34 +210,36 @@ class GrailModule(pl.LightningModule):
         if self.second is not None and fits:
             self.second.load_state_dict(checkpoint.get("second", {}))
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
-        self._recorded = checkpoint.get("configured")
         if not fits:
             self.gradients = None
 
     # --- steps --------------------------------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
-        """Process one batch of prompts: sample once, and take as many optimiser steps as are configured.
-
-        The calls are drawn as a tree in `grail_lightning.step`.
-        """
-        clock = PhaseClock(self.device)
-        sampler, loader = self._sampler(clock), self.trainer.train_dataloader
-        graded, of_sampling = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
-        batch = with_advantages(graded, self.execution.group_size, self.objective.scale_rewards)
+        """Sample once, and take as many optimiser steps as are configured; `grail_lightning.step` draws the calls."""
+        clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
+        sampler = self._sampler(clock, self.execution.group_size, self.sampling)
+        graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         context, share = self.credit_context(), self.execution.share_prefixes
+        batch = with_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
         forward, weights = assign_credit(
             self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
         )
         with clock.phase("update"):
-            seed = derive_seed(run_seed(), "update", self.global_step, self.global_rank)
-            limit, refreshed = self.sampling.max_response_length, self.needs.refresh == "update"
-            options = self.objective, self.execution, self.reference
-            update = prepare(forward, weights, *options, limit=limit, seed=seed, refreshed=refreshed)
-            figures = self.take_steps(update)
+            update = Update(
+                forward,
+                weights,
+                objective=self.objective,
+                execution=self.execution,
+                max_response_length=self.sampling.max_response_length,
+                seed=derive_seed(run_seed(), "update", self.global_step, self.global_rank),
+                refreshed=self.needs.refresh == "update",
+            )
+            update.compute_before(self.reference)
+            last_step = self.take_steps(update)
         weights = update.token_weights()
-        labelled = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
-        figures = report(batch, weights, update.entropies, labelled) | of_sampling | figures
+        reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
+        figures = batch_figures(batch, weights, update.entropies, reasoning) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
@@ -272,10 +274,10 @@ class GrailModule(pl.LightningModule):
         assert gradients is not None, "`configure_optimizers` makes them"
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
-        planned = len(update.plan.steps)
-        self.steps_cut = steps_beyond(self.trainer, planned)
+        last, most = self.global_step + len(update.plan.steps), self.trainer.max_steps
+        self.steps_cut = max(0, last - most) if most >= 0 else 0
         figures: dict[str, float] = {}
-        for number in range(planned - self.steps_cut):
+        for number in range(len(update.plan.steps) - self.steps_cut):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if update.refreshed:
@@ -301,11 +303,10 @@ class GrailModule(pl.LightningModule):
         assert self.policy is not None, "`configure_model` loads the policy"
         return self.policy
 
-    def _sampler(self, clock: PhaseClock, plan: EvaluationPlan | None = None) -> Sampler:
-        """Samples and grades as in training, or by the plan of an evaluation."""
+    def _sampler(self, clock: PhaseClock, group_size: int, sampling: Sampling) -> Sampler:
         return Sampler(
-            group_size=self.execution.group_size if plan is None else plan.num_samples,
-            sampling=self.sampling if plan is None else plan.sampling,
+            group_size=group_size,
+            sampling=sampling,
             policy=self._policy,
             engine=self.engine,
             verifier=self.verifier,
@@ -317,10 +318,13 @@ class GrailModule(pl.LightningModule):
 
     def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
         self.ahead.settle()
-        return self._sampler(PhaseClock(self.device), self.evaluation)(prompts, key)
+        sampler = self._sampler(PhaseClock(self.device), self.evaluation.num_samples, self.evaluation.sampling)
+        return sampler(prompts, key)
 
     def credit_context(self) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
+        # A sampler of its own, whose seconds belong to the credit method.
+        sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
         return CreditContext(
             step=self.global_step,
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
@@ -328,8 +332,7 @@ class GrailModule(pl.LightningModule):
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
             second=self.second if self.trainer.training else None,
-            # A sampler of its own, whose seconds belong to the credit method.
-            continuations=SampledContinuations(self._sampler(PhaseClock(self.device)), self.global_step),
+            continuations=SampledContinuations(sampler, self.global_step),
         )
 
     def _log(self, figures: dict[str, float]) -> None:

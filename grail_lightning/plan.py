@@ -6,7 +6,7 @@ blocks of width ``D`` with ``I`` columns in their MLP, ``H`` columns of queries 
 
 ==============  ======================================================================================================
 kept            weights ``P·w/N``, float32 masters of weights in half precision, the optimiser's state (two moments,
-                except for the optimisers in `STATES`), a frozen reference, DDP's buckets
+                except for the optimisers in `_STATES`), a frozen reference, DDP's buckets
 sampling        the cache of `HFEngine`, ``rows · length · L · K · (bytes of a key and a value)``; weights cast by
                 autocast, and gathered by FSDP2
 update          gradients; the input of each block, ``tokens · L · D``; one block's activations, ``(4I + 4D + 5(H +
@@ -24,12 +24,10 @@ import argparse
 import json
 import math
 import os
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
@@ -38,16 +36,16 @@ from grail_lightning.policy import LoRA
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.options import read_config
 
-GIB = 2**30
-STATES = {"SGD": 0.0, "AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1, "Adafactor": 0.1, "RMSprop": 4.0}
-"""Bytes of state for each trained parameter; two float32 moments otherwise."""
-FORWARDS = {"OARGradient": 2.0, "RLSD": 2.0, "DGPO": 2.0, "PRIME": 4.0}
-"""Forward passes of a credit method; one otherwise, and none for `FREE`. GRAIL's is the update's own."""
-FREE = ("Uniform", "GRAIL", "TreeAdvantage", "PrefixWeights", "OptimalBaseline", "Oracle")
-SCORED = 0.5  # The share of rollouts that a method scores: an assumption.
+_GIB = 2**30
+# Bytes of state for each trained parameter; two float32 moments otherwise.
+_STATES = {"SGD": 0.0, "AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1, "Adafactor": 0.1, "RMSprop": 4.0}
+# Forward passes of a credit method; one otherwise, and none for `_FREE`. GRAIL's is the update's own.
+_FORWARDS = {"OARGradient": 2.0, "RLSD": 2.0, "DGPO": 2.0, "PRIME": 4.0}
+_FREE = ("Uniform", "GRAIL", "TreeAdvantage", "PrefixWeights", "OptimalBaseline", "Oracle")
+_SCORED = 0.5  # The share of rollouts that a method scores: an assumption.
 
 
-class Rates(NamedTuple):
+class _Rates(NamedTuple):
     """What a device achieves: 40 % of the stated products (70 % in float32), 70 % of the stated memory bandwidth."""
 
     tflops: float  # In half precision.
@@ -57,31 +55,18 @@ class Rates(NamedTuple):
     block_ms: float  # What a block of a decoding step takes at least.
 
 
-RATES = {
-    "cpu": Rates(0.1, 0.05, 10, 2, 0.3),
-    "a100": Rates(125, 14, 1400, 150, 0.6),
-    "h100": Rates(400, 47, 2350, 225, 0.5),
-    "h200": Rates(400, 47, 3350, 225, 0.5),
+_RATES = {
+    "cpu": _Rates(0.1, 0.05, 10, 2, 0.3),
+    "a100": _Rates(125, 14, 1400, 150, 0.6),
+    "h100": _Rates(400, 47, 2350, 225, 0.5),
+    "h200": _Rates(400, 47, 3350, 225, 0.5),
 }
 
 
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a policy; the symbols of the module's docstring."""
+class _Model:
+    """The sizes of a policy, counted on a model that is built without data; see the symbols above."""
 
-    parameters: int
-    trained: int
-    blocks: int
-    width: int
-    mlp: int
-    queries: int
-    keys: int
-    vocabulary: int
-    normalised: bool
-
-    @classmethod
-    def of(cls, config: Any, lora: LoRA | None) -> Model:
-        """Count a model that is built without data."""
+    def __init__(self, config: Any, lora: LoRA | None) -> None:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
@@ -90,26 +75,22 @@ class Model:
                 add_adapters(model, lora)
         text = config.get_text_config()
         head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return cls(
-            parameters=sum(p.numel() for p in model.parameters()),
-            trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
-            blocks=text.num_hidden_layers,
-            width=text.hidden_size,
-            mlp=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            queries=head * text.num_attention_heads,
-            keys=head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads),
-            vocabulary=text.vocab_size,
-            normalised=any("q_norm" in name for name, _ in model.named_parameters()),
-        )
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.blocks, self.width, self.vocabulary = text.num_hidden_layers, text.hidden_size, text.vocab_size
+        self.mlp = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        self.queries = head * text.num_attention_heads
+        self.keys = head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+        self.normalised = any("q_norm" in name for name, _ in model.named_parameters())
 
 
-class Run:
+class _Run:
     """The options of ``fit`` on a number of devices, as far as memory and time depend on them.
 
     `prompt` are the tokens of the longest prompt, `response` those of a mean response, on which seconds depend.
     """
 
-    def __init__(self, fit: Any, model: Model, ranks: int, prompt: int, response: float) -> None:
+    def __init__(self, fit: Any, model: _Model, ranks: int, prompt: int, response: float) -> None:
         self.model, self.ranks, self.prompt, self.response = model, ranks, prompt, response
         self.loading, self.execution, self.objective = fit.model.loading, fit.model.execution, fit.model.objective
         self.limit, self.on_cpu = fit.model.sampling.max_response_length, fit.trainer.accelerator == "cpu"
@@ -121,7 +102,8 @@ class Run:
         self.shards = ranks if self.sharded else 1
         self.masters = self.weight == 2 and self.loading.master_weights and not self.sharded
         optimizer = fit.model.optimizer.class_path.rpartition(".")[2]
-        self.state = STATES.get(optimizer, 8.0 if self.masters or self.weight == 4 else 4.0) * model.trained
+        self.state = _STATES.get(optimizer, 8.0 if self.masters or self.weight == 4 else 4.0) * model.trained
+        self.checkpoint = model.trained * (4 if self.masters else self.weight) + self.state
         prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch", 32)
         self.rows = math.ceil(prompts / ranks) * self.execution.group_size
         engine = fit.model.engine
@@ -132,13 +114,8 @@ class Run:
         self.entry = model.blocks * model.keys * (self.weight + self.product)
         self.shares = self.execution.share_prefixes and not self.loading.packing
 
-    @property
-    def checkpoint(self) -> float:
-        """Bytes of a checkpoint on disk."""
-        return self.model.trained * (4 if self.masters else self.weight) + self.state
 
-
-def memory(run: Run) -> dict[str, dict[str, float]]:
+def _memory(run: _Run) -> dict[str, dict[str, float]]:
     """Bytes on one device: of each part of the two phases that need most."""
     model, w, c = run.model, run.weight, run.product
     weights = model.parameters * w / run.shards
@@ -155,17 +132,8 @@ def memory(run: Run) -> dict[str, dict[str, float]]:
         "gathered weights": float(model.parameters * w * run.sharded),
         "KV cache": 1.03 * run.in_call * (run.prompt + run.limit) * run.entry * bool(run.cached),
     }
-    prompt, group, budget = run.prompt, run.execution.group_size, run.execution.token_budget
-    row, whole_group = prompt + run.limit, prompt + group * run.limit
-    if not run.shares:
-        rows, prompts = max(1, budget // row), max(1, budget // row)
-    elif whole_group <= budget:  # Groups stay together while they fit.
-        prompts = budget // whole_group
-        rows = group * prompts
-    else:
-        rows, prompts = max(1, (budget - prompt) // run.limit), 1
-    rows = min(rows, run.rows)
-    tokens = rows * run.limit + min(prompts, run.rows) * prompt
+    rows, prompts = _micro_batch(run)
+    tokens = rows * run.limit + prompts * run.prompt
     attention = (9 if model.normalised else 5) * (model.queries + model.keys)
     block = (4 * model.mlp + 4 * model.width + attention) * c * tokens
     most = (2**25 if run.on_cpu else 2**28) // model.vocabulary
@@ -183,7 +151,22 @@ def memory(run: Run) -> dict[str, dict[str, float]]:
     return {"sampling": kept | sampling, "update": kept | update}
 
 
-def seconds(run: Run, rates: Rates) -> dict[str, float]:
+def _micro_batch(run: _Run) -> tuple[int, int]:
+    """The most rows of a micro-batch, and the prompts that it holds."""
+    group, budget = run.execution.group_size, run.execution.token_budget
+    whole_group = run.prompt + group * run.limit
+    if not run.shares:
+        rows = prompts = max(1, budget // (run.prompt + run.limit))
+    elif whole_group <= budget:  # Groups stay together while they fit.
+        prompts = budget // whole_group
+        rows = group * prompts
+    else:
+        rows, prompts = max(1, (budget - run.prompt) // run.limit), 1
+    rows = min(rows, run.rows)
+    return rows, min(prompts, run.rows)
+
+
+def _seconds(run: _Run, rates: _Rates) -> dict[str, float]:
     """Seconds of each phase of a batch; NaN where another engine samples."""
     model, group = run.model, run.execution.group_size
     speed = (rates.tflops if run.product == 2 else rates.tflops_full) * 1e12
@@ -196,14 +179,14 @@ def seconds(run: Run, rates: Rates) -> dict[str, float]:
     steps = math.ceil(run.rows / run.in_call) * run.limit
     read = steps * model.parameters * run.product + run.rows * run.response * before * run.entry
     sampled = max(read / rates.memory / 1e9, forward) + steps * starts
-    own = 0.0 if run.credit in FREE else FORWARDS.get(run.credit, 1.0)
+    own = 0.0 if run.credit in _FREE else _FORWARDS.get(run.credit, 1.0)
     micro_batches = math.ceil(run.rows * mean / run.execution.token_budget)
     exchanged = model.parameters * run.weight * (run.ranks - 1) / run.ranks / rates.link / 1e9
     update = forward * (3 + run.loading.gradient_checkpointing) + micro_batches * 4 * starts
     update += exchanged * (3 * micro_batches if run.sharded else 2)
     return {
         "sampling": sampled if run.cached else math.nan,
-        "credit": forward * SCORED * (own + (run.credit in ("GRAIL", "OARGradient"))),
+        "credit": forward * _SCORED * (own + (run.credit in ("GRAIL", "OARGradient"))),
         "update": run.execution.updates_per_batch * update,
     }
 
@@ -217,7 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="numbers of devices")
     parser.add_argument("--gpu_memory_gib", type=float, help="memory of a device (default: 80, or this machine's)")
-    parser.add_argument("--rates", choices=RATES, help="the kind of device (default: h100, or cpu)")
+    parser.add_argument("--rates", choices=_RATES, help="the kind of device (default: h100, or cpu)")
     parser.add_argument("--prompt_tokens", type=int, help="longest prompt (default: data.max_prompt_length, or 256)")
     parser.add_argument("--response_tokens", type=float, help="mean response, for seconds (default: half of the limit)")
     parser.add_argument("--model_config", type=Path, help="a config.json, if the policy's cannot be read here")
@@ -225,24 +208,23 @@ def main(arguments: list[str] | None = None) -> None:
     asked, others = parser.parse_known_args(arguments)
     with mistakes_in_one_line():
         fit = FitOptions().parse(others)
-        config = _config(fit, asked.model_config)
         lora = fit.model.loading.lora
-        model = Model.of(config, LoRA(**lora.as_dict()) if lora else None)
+        model = _Model(_config(fit, asked.model_config), LoRA(**lora.as_dict()) if lora else None)
         on_cpu = fit.trainer.accelerator == "cpu"
-        own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB if on_cpu else 80
+        own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
         prompt = asked.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
         response = asked.response_tokens or fit.model.sampling.max_response_length / 2
-        rates = RATES[asked.rates or ("cpu" if on_cpu else "h100")]
-        runs = [Run(fit, model, ranks, prompt, response) for ranks in asked.gpus]
+        rates = _RATES[asked.rates or ("cpu" if on_cpu else "h100")]
+        runs = [_Run(fit, model, ranks, prompt, response) for ranks in asked.gpus]
         plans = [
-            {"devices": run.ranks, "checkpoint": run.checkpoint, "seconds": seconds(run, rates), **memory(run)}
+            {"devices": run.ranks, "checkpoint": run.checkpoint, "seconds": _seconds(run, rates), **_memory(run)}
             for run in runs
         ]
     if asked.json:
         print(json.dumps(plans, indent=2))
     else:
         print(f"{fit.model.policy}: {model.parameters:,} parameters, {model.trained:,} trained")
-        print("\n".join(_table(plans, (asked.gpu_memory_gib or own) * GIB)))
+        print(_table(plans, asked.gpu_memory_gib or own))
 
 
 def _config(fit: Any, file: Path | None) -> Any:
@@ -253,31 +235,28 @@ def _config(fit: Any, file: Path | None) -> Any:
     return AutoConfig.from_pretrained(file.parent if file.is_file() else file)
 
 
-def _table(plans: list[dict[str, Any]], limit: float) -> list[str]:
+def _table(plans: list[dict[str, Any]], limit: float) -> str:
     """One column for each number of devices: GiB and seconds. 8 % of a device stay free for libraries."""
-
-    def row(name: str, values: Iterable[float | str]) -> str:
-        return f"{name:28}" + "".join(
-            f"{value:>10}" if isinstance(value, str) else f"{value:10.2f}" for value in values
-        )
-
-    lines = [row("GiB of each device", (str(made["devices"]) for made in plans))]
-    for phase in ("sampling", "update"):
-        parts = [part for part in plans[0][phase] if any(made[phase][part] for made in plans)]
-        lines += [row(f"  {phase}: {part}", (made[phase][part] / GIB for made in plans)) for part in parts]
-        lines.append(row(f"peak of {phase}", (sum(made[phase].values()) / GIB for made in plans)))
-    fits = [max(sum(made[phase].values()) for phase in ("sampling", "update")) < 0.92 * limit for made in plans]
-    lines.append(row(f"fits {limit / GIB:.0f} GiB", ("yes" if fit else "NO" for fit in fits)))
-    lines.append(row("a checkpoint on disk", (made["checkpoint"] / GIB for made in plans)))
-    phases = plans[0]["seconds"]
-    lines += [row(f"seconds of {phase}", (made["seconds"][phase] for made in plans)) for phase in phases]
-    if not all(fits):
-        lines.append(
-            "Less memory: model.engine.cache_tokens (sampling), model.execution.token_budget (update),\n"
-            "model.loading.gradient_checkpointing=true, trainer.strategy=ModelParallelStrategy, model.loading.lora."
-        )
-    return lines
+    columns = {}
+    for made in plans:
+        peaks = {phase: sum(made[phase].values()) for phase in ("sampling", "update")}
+        column: dict[str, float | str] = {}
+        for phase, peak in peaks.items():
+            column |= {f"  {phase}: {part}": size / _GIB for part, size in made[phase].items()}
+            column[f"peak of {phase}"] = peak / _GIB
+        column[f"fits {limit:.0f} GiB"] = "yes" if max(peaks.values()) < 0.92 * limit * _GIB else "NO"
+        column["a checkpoint on disk"] = made["checkpoint"] / _GIB
+        columns[made["devices"]] = column | {f"seconds of {phase}": time for phase, time in made["seconds"].items()}
+    table = pd.DataFrame(columns).rename_axis(columns="GiB of each device")
+    needed = table[(table != 0).any(axis=1)]
+    text = needed.to_string(float_format="{:.2f}".format, justify="right", col_space=9)
+    if "NO" not in text:
+        return str(text)
+    return (
+        f"{text}\nLess memory: model.engine.cache_tokens (sampling), model.execution.token_budget (update),\n"
+        "model.loading.gradient_checkpointing=true, trainer.strategy=ModelParallelStrategy, model.loading.lora."
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -36,10 +36,9 @@ from grail_lightning.runtime.files import write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.tasks.import_path import did_you_mean
 
-KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
-OURS = ("seed_everything", "ckpt_path", "trainer.logger", "trainer.default_root_dir")
-RECORD, LOG = "sweep.json", "fit.log"
-NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
+_KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
+_OURS = re.compile(r"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir)(\..*)?")
+_NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,94 +50,73 @@ class Run:
     task: str
     seed: int
     options: tuple[str, ...]
-    points: Sequence[Mapping[str, Any]]
     point: Mapping[str, Any] | None
-    choosing: bool = False  # It serves to choose a point, and is not reported.
+    choosing: bool  # It serves to choose a point, and is not reported.
 
     @property
     def group(self) -> tuple[str, str]:
         """For which one point is chosen."""
         return self.method, self.task
 
-    def arguments(self, point: Mapping[str, Any]) -> list[str]:
-        """The arguments of ``fit`` at a point of the grid."""
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of ``fit``; without a point, those without the options of the grid."""
         place = {"save_dir": str(self.folder.parent), "name": self.folder.name, "version": ""}
         logger = json.dumps({"class_path": "TensorBoardLogger", "init_args": place})
-        return [
-            *self.options,
-            *(f"--{name}={shown(value)}" for name, value in point.items()),
-            f"--seed_everything={self.seed}",
-            f"--trainer.logger={logger}",
-            "--trainer.enable_progress_bar=false",
-        ]
+        point = (f"--{name}={_shown(value)}" for name, value in (self.point or {}).items())
+        ours = (f"--seed_everything={self.seed}", f"--trainer.logger={logger}", "--trainer.enable_progress_bar=false")
+        return [*self.options, *point, *ours]
 
     def record(self) -> dict[str, Any]:
         """What is known of the run; `state` is waiting, started, failed or finished."""
-        file = self.folder / RECORD
+        file = self.folder / "sweep.json"
         return dict(json.loads(file.read_text())) if file.is_file() else {"state": "waiting"}
 
+    def write(self, **state: str) -> None:
+        """Record the state of the run."""
+        record = {"method": self.method, "task": self.task, "seed": self.seed, "arguments": self.arguments}
+        record |= {"point": self.point} if self.point else {}
+        record |= {"choosing": True} if self.choosing else {}
+        write_whole(self.folder / "sweep.json", json.dumps(record | state, indent=1) + "\n")
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """A sweep file: its runs, those that choose first, then seed by seed, and the options of the choice."""
-
-    file: Path
-    folder: Path
-    runs: list[Run]
-    choose: Mapping[str, Any]
-
-    def best(self, group: tuple[str, str]) -> Mapping[str, Any]:
-        """The point with the largest mean figure over the choosing seeds, written to a file beside those runs.
-
-        Raises:
-            ValueError: If a choosing run is not finished, or has no such curve.
-        """
-        figures: dict[str, list[float]] = {}
-        points = {}
-        choosing = [run for run in self.runs if run.choosing and run.group == group]
-        for run in choosing:
-            if run.record()["state"] != "finished":
-                raise ValueError(
-                    f"The point of {group[0]} on {group[1]} waits for {run.folder}, which is not finished."
-                )
-            values = list(read_scalars(run.folder, self.choose.get("by", "val/accuracy")).values())
-            if not values:
-                raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
-            name, last = described(run.point or {}), self.choose.get("statistic", "last") == "last"
-            points[name] = run.point or {}
-            figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
-        chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
-        entry = {"method": group[0], "task": group[1], "chosen": chosen, "figures": figures}
-        write_whole(choosing[0].folder.parent / f"{CHOICE}{safe(*group)}.json", json.dumps(entry, indent=1) + "\n")
-        return points[chosen]
+    def last_line(self) -> str:
+        """What the run has printed last."""
+        log = self.folder / "fit.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def shown(value: object) -> str:
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def _shown(value: object) -> str:
     """A value as the command line takes it."""
     if isinstance(value, str):
         return value
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
 
 
-def described(point: Mapping[str, Any]) -> str:
+def _described(point: Mapping[str, Any]) -> str:
     """A point in words, by the last parts of the options' names."""
-    return ", ".join(f"{name.rpartition('.')[2]}={shown(value)}" for name, value in point.items())
+    return ", ".join(f"{name.rpartition('.')[2]}={_shown(value)}" for name, value in point.items())
 
 
-def safe(*parts: str) -> str:
+def _safe(*parts: str) -> str:
     """Names as one name of a file."""
     return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
 
 
-def read_sweep(file: Path, output: Path | None = None) -> Sweep:
-    """The sweep of a YAML file; the runs go into `output`, or else into its `folder`.
+def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mapping[str, Any]]:
+    """The runs of a YAML file, those that choose first, then seed by seed, and the options of the choice.
+
+    The runs go into `output`, or else into the `folder` of the file.
 
     Raises:
         ValueError: If the file does not describe a sweep.
     """
     content = read_options(file if file.is_file() else shipped(file) or file, "The file of a sweep")
-    for key in content.keys() - set(KEYS):
-        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in KEYS]) or f" It has {', '.join(KEYS)}."
+    for key in content.keys() - set(_KEYS):
+        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
         raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
     for key in ("methods", "tasks"):
         if not content.get(key) or not isinstance(content[key], dict):
@@ -147,61 +125,47 @@ def read_sweep(file: Path, output: Path | None = None) -> Sweep:
             )
     if output is None and not content.get("folder"):
         raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
-    folder, choose = output or Path(content["folder"]), content.get("choose") or {}
-    runs = [*_runs(content, folder, choose, file)]
+    runs = list(_runs(content, output or Path(content["folder"]), file))
     if len({run.folder for run in runs}) < len(runs):
         raise ValueError(f"The runs of a sweep must have folders of their own, but two names in {file} give the same.")
-    return Sweep(file=file, folder=folder, runs=runs, choose=choose)
+    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
+    order = list(dict.fromkeys(run.seed for run in runs))
+    runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
+    return runs, content.get("choose") or {}
 
 
-def _runs(content: Mapping[str, Any], folder: Path, choose: Mapping[str, Any], file: Path) -> Iterator[Run]:
-    reported: list[Run] = []
-    for (method, given), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
-        given, of_task = given or {}, of_task or {}
-        grid = given.get("grid", content.get("grid") or {})
-        seeds = given.get("seeds", content.get("seeds"))
+def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]:
+    choose, common = content.get("choose") or {}, content.get("options") or {}
+    for (method, of_method), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
+        own, of_task = dict(of_method or {}), of_task or {}
+        grid, seeds = own.pop("grid", content.get("grid") or {}), own.pop("seeds", content.get("seeds"))
         if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds) or not seeds:
             raise ValueError(f"`seeds` of {method!r} in {file} must be a list of integers, but got {seeds!r}.")
-        own = {name: value for name, value in given.items() if name not in ("grid", "seeds")}
-        parts = [content.get("options") or {}, of_task, own]
-        for name in {*parts[0], *of_task, *own, *grid}:
-            if name in OURS or any(name.startswith(f"{other}.") for other in OURS):
+        for name in {*common, *of_task, *own, *grid}:
+            if _OURS.fullmatch(name):
                 raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
             if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
                 raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
-        configs = [part.get("config") or [] for part in (content, *parts)]
+        configs = [part.get("config") or [] for part in (content, common, of_task, own)]
         files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
-        options = {name: value for part in parts for name, value in part.items() if name != "config"}
+        options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
+        given = (*(f"--config={name}" for name in files), *(f"--{n}={_shown(v)}" for n, v in options.items()))
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         chosen = bool(choose) and len(points) > 1
-        if chosen and (common := set(seeds) & set(choose["seeds"])):
+        if chosen and (shared := set(seeds) & set(choose["seeds"])):
             raise ValueError(
-                f"`choose.seeds` in {file} must be other seeds than those of {method!r}, but share {common}."
+                f"`choose.seeds` in {file} must be other seeds than those of {method!r}, but share {shared}."
             )
-        fixed = {
-            "method": method,
-            "task": task,
-            "options": (*(f"--config={name}" for name in files), *(f"--{n}={shown(v)}" for n, v in options.items())),
-            "points": points,
-        }
-        for point in points:
-            at = f"{method} {described(point)}" if point else method
-            for seed in choose["seeds"] if chosen else seeds:
-                place = folder.with_name(f"{folder.name}_choosing") if chosen else folder
-                run = Run(folder=place / safe(at, task, str(seed)), seed=seed, point=point, choosing=chosen, **fixed)
-                if chosen:
-                    yield run
-                else:
-                    reported.append(run)
-        if chosen:
-            names = {seed: safe(method, task, str(seed)) for seed in seeds}
-            reported += [Run(folder=folder / name, seed=seed, point=None, **fixed) for seed, name in names.items()]
-    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
-    order = list(dict.fromkeys(run.seed for run in reported))
-    yield from sorted(reported, key=lambda run: order.index(run.seed))
+        place = folder.with_name(f"{folder.name}_choosing") if chosen else folder
+        one = Run(folder=place, method=method, task=task, seed=0, options=given, point=None, choosing=chosen)
+        for point, seed in itertools.product(points, choose["seeds"] if chosen else seeds):
+            name = _safe(f"{method} {_described(point)}" if point else method, task, str(seed))
+            yield replace(one, folder=place / name, seed=seed, point=point)
+        for seed in seeds if chosen else ():
+            yield replace(one, folder=folder / _safe(method, task, str(seed)), seed=seed, choosing=False)
 
 
-def check(runs: Sequence[Run], file: Path) -> int:
+def _check(runs: Sequence[Run], file: Path) -> int:
     """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
 
     Raises:
@@ -209,28 +173,51 @@ def check(runs: Sequence[Run], file: Path) -> int:
     """
     parser, devices, seen = FitOptions(), 1, set()
     for run in runs:
-        before = run.record().get("arguments")
-        if run.point is not None and before is not None and before != run.arguments(run.point):
+        if run.point is not None and run.record().get("arguments", run.arguments) != run.arguments:
             raise ValueError(
                 f"{run.folder} must hold a run with the options of {file}, but there is one with others. Give the "
                 "sweep another folder (`--output`), or remove that run."
             )
-        point = run.point or run.points[0]
-        if (key := (run.group, described(point))) not in seen:
+        if (key := (run.group, _described(run.point or {}))) not in seen:
             seen.add(key)
-            given = parser.parse(run.arguments(point)).trainer.devices
+            wanted = parser.parse(run.arguments).trainer.devices
             parser.build()
-            devices = max(devices, int(given) if str(given).isdigit() else 1)
+            devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
     return devices
 
 
-class Runner:
+def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The point with the largest mean figure over the choosing seeds, written to a file beside those runs.
+
+    Raises:
+        ValueError: If a choosing run is not finished, or has no such curve.
+    """
+    figures, points = dict[str, list[float]](), {}
+    for run in choosing:
+        if run.record()["state"] != "finished":
+            raise ValueError(f"The point of {run.method} on {run.task} waits for {run.folder}, which is not finished.")
+        values = list(read_scalars(run.folder, choose.get("by", "val/accuracy")).values())
+        if not values:
+            raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
+        name, last = _described(run.point or {}), choose.get("statistic", "last") == "last"
+        points[name] = run.point or {}
+        figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
+    chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
+    entry = {"method": run.method, "task": run.task, "chosen": chosen, "figures": figures}
+    write_whole(run.folder.parent / f"{CHOICE}{_safe(*run.group)}.json", json.dumps(entry, indent=1) + "\n")
+    return points[chosen]
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class _Runner:
     """Runs processes of ``fit`` side by side, each with the variables of one of the environments."""
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
-        self._places: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+        self._environments: SimpleQueue[Mapping[str, str]] = SimpleQueue()
         for environment in environments:
-            self._places.put(environment)
+            self._environments.put(environment)
         self._number = len(environments)
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
@@ -247,32 +234,28 @@ class Runner:
             return all(list(pool.map(self._one, runs)))
 
     def _one(self, run: Run) -> bool:
-        assert run.point is not None
         if run.record()["state"] == "finished":
             return True
         if self._stopped.is_set():
             return False
-        environment = self._places.get()
-        record = {"method": run.method, "task": run.task, "seed": run.seed, "arguments": run.arguments(run.point)}
-        record |= {"point": run.point} if run.point else {}
-        record |= {"choosing": True} if run.choosing else {}
         resumed = ["--ckpt_path=last"] if (run.folder / "checkpoints" / "last.ckpt").exists() else []
-        if not resumed and (run.folder / RECORD).exists():
+        if not resumed and (run.folder / "sweep.json").exists():
             shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
         run.folder.mkdir(parents=True, exist_ok=True)
         mark_if_new(run.folder)
-        before = _last_line(run)
-        _write(run, record | {"state": "started"})
-        code = self._fit([*run.arguments(run.point), *resumed], run.folder / LOG, environment)
-        self._places.put(environment)
-        last = _last_line(run)
-        over = bool(code and resumed and NO_STEP in last)  # A sweep was killed between a run's end and its record.
-        state = "finished" if code == 0 or over else "started" if self._stopped.is_set() else "failed"
-        _write(run, record | {"state": state, "outcome": before if over else last})
-        print(f"{state}: {run.folder.name}: {before if over else last}", flush=True)
+        before = run.last_line()
+        run.write(state="started")
+        code = self._fit([*run.arguments, *resumed], run.folder / "fit.log")
+        outcome = run.last_line()
+        if code and resumed and _NO_STEP in outcome:  # A sweep was killed between a run's end and its record.
+            code, outcome = 0, before
+        state = "finished" if code == 0 else "started" if self._stopped.is_set() else "failed"
+        run.write(state=state, outcome=outcome)
+        print(f"{state}: {run.folder.name}: {outcome}", flush=True)
         return state == "finished"
 
-    def _fit(self, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> int:
+    def _fit(self, arguments: Sequence[str], log_file: Path) -> int:
+        environment = self._environments.get()
         command = [sys.executable, "-m", "grail_lightning", "fit", *arguments]
         with log_file.open("ab") as log:
             # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
@@ -283,64 +266,64 @@ class Runner:
             self._processes.add(process)
             code = process.wait()
         self._processes.discard(process)
+        self._environments.put(environment)
         return code
 
 
-def _last_line(run: Run) -> str:
-    log = run.folder / LOG
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _write(run: Run, record: Mapping[str, Any]) -> None:
-    write_whole(run.folder / RECORD, json.dumps(record, indent=1) + "\n")
-
-
-def places(jobs: int | None, devices: int) -> list[dict[str, str]]:
+def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
     """The environment of each run at a time: its GPUs, or its threads on the CPU."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     if gpus != [""]:
-        shares = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares][:jobs]
+        parts = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts][:jobs]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     number = jobs or max(1, cores // devices)
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // number // devices))}
     return [threads] * number
 
 
-def slurm_script(sweep: Sweep, output: Path | None) -> str:
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def _slurm_script(runs: Sequence[Run], file: Path, output: Path | None) -> str:
     """A job array with a task for each run, to be adapted to the cluster."""
-    command = [sys.executable, "-m", "grail_lightning.sweep", str(sweep.file)]
-    command += ["--output", str(output)] if output else []
-    choosing = sum(run.choosing for run in sweep.runs)
-    note = f"# Runs 0-{choosing - 1} choose the points of the others: submit --array=0-{choosing - 1} first."
-    lines = [
-        "#!/bin/bash",
-        f"#SBATCH --array=0-{len(sweep.runs) - 1}",
-        "#SBATCH --ntasks=1 --cpus-per-task=4 --gpus=1 --time=12:00:00",
-        "#SBATCH --signal=B:TERM@600",
-        *([note] if choosing else []),
-        f"cd {shlex.quote(str(Path.cwd()))}",
-        f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"',
-    ]
-    return "\n".join(lines)
+    command = [sys.executable, "-m", "grail_lightning.sweep", str(file), *(["--output", str(output)] if output else [])]
+    choosing = sum(run.choosing for run in runs)
+    note = f"# Runs 0-{choosing - 1} choose the points of the others: submit --array=0-{choosing - 1} first.\n"
+    return (
+        f"#!/bin/bash\n#SBATCH --array=0-{len(runs) - 1}\n"
+        "#SBATCH --ntasks=1 --cpus-per-task=4 --gpus=1 --time=12:00:00\n#SBATCH --signal=B:TERM@600\n"
+        f"{note if choosing else ''}cd {shlex.quote(str(Path.cwd()))}\n"
+        f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"'
+    )
 
 
-def selected(sweep: Sweep, index: int | None, patterns: Sequence[str] | None) -> list[Run]:
+def _selected(runs: Sequence[Run], asked: argparse.Namespace) -> list[Run]:
     """The runs that a call is about: all, the one of an index, or those that match, with the ones that choose for them.
 
     Raises:
         ValueError: If there are none.
     """
-    runs = sweep.runs if index is None else sweep.runs[index : index + 1]
-    if patterns:
-        names = {id(run): (run.folder.name, run.method) for run in runs}
-        matching = [r for r in runs if any(fnmatch.fnmatchcase(n, p) for n in names[id(r)] for p in patterns)]
-        groups = {run.group for run in matching if run.point is None}
-        runs = [run for run in runs if run in matching or (run.choosing and run.group in groups)]
-    if not runs:
-        raise ValueError(f"There is no such run in {sweep.file}. --list shows all of them.")
-    return runs
+    selected = list(runs if asked.index is None else runs[asked.index : asked.index + 1])
+    if asked.only:
+        match = re.compile("|".join(map(fnmatch.translate, asked.only))).match
+        selected = [run for run in selected if match(run.folder.name) or match(run.method)]
+        groups = {run.group for run in selected if run.point is None}
+        selected = [run for run in runs if run in selected or (run.choosing and run.group in groups)]
+    if not selected:
+        raise ValueError(f"There is no such run in {asked.file}. --list shows all of them.")
+    return selected
+
+
+def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner) -> bool:
+    """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
+    if not runner.run([run for run in runs if run.choosing]):
+        return False
+    for group in {run.group: None for run in runs if run.point is None}:
+        point = _best([run for run in every if run.choosing and run.group == group], choose)
+        print(f"{', '.join(group)}: {_described(point)} is best on the choosing seeds", flush=True)
+        runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
+    return runner.run([run for run in runs if not run.choosing])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -357,30 +340,25 @@ def main(arguments: list[str] | None = None) -> None:
     what.add_argument("--index", type=int, help="run the run with this number in --list alone")
     asked = parser.parse_args(arguments)
     with mistakes_in_one_line():
-        sweep = read_sweep(asked.file, asked.output)
-        runs = selected(sweep, asked.index, asked.only)
+        every, choose = read_sweep(asked.file, asked.output)
+        runs = _selected(every, asked)
         if asked.status:
             for run in runs:
                 print(f"{run.record()['state']:9} {run.folder.name}  {run.record().get('outcome', '')}")
             return
         if asked.slurm_script:
-            print(slurm_script(sweep, asked.output))
+            print(_slurm_script(every, asked.file, asked.output))
             return
-        devices = check(runs, asked.file)
+        devices = _check(runs, asked.file)
         if asked.list:
             for run in runs:
                 chosen = "" if run.point is not None else "  # at the point that will be chosen"
-                print(f"grail-lightning fit {shlex.join(run.arguments(run.point or {}))}{chosen}")
+                print(f"grail-lightning fit {shlex.join(run.arguments)}{chosen}")
             return
-        runner = Runner(places(asked.jobs, devices))
+        runner = _Runner(_environments(asked.jobs, devices))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
-        done = runner.run([run for run in runs if run.point is not None and run.choosing])
-        for group in {run.group: None for run in runs if run.point is None} if done else {}:
-            point = sweep.best(group)
-            print(f"{', '.join(group)}: {described(point)} is best on the choosing seeds", flush=True)
-            runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
-        done &= runner.run([run for run in runs if run.point is not None and not run.choosing])
+        done = _run(runs, every, choose, runner)
         print("All runs are finished." if done else "Not all runs are finished. The same command goes on.")
     raise SystemExit(not done)
 

@@ -27,14 +27,14 @@ SIZES = {
 }
 
 
-def tiny(name, folder, lora=None, **changes):
+def tiny(name, folder, lora=None, *, checkpointed=False, **changes):
     """A policy with random weights, loaded by the package itself; in float64, but for Gemma 2."""
     kind, extra = ARCHITECTURES[name]
     tokenizer = load_tokenizer("arithmetic")
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     kind(**SIZES | ends | extra | changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    made = load_policy(str(folder), Loading(from_scratch=True, lora=lora))
+    made = load_policy(str(folder), Loading(from_scratch=True, lora=lora, gradient_checkpointing=checkpointed))
     # Gemma 2 caps its attention scores, which SDPA cannot; eager attention masks with the lowest float64 and then takes
     # its softmax in float32: NaN on padding.
     made.to(torch.float32 if name == "gemma2" else torch.float64)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.cli import LightningCLI
 
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli import main as entry_point
@@ -24,10 +25,23 @@ SHORT = [
 RUN = Path("runs/quickstart")
 
 
+MADE = {}
+
+
+def _setup_parser(cli, *settings):
+    """Make the parser once: that takes longer than to use it, and it keeps nothing of what it has parsed."""
+    before = vars(cli).copy()
+    if not MADE:
+        LightningCLI.setup_parser(cli, *settings)
+        MADE.update({name: value for name, value in vars(cli).items() if name not in before})
+    vars(cli).update(MADE)
+
+
 def main(args):
     """As the shell would."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["grail-lightning", *args])
+        patch.setattr(GrailCLI, "setup_parser", _setup_parser)
         entry_point()
 
 

@@ -11,7 +11,7 @@ from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.update import prepare
+from grail_lightning.step.update import Update
 
 KL = [{}] + [
     {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
@@ -52,6 +52,8 @@ def update_of(
     seed=0,
     temperature=1.0,
     continuations=None,
+    refreshed=False,
+    forward_of=Forward,
     **options,
 ):
     """The `Update` of a batch.
@@ -66,6 +68,8 @@ def update_of(
         seed: Of the order of groups.
         temperature: Of sampling.
         continuations: What samples the continuations that the credit method asks for.
+        refreshed: Whether the weights are replaced before each further step.
+        forward_of: The class of the forward pass without a credit method.
         options: Of `Objective` and of `Execution`.
     """
     objective, execution = configured(options)
@@ -77,9 +81,11 @@ def update_of(
     else:
         given = weights if isinstance(weights, TokenWeights) else token_weights(batch, weights)
         entropy = objective.entropy_coefficient > 0
-        forward = Forward(policy, batch, context, share=share, entropy_gradient=entropy)
-    frozen = None if reference is None else Reference(reference)
-    return prepare(forward, given, objective, execution, frozen, limit=limit, seed=seed)
+        forward = forward_of(policy, batch, context, share=share, entropy_gradient=entropy)
+    how = {"objective": objective, "execution": execution, "max_response_length": limit, "seed": seed}
+    update = Update(forward, given, refreshed=refreshed, **how)
+    update.compute_before(None if reference is None else Reference(reference))
+    return update
 
 
 def backward(loss, last):

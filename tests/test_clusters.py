@@ -49,16 +49,12 @@ def _files(model, method="grail", *more):
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # A Trainer sets it to the rank that a launcher names.
-    for name in (
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ):  # Lightning's SLURM environment sets them for good.
+    for name in ("MASTER_ADDR", "MASTER_PORT"):  # Lightning's SLURM environment sets them for good.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
-@pytest.mark.parametrize("launcher", ["torchrun", "SLURM"])
+@pytest.mark.parametrize(("launcher", "strategy"), [("torchrun", "fsdp2"), ("SLURM", "ddp")])
 def test_two_machines_of_eight_devices_are_one_run_for_each_launcher(launcher, strategy, monkeypatch):
     for name, value in {"torchrun": TORCHRUN, "SLURM": SLURM}[launcher].items():
         monkeypatch.setenv(name, value)
@@ -86,22 +82,15 @@ def test_a_launcher_with_another_number_of_processes_is_one_line(monkeypatch, ca
 
 @pytest.mark.parametrize("model", MODELS)
 def test_each_published_run_takes_the_files_of_several_machines(model):
-    options = FitOptions().parse(_files(model, "grail", "clusters/nodes"))
+    pytest.importorskip("grail_lightning.engines.vllm")
+    options = FitOptions().parse(_files(model, "grail", "clusters/nodes", "clusters/servers"))
     assert (options.trainer.num_nodes, options.trainer.devices, options.last_checkpoint.every_n_batches) == (2, 8, 1)
     assert options.data.init_args.train is not None, "the data are still those of the run"
-
-
-def test_servers_sample_one_step_ahead_of_the_trainers():
-    pytest.importorskip("grail_lightning.engines.vllm")
-    options = FitOptions().parse(_files("qwen3_8b", "grail", "clusters/nodes", "clusters/servers"))
     assert options.model.engine.class_path.endswith("VLLMServer")
     assert options.model.engine.init_args.urls == ["http://node3:8000", "http://node4:8000"]
     assert options.model.execution.sample_ahead
     assert options.model.execution.updates_per_batch == 4, "the other options are still those of the run"
-
-
-def test_all_files_are_tested_here():
-    assert {file.stem for file in CONFIGS.glob("*.yaml")} == {"nodes", "servers"}
+    assert {file.stem for file in CONFIGS.glob("*.yaml")} == {"nodes", "servers"}, "all files are tested here"
 
 
 # What the scripts call, and cannot be had here, prints as its name says.

@@ -45,6 +45,19 @@ def test_figures_of_made_gradients_are_those_of_the_closed_form(gradients):
     }
 
 
+def test_noise_that_differs_between_two_halves_drops_out(gradients):
+    """Each half adds noise of its own, which only the two halves' mean has: Adam's scale, but no power or signal."""
+    mean, own = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.eye(NUM_BATCHES, dtype=torch.float64)
+    none = torch.zeros_like(own)
+    uniform = gradients.Gradients(each=torch.cat([mean.expand(NUM_BATCHES, -1), own, none, none], 1), largest=LARGEST)
+    halves = (torch.cat([mean.expand(NUM_BATCHES, -1), own, *noise], 1) for noise in ((9 * own, none), (none, 9 * own)))
+    both = gradients.Gradients(each=next(halves), again=next(halves), largest=LARGEST)
+    found = figures(gradients, both, uniform)
+    for name in ("direction", "gain, SGD", "gain, Adam", "size"):
+        assert found[name] == near([1.0], 100)
+    assert found["noise"] == near([1 / 25], 100)
+
+
 def dot(one, other):
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 

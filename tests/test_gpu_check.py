@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["pytester"]
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = BENCHMARKS / "gpu_check.py"
 
@@ -60,45 +62,44 @@ def test_without_trl_its_part_is_one_row_that_says_what_to_install(check, option
     assert time["what"] == "time of this part"
 
 
-def test_a_part_that_takes_too_long_is_stopped_and_says_so(check, options, monkeypatch):
-    options.limit = 0.5
+@pytest.mark.parametrize(
+    ("program", "measured"),
+    [
+        ("import time; time.sleep(60)", "stopped: the part took more than 0.5 s"),
+        ("raise RuntimeError('out of memory')", "RuntimeError: out of memory"),
+        ("raise SystemExit('gpu_parts.py: error: invalid choice')", "gpu_parts.py: error: invalid choice"),
+    ],
+    ids=["too long", "error", "exit"],
+)
+def test_a_part_that_does_not_end_well_is_a_row_with_its_last_words(program, measured, check, options, monkeypatch):
+    options.limit = 0.5 if "sleep" in program else 60.0
     monkeypatch.setattr(check, "PART_SECONDS", 0)
+    monkeypatch.setattr(check, "__file__", str(options.out.with_name("gpu_check.py")))
+    options.out.with_name("gpu_parts.py").write_text(program)
     table = check.Table(options.out, "CPU")
     assert not check.take_part("sampling", options, table, "CPU")
-    assert [entry["measured"] for entry in table.rows()][:1] == ["stopped: the part took more than 0.5 s"]
-    assert table.rows()[-1]["measured"].endswith(", more than 0 minutes")
+    failed, time = table.rows()
+    assert (failed["what"], failed["measured"]) == ("tiny, failed", measured)
+    assert time["measured"].endswith(", more than 0 minutes")
 
 
-def test_a_part_that_fails_is_a_row_with_its_last_words(check, options):
-    table = check.Table(options.out, "CPU")
-    key = {"device": "CPU", "run": 1, "part": "sampling", "model": "unknown"}
-    assert not check.run(key, options, table, 300)
-    (failed,) = table.rows()
-    assert failed["what"] == "unknown, failed"
-    assert "invalid choice: 'unknown'" in failed["measured"]
-
-
-def test_each_test_function_is_a_row_with_its_outcomes(check, tmp_path):
-    (tmp_path / "test_some.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('n', [1, 2, 3])\n"
-        "def test_small_numbers_are_small(n):\n"
-        "    assert n < 3, 'a big one'\n"
-        "def test_that_needs_what_is_not_there():\n"
-        "    pytest.skip('no kernel')\n"
+def test_each_test_function_is_a_row_with_its_outcomes(check, pytester):
+    rows = []
+    pytester.makepyfile(
+        """
+        import pytest
+        @pytest.mark.parametrize('n', [1, 2, 3])
+        def test_small_numbers_are_small(n):
+            assert n < 3, 'a big one'
+        def test_that_needs_what_is_not_there():
+            pytest.skip('no kernel')
+        """
     )
-    program = (
-        "import sys, pytest; from gpu_parts import Outcomes\n"
-        "class Rows:\n"
-        "    def row(self, *entry): print(entry, file=sys.stderr)\n"
-        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_some.py'], plugins=[Outcomes(Rows())]))\n"
-    )
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{program}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == [
-        "('small numbers are small', '2 passed, 1 failed (3: AssertionError: a big one)')",
-        "('that needs what is not there', '1 skipped (no kernel)')",
+    outcomes = importlib.import_module("gpu_parts").Outcomes(argparse.Namespace(row=lambda *row: rows.append(row)))
+    pytester.inline_run("-p", "no:cacheprovider", plugins=[outcomes])
+    assert rows[-2:] == [
+        ("small numbers are small", "2 passed, 1 failed (3: AssertionError: a big one)"),
+        ("that needs what is not there", "1 skipped (no kernel)"),
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grail_lightning.policy import Loading, load_policy
-from grail_lightning.step.optimizer import keep_options, option_record
+from grail_lightning.step.optimizer import ConfiguredOptions
 from tests.runs import Watch, batches, module, trainer, weights
 from tests.shell import SHORT, main
 
@@ -104,12 +104,11 @@ def test_a_resumed_learning_rate_is_the_configured_one():
     weight.grad = torch.ones_like(weight)
     with EAGER("force_eager"):
         saved.step()
-        resumed = AdamW8bit([weight], lr=1e-3, weight_decay=0.5)
-        options = [{"lr": torch.tensor(2e-3), "weight_decay": 0.5}]
+        resumed = AdamW8bit([weight], lr=2e-3, weight_decay=0.5)
+        configured = ConfiguredOptions(resumed, None)
         resumed.load_state_dict(saved.state_dict())
         assert resumed.param_groups[0]["weight_decay"] == 0.01
-        before = option_record([{"lr": torch.tensor(1e-3), "weight_decay": 0.01}], None)
-        keep_options(resumed, None, options, None, before, steps=1)
+        configured.apply(resumed, None, num_steps=1)
         assert resumed.param_groups[0]["lr"].item() == pytest.approx(2e-3)
         assert resumed.param_groups[0]["weight_decay"] == 0.5
         resumed.step()  # It refuses a learning rate that is no tensor.

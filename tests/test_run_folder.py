@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
-from grail_lightning.cli.run_files import beside_training
+from grail_lightning.cli.trainer_options import StageCSVLogger, log_beside_training
 from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer
@@ -140,18 +140,6 @@ def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
     assert _contents("out").keys() == {MARKER, "config_validate.yaml"}
 
 
-def test_a_fit_beside_a_fit_is_refused_and_nothing_is_moved(capsys):
-    main(["fit", *SHORT, "--trainer.max_steps=1"])
-    with held(RUN):
-        before = {file: file.stat().st_mtime_ns for file in sorted(RUN.rglob("*"))}
-        for more in ([], ["--ckpt_path=last"]):
-            said = fails(capsys, "fit", *SHORT, *more)
-            assert f"runs/quickstart is in use by another fit (process {os.getpid()} on " in said
-        assert {file: file.stat().st_mtime_ns for file in before} == before
-        assert os.listdir("runs") == ["quickstart"]
-        main(["validate", *SHORT, "--ckpt_path=last"])
-
-
 CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
 BESIDE = "{class_path: CSVLogger, init_args: {save_dir: tables, name: quick, version: ''}}"
 TOO_LONG = "--evaluation.sampling.max_response_length=100000"  # Found when Lightning calls the checks.
@@ -159,21 +147,26 @@ LAST = "--ckpt_path=last"
 
 
 def _disk():
-    return {str(entry): entry.read_bytes() if entry.is_file() else None for entry in Path().rglob("*")}
+    files = (entry for entry in Path().rglob("*") if entry.is_file() and entry.name != LOCK)
+    return {str(entry): entry.read_bytes() for entry in files}
 
 
-@pytest.mark.parametrize("main_logger", [[], CSV], ids=["tensorboard", "csv"])
-def test_a_run_that_is_refused_leaves_the_disk_as_it_was(main_logger, capsys):
-    options = [*SHORT, *main_logger, f"--trainer.logger+={BESIDE}"]
-    assert "positions" in fails(capsys, "fit", *options, TOO_LONG)
-    assert not _disk()
+def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
+    options = [*SHORT, f"--trainer.logger+={BESIDE}"]
     main(["fit", *options, "--trainer.max_steps=1"])
     before = _disk()
-    assert "tables/quick/metrics.csv" in before
-    evaluated = [option for option in options if not option.startswith("--trainer.max_steps")]
-    for name, given in (("fit", options), ("fit", [*options, LAST]), ("validate", evaluated), ("predict", evaluated)):
-        assert "positions" in fails(capsys, name, *given, TOO_LONG)
-        assert _disk() == before
+    table = before.pop("tables/quick/metrics.csv")
+    assert "positions" in fails(capsys, "fit", *options, TOO_LONG)
+    assert before.items() <= _disk().items()
+    with held(RUN):
+        for more in ([], [LAST]):
+            said = fails(capsys, "fit", *options, *more)
+            assert f"runs/quickstart is in use by another fit (process {os.getpid()} on " in said
+        main(["validate", *options, LAST])
+    assert "positions" in fails(capsys, "fit", *options, LAST, TOO_LONG)
+    assert before.items() <= _disk().items()
+    assert table in _disk().values()
+    assert os.listdir("runs") == ["quickstart"]
 
 
 def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path):
@@ -203,14 +196,18 @@ def test_tables_of_figures_outlive_an_evaluation_and_a_resume():
 
 
 def test_an_evaluation_logs_to_a_part_of_the_runs_folder():
-    for logger, options in ((TensorBoardLogger, {"sub_dir": None}), (CSVLogger, {"prefix": "p"})):
-        options |= {"save_dir": "runs", "name": "quick", "version": ""}
-        given = Namespace(class_path=logger.__name__, init_args=Namespace(**options))
-        ours = beside_training(logger(**options), given, "validate")
+    options = {"save_dir": "runs", "name": "quick", "version": ""}
+    loggers = [
+        Namespace(class_path=f"lightning.pytorch.loggers.{name}", init_args=Namespace(**options))
+        for name in ("TensorBoardLogger", "CSVLogger", "MLFlowLogger")
+    ]
+    log_beside_training(loggers, "validate")
+    board, table, remote = (logger.init_args for logger in loggers)
+    for ours in (TensorBoardLogger(**board), StageCSVLogger(**table)):
         assert ours.log_dir == "runs/quick/validate"
         assert _folder(logger=ours).path == Path("runs/quick")
-    remote = Remote("runs", "project")
-    assert beside_training(remote, Namespace(init_args=Namespace(save_dir="runs")), "test") is remote
+    assert loggers[1].class_path.endswith("StageCSVLogger")
+    assert "sub_dir" not in remote
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Strategies by the names that users give them."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +9,9 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import grail_lightning
-from grail_lightning.cli import GrailCLI
-from grail_lightning.distributed.sharding import check_strategy, data_parallel_mesh
+from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.policy import Loading
-from tests.processes import run_script
-from tests.shell import RUN, SHORT, fails, main
+from tests.shell import RUN, SHORT, built, fails, main
 
 
 @pytest.fixture(autouse=True)
@@ -23,33 +19,24 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def _built(monkeypatch, *options):
-    """The strategy that a command line ends up with; nothing is run."""
-    built = []
-
-    class Built(GrailCLI):
-        def _run_subcommand(self, subcommand):
-            built.append(self.trainer.strategy)
-
-    monkeypatch.setattr("grail_lightning.cli.app.GrailCLI", Built)
-    main(["fit", *SHORT, *options])
-    return built[0]
-
-
-def test_sharded_weights_train_from_the_command_line():
-    # A process of its own, since a process group is made.
-    options = ["--trainer.strategy=ModelParallelStrategy", "--trainer.max_steps=1"]
-    run_script(Path(grail_lightning.__file__).with_name("__main__.py"), "fit", *SHORT, *options)
+@pytest.mark.filterwarnings("ignore:It is recommended to use")  # One process is no reason to synchronise.
+def test_sharded_weights_train_from_the_command_line(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")  # Lightning sets them for good.
+        monkeypatch.delenv(name)
+    try:
+        by_path = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
+        main(["fit", *SHORT, by_path, "--trainer.max_steps=1"])
+    finally:
+        torch.distributed.destroy_process_group()
     assert (RUN / "export" / "model.safetensors").is_file()
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
     assert saved["class_path"].endswith(".ModelParallelStrategy")
 
 
-@pytest.mark.parametrize(
-    "name", ["ModelParallelStrategy", "lightning.pytorch.strategies.ModelParallelStrategy", "fsdp"]
-)
-def test_a_name_alone_shards_over_all_devices(name, monkeypatch, caplog):
-    strategy = _built(monkeypatch, f"--trainer.strategy={name}", "--trainer.devices=2")
+@pytest.mark.parametrize("name", ["ModelParallelStrategy", "fsdp"])
+def test_a_name_alone_shards_over_all_devices(name, caplog):
+    strategy = built(*SHORT, f"--trainer.strategy={name}", "--trainer.devices=2").trainer.strategy
     assert isinstance(strategy, ModelParallelStrategy)
     assert (strategy._data_parallel_size, strategy._tensor_parallel_size) == (2, 1)
     assert ("runs FSDP2" in caplog.text) == (name == "fsdp")
@@ -70,11 +57,6 @@ def test_devices_that_would_share_layers_are_refused():
     try:
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
         with pytest.raises(ValueError, match=r"`tensor_parallel_size` must be 1.* got 2\. .*data_parallel_size=2"):
-            data_parallel_mesh(mesh, Loading())
+            load_on_ranks("arithmetic", Loading(), mesh, half_precision=False, trainable=True)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_gradients_that_are_not_sharded_are_not_reduced_once():
-    with pytest.warns(UserWarning, match="`loading.reduce_once` changes nothing .*ModelParallelStrategy"):
-        assert data_parallel_mesh(None, Loading(reduce_once=True)) is None

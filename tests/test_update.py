@@ -12,9 +12,9 @@ from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import MicroBatch, stand_in
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.forward import Forward
+from grail_lightning.step.loss import loss_mask
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.plan import loss_mask, split_groups
-from grail_lightning.step.update import prepare
+from grail_lightning.step.update import split_groups
 from tests.batches import graded
 from tests.runs import uneven
 from tests.steps import FEWER, KL, backward, configured, context_for, largest_gap, token_weights, update_of
@@ -88,7 +88,7 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
     assert largest_gap(found, expected) <= roundings(64, torch.float32)
     assert small_metrics | FEWER == near(metrics | FEWER, 64, torch.float32, scale=0.01)
     small = _update(policy, batch, given, reference=options["reference"], token_budget=100)
-    assert len(small.forward.cut(small.plan.run_in(0))) > 1
+    assert len(small.forward.cut(small.plan.steps[0])) > 1
     order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
     assert largest_gap(
         _gradients(policy, batch, given, order, token_budget=10**6, **options)[0], expected
@@ -212,11 +212,11 @@ def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
 
 
 def test_weights_that_are_refreshed_may_add_to_any_row_later(policy, batch):
-    none, forward = torch.zeros(batch.response_mask.shape), Forward(policy, batch, context_for(policy))
+    none = torch.zeros(batch.response_mask.shape)
     for additive, refreshed, everything in ((none, False, False), (none, True, True), (None, True, False)):
         weights = token_weights(batch, additive=additive)
-        update = prepare(forward, weights, *configured({}), None, limit=LIMIT, seed=0, refreshed=refreshed)
-        assert torch.equal(update.plan.live, (batch.advantages != 0) & batch.finished | everything & batch.finished)
+        live = _update(policy, batch, weights, refreshed=refreshed).plan.live
+        assert torch.equal(live, (batch.advantages != 0) & batch.finished | everything & batch.finished)
 
 
 def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, batch, given):
@@ -275,7 +275,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     forward = WithoutRows(policy, without, context_for(policy))
     assert forward(micro).stats.logprobs.shape == without.select(micro.rows).response_mask.shape
     policy.zero_grad(set_to_none=True)
-    update = prepare(forward, token_weights(without), *configured({}), None, limit=LIMIT, seed=0)
+    update = _update(policy, without, forward_of=WithoutRows)
     assert update.accumulate(0, backward).get("loss", 0.0) == 0
     assert all((p.grad == 0).all() for p in policy.parameters())
     assert (update.entropies == 0).all()

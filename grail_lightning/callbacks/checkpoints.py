@@ -19,8 +19,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.export import check_steps_left
-from grail_lightning.callbacks.hooks import check_options, fast_dev_run, module_of
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
 
@@ -45,8 +46,8 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_batches: int = 0, on_validation: bool = True, folder: str | None = None) -> None:
+        check_option("every_n_batches", every_n_batches, "[0, inf)")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
-        check_options(self, every_n_batches="[0, inf)")
         self._saved_at: int | None = None
         self._due = False
         self.file = Path()

@@ -14,13 +14,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import check_options, fast_dev_run, module_of, output_of, tell_policy
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
 from grail_lightning.callbacks.samples import Batches, KeptSamples, evaluated_batches, samples_of
 from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
 from grail_lightning.functional import maj_at_k, pass_at_k
 from grail_lightning.metrics import STATUSES
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.step.outputs import EvaluationPlan, test_seeds, validation_key
@@ -73,14 +74,15 @@ class Evaluation(Callback):
         at_start: bool = True,
         at_end: bool = True,
     ) -> None:
-        self.num_samples, self.sampling, self.keep_samples = num_samples, sampling, keep_samples
-        check_options(self, num_samples="[1, inf)", keep_samples=_KEEP)
+        check_option("num_samples", num_samples, "[1, inf)")
         for name, wanted in (("pass_at", pass_at), ("maj_at", maj_at)):
             if any(not 1 <= k <= num_samples for k in wanted):
                 raise ValueError(
                     f"Every k of `{name}` must lie between 1 and `num_samples`, but got {list(wanted)} "
                     f"with {num_samples}. Raise `num_samples`, or ask for a smaller k."
                 )
+        check_option("keep_samples", keep_samples, _KEEP)
+        self.num_samples, self.sampling, self.keep_samples = num_samples, sampling, keep_samples
         self.pass_at, self.maj_at, self.by = tuple(pass_at), tuple(maj_at), tuple(by)
         self.at_start, self.at_end = at_start, at_end
         self.first: dict[str, Any] = {}

@@ -12,8 +12,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from grail_lightning.callbacks.hooks import callbacks_of, check_options, fast_dev_run, module_of
+from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class ExportPolicy(Callback):
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
+        check_option("which", which, Literal["last", "best"])
         self.which, self.folder = which, folder
-        check_options(self, which=Literal["last", "best"])
         self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
 

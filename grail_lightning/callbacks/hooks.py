@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeGuard, get_args
+from typing import TYPE_CHECKING, TypeGuard
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -69,19 +69,6 @@ def data_of(trainer: Trainer) -> LightningDataModule | None:
     """The data module of a run; None if it has loaders alone."""
     data: LightningDataModule | None = getattr(trainer, "datamodule", None)
     return data
-
-
-def check_options(callback: Callback, **allowed: object) -> None:
-    """Check options by name: a number by an interval such as ``(0, 1]``, a choice by its `Literal`."""
-    for name, kind in allowed.items():
-        value = getattr(callback, name)
-        if isinstance(kind, str):
-            low, high = map(float, kind[1:-1].split(","))
-            ends = (kind[0] == "[" and value == low) or (kind[-1] == "]" and value == high)
-            if not (low < value < high or ends):
-                raise ValueError(f"`{name}` must lie in {kind}, but got {value}.")
-        elif value not in get_args(kind):
-            raise ValueError(f"`{name}` must be one of {', '.join(get_args(kind))}, but got {value!r}.")
 
 
 def is_shown(trainer: Trainer, every_n_batches: int) -> bool:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
-from grail_lightning.callbacks.hooks import check_options, is_shown, module_of, output_of, rollouts_of
+from grail_lightning.callbacks.hooks import is_shown, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts
 from grail_lightning.credit import TokenWeights
 from grail_lightning.grading import labelled_steps
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.views.pictures import ShownRollout, heatmap, weight_curves
@@ -49,10 +50,12 @@ class CreditPictures(Callback):
     def __init__(
         self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 12, max_time_share: float = 0.01
     ) -> None:
+        check_option("every_n_batches", every_n_batches, "[0, inf)")
+        check_option("num_groups", num_groups, "[1, inf)")
+        check_option("max_lines", max_lines, "[2, inf)")
+        check_option("max_time_share", max_time_share, "(0, 1]")
         self.every_n_batches, self.num_groups, self.max_lines = every_n_batches, num_groups, max_lines
         self.max_time_share = max_time_share
-        check_options(self, every_n_batches="[0, inf)", num_groups="[1, inf)", max_lines="[2, inf)")
-        check_options(self, max_time_share="(0, 1]")
         self._began = self._seconds = self._last = 0.0
         self._failed = False
 

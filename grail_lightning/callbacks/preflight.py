@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import callbacks_of, check_options, module_of, output_of, policy_of
+from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
 from grail_lightning.callbacks.requirements import check_run
 from grail_lightning.data.lengths import long_prompts
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy.capabilities import has_dropout
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import sum_by_name
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
@@ -49,8 +50,8 @@ class Preflight(Callback):
     """
 
     def __init__(self, patience: int = 5) -> None:
+        check_option("patience", patience, "[1, inf)")
         self.patience = patience
-        check_options(self, patience="[1, inf)")
         self._start()
 
     def _start(self) -> None:

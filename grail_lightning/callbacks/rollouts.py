@@ -16,7 +16,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from grail_lightning.callbacks.hooks import check_options, fast_dev_run, is_shown, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
@@ -50,8 +51,10 @@ class RolloutTable(Callback):
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
+        check_option("every_n_batches", every_n_batches, "[0, inf)")
+        check_option("num_rollouts", num_rollouts, "[1, inf)")
+        check_option("max_characters", max_characters, "[1, inf)")
         self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
-        check_options(self, every_n_batches="[0, inf)", num_rollouts="[1, inf)", max_characters="[1, inf)")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int

@@ -1,4 +1,4 @@
-"""The command line. Importing the package is quick: `--version` and a mistyped subcommand load no torch."""
+"""The command line. Importing the package is quick: what `--help` and `--version` print needs no torch."""
 
 from typing import TYPE_CHECKING, Any
 

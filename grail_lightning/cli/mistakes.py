@@ -1,52 +1,63 @@
-"""What a user got wrong, in one line: the leaf of jsonargparse's message, with the names that are accepted."""
+"""What a user got wrong, in one line: the leaves of jsonargparse's message, with the names that are accepted."""
 
 from __future__ import annotations
 
 import errno
 import importlib
+import os
 import traceback
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from grail_lightning.callbacks.choices import choices
-from grail_lightning.cli.config_files import file_that_sets
-from grail_lightning.cli.help import DEBUG_HINT, SUBCOMMANDS
+from grail_lightning.cli.help import refuse
 from grail_lightning.policy.load import other_policy
 from grail_lightning.tasks.import_path import did_you_mean
 
 PACKAGE = str(Path(__file__).parents[1])
+INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
+# Where Lightning and jsonargparse check options; errors from elsewhere in them keep their traceback.
 CONFIG_LIBRARIES = (
-    "jsonargparse",
-    "lightning/pytorch/cli",
-    "configuration_validator",
-    "lightning/pytorch/loops/fit_loop",
-    "accelerator_connector",
-    "lightning/fabric/accelerators",
-    "lightning/fabric/utilities/device_parser",
-    "lightning/fabric/utilities/seed",
+    *("jsonargparse", "lightning/pytorch/cli", "lightning/pytorch/loops/fit_loop"),
+    *("configuration_validator", "accelerator_connector", "lightning/fabric/accelerators"),
+    *("lightning/fabric/utilities/device_parser", "lightning/fabric/utilities/seed"),
     "lightning/fabric/plugins/environments",
-    "lightning/pytorch/loops/fit_loop",
 )
 MISMATCH = "Error(s) in loading state_dict"
 NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
-EXTRAS = {"torchao": "torchao", "peft": "lora", "vllm": "vllm", "flash_attn": "flash"}
 # Errors of the operating system that the user can correct, wherever they are raised.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-# Lines of jsonargparse that give no reason: headings, and what would be accepted in place of the path of a file.
+# How jsonargparse's lines begin: one that names an option, and those that give no reason.
+KEY, TYPE = 'Parser key "', "Expected a "
 ASIDE = (
-    *("Subtypes:", "Errors:", "Given value type:", "Does not validate", "Expected a path but", "Not a valid subclass"),
-    *("Subclass types expect", "a class path (str)", "a dict with"),
+    *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
+    *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
 )
-TYPE, KEY, CLASS, VALUE = "Expected a ", 'Parser key "', "Problem with given class_path '", "Given value: "
 
 
-def explain(error: BaseException) -> bool:
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """A context that reports a user's mistake in one line with exit code 2, and ends with 130 after Ctrl-C."""
+    try:
+        yield
+    except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+        if not _is_users(error):
+            raise
+        if os.environ.get("GRAIL_DEBUG"):
+            traceback.print_exc()
+        refuse(f"{' '.join(_message(error).split())} (GRAIL_DEBUG=1 shows the traceback)")
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
+            raise SystemExit(INTERRUPTED) from None
+        raise
+
+
+def _is_users(error: BaseException) -> bool:
     """Whether the user can correct an error: one of our own checks, a wrong option, or what a disk refuses.
 
     A `ValueError` that another library raises is not of this kind and keeps its traceback.
@@ -62,174 +73,107 @@ def explain(error: BaseException) -> bool:
     return ours or any(name in raised_in for name in CONFIG_LIBRARIES)
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error on one line."""
-    if isinstance(error, OSError):
-        where = "" if error.filename is None else f": {error.filename}"
-        remedy = " Free some space, or choose a folder on another disk." if error.errno in FULL else ""
-        return f"{error.strerror or error}{where}.{remedy} {DEBUG_HINT}"
+def _message(error: BaseException) -> str:
     text = str(error)
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{text}. Free some space, or choose a folder on another disk."
     if text.startswith(MISMATCH):
         differing = [part.partition(":")[0] for part in text.split("size mismatch for ")[1:]]
-        text = other_policy([*differing, *text.split('"')[1::2]])
-    elif text.startswith("Does not validate"):
-        # A class that refuses its arguments when it is made: the reason stands among the types of its option.
-        text = next((leaf.reason for leaf in leaves(text) if not leaf.reason.startswith(TYPE)), text)
-    return f"{' '.join(text.split())} {DEBUG_HINT}"
+        return other_policy([*differing, *text.split('"')[1::2]])
+    if text.startswith("Does not validate"):  # A class refused its arguments when it was made.
+        return "; ".join(_reasons(text.splitlines()))
+    return text
 
 
-@dataclass
-class Leaf:
-    """A leaf of jsonargparse's message, a tree with one branch for each type that an option could have.
-
-    Attributes:
-        option: The dotted name of the option.
-        owner: The import path of the class that has the option; empty for options of the command line.
-        reason: What is wrong.
-        value: What was given, as far as the message says so.
-    """
-
-    option: str
-    owner: str
-    reason: str
-    value: str = ""
-
-
-def leaves(message: str) -> list[Leaf]:
-    """The leaves of a message, in its order; the indentation of a line says to which option it belongs."""
-    reasons: list[Leaf] = []
-    above: list[tuple[int, str, str]] = []  # Indentation, name and class of the options around a line.
-    for line in filter(str.strip, message.splitlines()):
-        content = line.strip().removeprefix("- ")
-        indent = line.find(content)
-        above = [node for node in above if node[0] < indent]
-        while (parts := content.partition(KEY))[1]:
-            name, _, content = parts[2].partition('":')
-            above.append((indent, name, ""))
-        if content.startswith(CLASS):
-            above.append((indent, "", content.removeprefix(CLASS).rstrip("':")))
-            continue
-        option = ".".join(name for _, name, _ in above if name)
-        if content.startswith(VALUE):
-            value = content.removeprefix(VALUE).partition(". Got value: ")[0]
-            for leaf in reasons:
-                leaf.value = leaf.value or value * (leaf.option == option)
-        elif content.strip() and not content.strip().startswith(ASIDE):
-            reason, _, value = content.strip().partition(". Got value: ")
-            made_of = value.partition("(class_path='")[2].partition("'")[0]  # A class that is called later.
-            owner = next((owner for _, _, owner in reversed(above) if owner), made_of)
-            reason = reason.rpartition("expects a function or a callable class: ")[2]
-            if reason.endswith("is not accepted"):
-                option, reason = f"{option}.{reason.split(chr(39))[1]}", "is not accepted"
-            value = value.partition(". Got value: ")[0]
-            value = value or reason.partition("import path string: ")[2]
-            reasons.append(Leaf(option, owner, reason, made_of if value.startswith("Namespace(") else value))
-    return reasons
-
-
-def option_error(error: ArgumentError, known: Iterable[str], arguments: Sequence[str]) -> str:
-    """One sentence about a wrong option, with the names that are accepted and the config file that sets it.
+def option_error(error: ArgumentError, known: Iterable[str]) -> str:
+    """The sentence about a wrong option, with the names that are accepted.
 
     Args:
         error: The error of the parser.
         known: The names of all options of the command line.
-        arguments: The arguments of the command line.
     """
     message = str(error)
-    _, unrecognised, stray = message.partition("unrecognized arguments: ")
-    _, in_file, stray_in_file = message.partition(" does not accept option '")
-    if unrecognised and not stray.startswith("--"):
-        return f"An option must begin with two dashes, as `--model.policy=…` does, but got {stray.split()[0]!r}."
-    if unrecognised or in_file:
-        option = (stray or stray_in_file).split()[0].partition("=")[0].lstrip("-").rstrip("'")
-        said = _unknown(option, "", list(known))
-    elif KEY in message:
-        reasons = leaves(message)
-        deepest = max((leaf for leaf in reasons if leaf.option), key=lambda leaf: leaf.option.count("."))
-        option = deepest.option
-        said = _wrong([leaf for leaf in reasons if (leaf.option, leaf.owner) == (option, deepest.owner)])
-    else:
-        option, said = "", " ".join(message.split())
-        if required := said.partition("arguments are required: ")[2]:
-            names = [
-                f"`{name.partition('.')[2] if name.startswith(SUBCOMMANDS) else name}`" for name in required.split(", ")
-            ]
-            said = (
-                f"{', '.join(names)} must be given, on the command line or in a file such as configs/quickstart.yaml."
-            )
-    file = file_that_sets(arguments, option) if option else None
-    return said if file is None else f"{said} It is set in {file}."
+    for where in ("unrecognized arguments: ", "does not accept option "):
+        if stray := message.partition(where)[2].split():
+            if where.startswith("unrecognized") and not stray[0].startswith("--"):
+                return f"An option must begin with two dashes, as `--model.policy=…` does, but got {stray[0]!r}."
+            return _no_option(stray[0].partition("=")[0].strip("-'"), known)
+    if KEY not in message:
+        return message
+    option, lines = _deepest(message)
+    for line in lines:
+        if line.startswith("Option '"):
+            name = line.split("'")[1]
+            if name == "class_path":
+                return f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`."
+            known = _options_of(_owner(message, name))
+            return _no_option(f"{option}.{name}", [f"{option}.{other}" for other in known])
+    value = _value(lines)
+    names, reasons = choices(option), _reasons(lines)
+    types = [r.removeprefix(TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(TYPE)]
+    accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
+    others = [reason for reason in reasons if not reason.startswith(TYPE)]
+    why = f": {'; '.join(others)}." if others else "." + did_you_mean(value.rpartition(".")[2], names)
+    return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
 
 
-def _wrong(reasons: list[Leaf]) -> str:
-    """The sentence about a value that an option does not accept."""
-    option, owner = reasons[0].option, reasons[0].owner
-    if reasons[0].reason == "is not accepted":
-        return _unknown(option, owner, [f"{option.rpartition('.')[0]}.{name}" for name in _options_of(owner)])
-    value = next((leaf.value for leaf in reasons if leaf.value), "")
-    got = f", but got {value!r}" if value and not value.startswith("NestedArg(") else ""
-    types = [leaf.reason.removeprefix(TYPE) for leaf in reasons if leaf.reason.startswith(TYPE)]
-    reason = next((leaf.reason.rstrip(".") for leaf in reasons if not leaf.reason.startswith(TYPE)), "")
-    module = reason.partition("No module named '")[2].partition("'")[0]
-    if module:
-        remedy = (
-            f"Run: pip install 'grail-lightning[{EXTRAS[module]}]'." if module in EXTRAS else "Is it spelled right?"
-        )
-        return f"`{option}` needs {module}, which is not installed. {remedy}"
-    if "are required: " in reason:
-        return f"`{option}` must be given {reason.partition('are required: ')[2]}."
-    if names := choices(option):
-        said = f"`{option}` must be one of {', '.join(names)}, or the import path of a class{got}"
-        return f"{said}{_what_it_is(value, reason, names)}"
-    if reason:
-        return f"`{option}` must have another value{got}: {reason}."
-    named = [kind if ":" not in kind else "the import path of a class" for kind in dict.fromkeys(types)]
-    for form, plain in (
-        ("<class 'NoneType'>", "null"),
-        ("<class '", ""),
-        ("'>", ""),
-        ("typing.Literal[", "one of "),
-        ("]", ""),
-        ("'", ""),
-    ):
-        named = [kind.replace(form, plain) for kind in named]
-    return f"`{option}` must be {' or '.join(named)}{got}."
+def _deepest(message: str) -> tuple[str, list[str]]:
+    """The innermost option that a message is about, and the lines about it.
+
+    The message is a tree with one branch for each type that an option could have. The indentation of a line says to
+    which option it belongs.
+    """
+    above: list[tuple[int, str]] = []
+    lines: dict[str, list[str]] = {}
+    for line in filter(str.strip, message.splitlines()):
+        text = line.lstrip(" -")
+        indent = len(line) - len(text)
+        above = [node for node in above if node[0] < indent]
+        while KEY in text:
+            name, _, text = text.partition(KEY)[2].partition('":')
+            above.append((indent, name))
+        text = text.rpartition("callable class: ")[2].strip()
+        lines.setdefault(".".join(name for _, name in above), []).append(text)
+    option = max(lines, key=lambda name: name.count("."))
+    return option, lines[option]
 
 
-def _what_it_is(given: str, reason: str, names: list[str]) -> str:
-    """The end of a sentence about a class that an option does not accept."""
-    module, _, name = given.rpartition(".")
-    if base := reason.partition("subclass of ")[2].removeprefix("<class '").strip("'>. "):
-        what = _imported(given)
-        is_class = isinstance(what, type)
-        return f", which is a {f'class that does not derive from `{base}`' if is_class else type(what).__name__}."
-    if "is abstract" in reason or "Multiple subclasses" in reason:
-        return f": {reason}."
-    there = vars(importlib.import_module(module)) if "has no attribute" in reason else {}
-    return f".{did_you_mean(name, names) or did_you_mean(name, there)}"
+def _reasons(lines: Iterable[str]) -> list[str]:
+    """What is wrong, in the words of jsonargparse, one reason for each type."""
+    leaves = [line.partition(". Got value: ")[0].strip(" -.") for line in lines]
+    return list(dict.fromkeys(leaf for leaf in leaves if leaf and not leaf.startswith(ASIDE)))
 
 
-def _unknown(option: str, owner: str, known: list[str]) -> str:
+def _value(lines: Iterable[str]) -> str:
+    """What was given, where the lines say it in the user's words."""
+    values = (
+        line.partition(said)[2] for said in ("Given value: ", "Got value: ", "import path string: ") for line in lines
+    )
+    plain = (value.partition(". Got value: ")[0] for value in values)
+    return next((value for value in plain if value and not value.startswith(("NestedArg(", "Namespace("))), "")
+
+
+def _no_option(option: str, known: Iterable[str]) -> str:
     """The sentence about an option that does not exist."""
     group, _, name = option.rpartition(".")
-    if name == "class_path":
-        return f"The options of a class must stand under `init_args`, beside `class_path`, but `{group}` has others."
-    siblings = [other for other in known if other.rpartition(".")[0] == group] if group else known
-    elsewhere = [f"`{other}`" for other in known if group and other.endswith(f".{name}")]
-    hint = did_you_mean(f"`{option}`", elsewhere or [f"`{other}`" for other in siblings or known])
-    if not hint and group and siblings:
-        has = ", ".join(other.rpartition(".")[2] for other in siblings)
-        hint = f" {owner.rpartition('.')[2] or f'`{group}`'} has: {has}."
-    return f"There is no option `{option}`.{hint or ' `grail-lightning fit --help all` lists them.'}"
+    elsewhere = [other for other in known if other.endswith(f".{name}")]
+    siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == group]
+    hint = f" Did you mean `{elsewhere[0]}`?" if elsewhere else did_you_mean(name, siblings)
+    if not hint:
+        hint = f" `{group}` has: {', '.join(siblings)}." if group and siblings else " See `grail-lightning fit --help`."
+    return f"There is no option `{option}`.{hint}"
+
+
+def _owner(message: str, name: str) -> str:
+    """The import path of the class of which a message says that it has no such option."""
+    before, _, after = message.partition(f"Option '{name}' is not accepted")
+    made_of = after.partition("\n")[0]  # A class that is called later stands behind the reason.
+    return (made_of if "class_path" in made_of else before).rpartition("class_path")[2].split("'")[1]
 
 
 def _options_of(owner: str) -> list[str]:
     """The dotted names of the options of a class."""
+    module, _, name = owner.rpartition(".")
     parser = ArgumentParser()
-    parser.add_class_arguments(_imported(owner), fail_untyped=False)
+    parser.add_class_arguments(getattr(importlib.import_module(module), name), fail_untyped=False)
     return list(parser.get_defaults().keys())
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)

@@ -1,14 +1,16 @@
-"""Options of the Trainer and of groups: what must be left out, and the strategy by its names and with its mesh."""
+"""Options of the Trainer and of groups: what must be left out, strategies by their names, loggers of an evaluation."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -24,34 +26,30 @@ LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def check_left_out(trainer: Namespace) -> None:
-    """Raise a ValueError for an option of the Trainer that the module cannot follow."""
+def check_options(options: Namespace, always_on: Mapping[str, type[Callback]]) -> None:
+    """Raise a ValueError for options of a run that the module cannot follow."""
+    groups = ["trainer", "model", *(name for name, made in always_on.items() if inspect.signature(made).parameters)]
+    for name in (*groups, "model.sampling", "model.loading", "model.objective", "model.execution"):
+        if not isinstance(value := options.get(name), Namespace):
+            raise ValueError(f"`{name}` must be a group of options, but got {value!r}. Fill it in, or leave it out.")
+    trainer = options.trainer
     for name, (without_effect, instead) in LEFT_OUT.items():
         if (value := trainer.get(name)) not in without_effect:
             raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
     for name in ("val_check_interval", "check_val_every_n_epoch"):  # Lightning divides by them.
         if trainer.get(name) == 0:
             raise ValueError(f"`trainer.{name}` must be positive, but got 0. `trainer.limit_val_batches: 0` is off.")
-
-
-def check_groups(options: Namespace, always_on: Mapping[str, type[Callback]]) -> None:
-    """Raise a ValueError if a group of options is null or a value, or a callback of every run is listed once more."""
-    groups = ["trainer", "model", *(name for name, made in always_on.items() if inspect.signature(made).parameters)]
-    for name in (*groups, "model.sampling", "model.loading", "model.objective", "model.execution"):
-        if not isinstance(value := options.get(name), Namespace):
-            got = "null" if value is None else repr(value)
-            raise ValueError(f"`{name}` must be a group of options, but got {got}. Fill it in, or leave the line out.")
-    listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in as_list(options.trainer.get("callbacks"))}
+    listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in as_list(trainer.get("callbacks"))}
     for name, callback in always_on.items():
         if callback.__name__ in listed and callback is not ModelCheckpoint:
             raise ValueError(
-                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set `--{name}.…`."
+                f"`trainer.callbacks` must leave out {callback.__name__}. Every run has it; set `--{name}`."
             )
 
 
 def as_list(value: object) -> list[Any]:
     """What an option holds that takes one object, several or none."""
-    if value is None:
+    if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
@@ -72,13 +70,18 @@ def strategy_options(strategy: object) -> object:
     return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
 
 
-def default_mesh_sizes(trainer: Trainer) -> None:
+def check_devices(trainer: Trainer) -> None:
     """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node.
 
     Raises:
-        ValueError: If the sizes that are given do not fit the devices.
+        ValueError: If the sizes do not fit the devices, or torchrun or SLURM has not started as many processes as there
+            are devices: the run would wait for others. Lightning asks for this only if it starts processes by itself.
     """
     strategy, devices = trainer.strategy, trainer.num_devices * trainer.num_nodes
+    check_strategy(strategy)
+    environment = getattr(strategy, "cluster_environment", None)
+    if environment is not None and environment.creates_processes_externally:
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
     if isinstance(strategy, ModelParallelStrategy):
         if strategy._data_parallel_size == "auto":
             strategy._data_parallel_size = devices
@@ -92,12 +95,24 @@ def default_mesh_sizes(trainer: Trainer) -> None:
             )
 
 
-def check_launcher(trainer: Trainer) -> None:
-    """Check that torchrun or SLURM has started as many processes as there are devices; the run would wait for others.
+class StageCSVLogger(CSVLogger):
+    """Lightning's `CSVLogger` with a `sub_dir`, which its `TensorBoardLogger` already has."""
 
-    Raises:
-        ValueError: If it has not. Lightning asks for this only if it starts processes by itself.
-    """
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if environment is not None and environment.creates_processes_externally:
-        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+    def __init__(self, sub_dir: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.sub_dir = sub_dir
+
+    @property
+    def log_dir(self) -> str:
+        """The sub-folder of the run's folder."""
+        return os.path.join(super().log_dir, self.sub_dir)
+
+
+def log_beside_training(loggers: object, stage: str) -> None:
+    """Let an evaluation log to a part of the run's folder, ``runs/quickstart/validate``, apart from training."""
+    for logger in as_list(loggers):
+        name = logger.class_path.rpartition(".")[2]
+        if name == CSVLogger.__name__:
+            logger.class_path = f"{StageCSVLogger.__module__}.{StageCSVLogger.__name__}"
+        if name == CSVLogger.__name__ or (name == "TensorBoardLogger" and not logger.init_args.get("sub_dir")):
+            logger.init_args.sub_dir = stage

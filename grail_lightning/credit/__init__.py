@@ -1,9 +1,8 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments."""
 
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, Needs, TokenCredit, TokenWeights, Uniform
-from grail_lightning.credit.baseline import OptimalBaseline
 from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
-from grail_lightning.credit.controls import AnswerOnly, Random, SameMagnitude, Shuffled
+from grail_lightning.credit.controls import AnswerOnly, Balanced, Random, RandomSubset, SameMagnitude, Shuffled
 from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
@@ -13,7 +12,7 @@ from grail_lightning.credit.prime import PRIME
 from grail_lightning.credit.resampled import Resampled
 from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.saliency import input_saliency
-from grail_lightning.credit.tree import PrefixWeights, TreeAdvantage
+from grail_lightning.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
 
 __all__ = [
     "DGPO",
@@ -26,6 +25,7 @@ __all__ = [
     "AnswerOnly",
     "AttentionOptions",
     "AttentionRhythm",
+    "Balanced",
     "BilevelOptions",
     "CreditContext",
     "CreditControl",
@@ -40,6 +40,7 @@ __all__ = [
     "PrefixWeights",
     "Product",
     "Random",
+    "RandomSubset",
     "Resampled",
     "SaliencyOptions",
     "SameMagnitude",

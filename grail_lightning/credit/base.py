@@ -9,12 +9,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
+from grail_lightning.functional import masked_sum
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.reference import Reference
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from grail_lightning.credit.saliency import SaliencyCredit
 
 Refresh = Literal["rollout", "update"]
+_Value = TypeVar("_Value")
 
 # --- what a method returns ----------------------------------------------------------------------------------------
 
@@ -37,6 +39,16 @@ class Mean(NamedTuple):
 
     total: float
     size: float
+
+    @classmethod
+    def over(cls, values: Tensor, mask: Tensor) -> Mean:
+        """The mean of the values where a mask is True; both have one shape."""
+        return cls(float(masked_sum(values, mask)), float(mask.sum()))
+
+    @classmethod
+    def share(cls, flags: Tensor) -> Mean:
+        """The share of True in a bool tensor."""
+        return cls(float(flags.sum()), float(flags.numel()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +79,11 @@ class TokenWeights:
 def uniform_weights(batch: RolloutBatch) -> TokenWeights:
     """Weight 1 on the valid tokens."""
     return TokenWeights(values=batch.response_mask.float(), fallback=torch.zeros_like(batch.finished))
+
+
+def one_elsewhere(values: Tensor, weighed: Tensor, mask: Tensor) -> Tensor:
+    """``[B, T]``: the values on the tokens that a method weighs, weight 1 on the others of the mask, 0 outside it."""
+    return torch.where(weighed, values, mask.to(values.dtype))
 
 
 # --- what a method may ask of the run -----------------------------------------------------------------------------
@@ -211,6 +228,16 @@ class CreditContext:
 # --- methods and controls -----------------------------------------------------------------------------------------
 
 
+_OLD_ATTRIBUTES = {
+    "refresh",
+    "needs_reference",
+    "needs_continuations",
+    "training",
+    "fuse_saliency",
+    "as_saliency_credit",
+}
+
+
 class TokenCredit(ABC):
     """A method that distributes a rollout's advantage over its tokens.
 
@@ -218,6 +245,13 @@ class TokenCredit(ABC):
     instead, which has a `__call__` already. `grail_lightning.credit.weigh.check_weights` lists what it may return. The
     arguments of its constructor become options: ``--model.credit=package.module.Name --model.credit.option=value``.
     """
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if old := _OLD_ATTRIBUTES & vars(cls).keys():  # They would have no effect, and the run would end well.
+            raise TypeError(
+                f"`{cls.__name__}` must say what it needs in `needs()`, but it sets {', '.join(sorted(old))}."
+            )
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -252,18 +286,14 @@ class Uniform(TokenCredit):
         return uniform_weights(batch)
 
 
-# --- options of methods -------------------------------------------------------------------------------------------
+# --- what methods check -------------------------------------------------------------------------------------------
 
 
-def check_choice(name: str, value: str, choices: object) -> None:
-    """Check that an option is one of the values of a `Literal`. From Python nothing else does."""
-    if value not in get_args(choices):
-        raise ValueError(f"`{name}` must be one of {', '.join(get_args(choices))}, but got {value!r}.")
-
-
-def check_number(name: str, value: float, interval: str) -> None:
-    """Check that an option lies in an interval such as ``(0, 1]`` or ``[1, inf)``. NaN lies in none."""
-    low, high = map(float, interval[1:-1].split(","))
-    ends = (interval[0] == "[" and value == low) or (interval[-1] == "]" and value == high)
-    if not (low < value < high or ends):
-        raise ValueError(f"`{name}` must lie in {interval}, but got {value}.")
+def given(method: TokenCredit, value: _Value | None, name: str) -> _Value:
+    """What a method needs of the context; a ValueError if it was called without."""
+    if value is None:
+        raise ValueError(
+            f"`{type(method).__name__}` needs `CreditContext.{name}`, but got None. A run sets what `needs()` asks for "
+            "(`second` in `fit` alone); set `model.credit` to another method elsewhere."
+        )
+    return value

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights, check_number
+from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.credit.weigh import weigh_part
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 
 
 class _Around(TokenCredit):
@@ -47,9 +48,9 @@ class WarmUp(_Around):
     """
 
     def __init__(self, inner: TokenCredit, steps: int = 50) -> None:
-        check_number("steps", steps, "[1, inf)")
         super().__init__(inner)
         self.steps = steps
+        check_options(self, steps="[1, inf)")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""

@@ -8,13 +8,15 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeights
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
 
@@ -106,6 +108,64 @@ class SameMagnitude(CreditControl):
             return weights
         additive = None if weights.additive is None else weights.additive * (uniform / total)
         return replace(weights, values=weights.values * (uniform / total), additive=additive)
+
+
+class Balanced(CreditControl):
+    r"""Scales right and wrong rollouts by a factor each, so that both have the total advantage of uniform credit.
+
+    .. math:: A'_{it} = s_k\,A_{it}, \qquad s_k = \frac{\sum_{i \in k} \sum_t A_i}{\sum_{i \in k} \sum_t A_{it}}, \qquad
+              k \in \{\text{right}, \text{wrong}\}
+
+    The sums run over the tokens of a batch on all ranks and keep their signs. With `objective.baseline: 1` they are
+    those of GRPO. A method that praises more than it blames trains better for that alone (`objective.baseline`); what
+    is left of its gain under this control comes from the tokens. A sum that is zero, or of the other sign, has no such
+    factor: its rollouts stay as they are, and the figure `unbalanced` counts it.
+    """
+
+    def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The scaled weights, and the additive stage scaled alike."""
+        uniform = batch.advantages.double()[:, None] * batch.response_mask
+        credit = batch.advantages.double()[:, None] * weights.values
+        if weights.additive is not None:
+            credit = credit + weights.additive
+        kinds = torch.stack([batch.correct, ~batch.correct]).double()
+        wanted, total = all_reduce(torch.stack([kinds @ uniform.sum(1), kinds @ credit.sum(1)]), "sum")
+        possible = wanted * total > 0
+        factors = torch.where(possible, wanted / torch.where(possible, total, 1), 1)
+        factor = torch.where(batch.correct, factors[0], factors[1])[:, None]
+        additive = None if weights.additive is None else weights.additive * factor.to(weights.additive)
+        return replace(
+            weights,
+            values=weights.values * factor.to(weights.values),
+            additive=additive,
+            metrics={**weights.metrics, "unbalanced": float((~possible).sum())},
+        )
+
+
+@dataclass(eq=False)
+class RandomSubset(TokenCredit):
+    """Trains on a random share of each rollout's tokens: what every method that selects tokens has to beat.
+
+    Tokens of weight 0 still count in the loss's denominator, as with `HighEntropy`.
+
+    Args:
+        share: The probability with which a token is kept.
+
+    Source: arXiv 2605.07660, where a fifth of the tokens, drawn at random, keeps most of DAPO's result.
+    """
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_options(self, share="(0, 1]")
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weight 1 on the tokens that are kept, and 0 on the others."""
+        values = torch.zeros_like(batch.response_mask, dtype=batch.advantages.dtype)
+        for mask, kept, row in zip(batch.response_mask, values, batch.row.tolist(), strict=True):
+            drawn = torch.rand(int(mask.sum()), generator=context.row_generator(row))
+            kept[mask] = (drawn < self.share).to(kept)
+        return TokenWeights(values=values, fallback=torch.zeros_like(batch.finished))
 
 
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:

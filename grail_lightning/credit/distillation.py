@@ -6,6 +6,7 @@ Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +14,18 @@ from torch import Tensor
 from torch.func import functional_call
 
 from grail_lightning.batch import RolloutBatch, pad_left
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, check_number
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.measure import logprobs
+from grail_lightning.functional import TokenStats
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.base import Messages
 
 _PLACE = "{answer}"
 SENTENCE = "The correct answer is {answer}."
 
 
+@dataclass(eq=False)
 class RLSD(TokenCredit):
     r"""Tokens that become more likely when the answer is known earn more of a reward and less of a penalty.
 
@@ -48,26 +52,20 @@ class RLSD(TokenCredit):
     Source: arXiv 2604.03128; the wording of the sentence is ours.
     """
 
-    def __init__(
-        self,
-        strength: float = 0.5,
-        decay_steps: int = 50,
-        clip: float = 0.2,
-        refresh_steps: int = 10,
-        sentence: str = SENTENCE,
-    ) -> None:
-        check_number("strength", strength, "[0, 1]")
-        check_number("clip", clip, "[0, 1]")
-        check_number("decay_steps", decay_steps, "[1, inf)")
-        check_number("refresh_steps", refresh_steps, "[1, inf)")
-        check_sentence("sentence", sentence)
-        self.strength, self.decay_steps, self.clip = strength, decay_steps, clip
-        self.refresh_steps, self.sentence = refresh_steps, sentence
+    strength: float = 0.5
+    decay_steps: int = 50
+    clip: float = 0.2
+    refresh_steps: int = 10
+    sentence: str = SENTENCE
+
+    def __post_init__(self) -> None:
+        check_options(self, strength="[0, 1]", clip="[0, 1]", decay_steps="[1, inf)", refresh_steps="[1, inf)")
+        check_sentence("sentence", self.sentence)
         self._copied_at = 0
         self._weights: dict[str, Tensor] = {}
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages are set."""
+        """Weights from the teacher and the student."""
         mask, weighed = batch.response_mask, batch.advantages != 0
         none = torch.zeros_like(weighed)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
@@ -78,7 +76,7 @@ class RLSD(TokenCredit):
         student = logprobs(policy, batch, context, rows)
         gap = logprobs(policy, with_shown_answers(policy, batch, self.sentence), context, rows, teacher) - student
         factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
-        values = torch.where(mask & weighed[:, None], (1 - share) + share * factor, mask.to(gap.dtype))
+        values = one_elsewhere((1 - share) + share * factor, mask & weighed[:, None], mask)
         return TokenWeights(values=values, scores=gap, fallback=none, metrics={"teacher_share": share})
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,7 +87,7 @@ class RLSD(TokenCredit):
         """Restore the teacher of a checkpoint. If there is none, a copy is taken at the next batch."""
         self._copied_at, self._weights = state.get("copied_at", 0), dict(state.get("weights", {}))
 
-    def _teacher(self, policy: Policy, step: int) -> Callable[..., Tensor] | None:
+    def _teacher(self, policy: Policy, step: int) -> Callable[..., TokenStats] | None:
         """A function that runs the policy with the copied weights; None if the policy itself is the teacher."""
         if self.refresh_steps == 1 or step >= self.decay_steps:
             self._weights = {}
@@ -101,13 +99,8 @@ class RLSD(TokenCredit):
             self._weights = {name: p.detach().clone() for name, p in trainable.items()}
         # Weights from a checkpoint are on the CPU.
         weights = self._weights = {name: w.to(trainable[name].device) for name, w in self._weights.items()}
-
-        def run(*inputs: Tensor, **options: object) -> Tensor:
-            # The copies replace the parameters during the call; the parameters themselves are not written to.
-            logprobs: Tensor = functional_call(policy, weights, inputs, options).logprobs
-            return logprobs
-
-        return run
+        # The copies replace the parameters during a call; the parameters themselves are not written to.
+        return lambda *inputs, **options: functional_call(policy, weights, inputs, options)
 
 
 def check_sentence(name: str, sentence: str) -> None:

@@ -6,23 +6,33 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, Needs, TokenCredit, TokenWeights, check_number
+from grail_lightning.credit.base import (
+    CreditContext,
+    Mean,
+    Needs,
+    TokenCredit,
+    TokenWeights,
+    given,
+    one_elsewhere,
+)
 from grail_lightning.credit.measure import entropies, logprobs, measure_logits, measure_rows
-from grail_lightning.functional import masked_sum
-from grail_lightning.functional.certainty import group_zscore, hellinger, quantile_of_all, self_certainty
+from grail_lightning.functional.certainty import group_zscore, hellinger, in_chunks, quantile_of_all, self_certainty
 from grail_lightning.functional.weighting import segment_weights
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
 
 _LARGEST_EXPONENT = 20.0
 
 
+@dataclass(eq=False)
 class HighEntropy(TokenCredit):
     r"""Trains only on the tokens of highest entropy (the 80/20 rule).
 
@@ -37,12 +47,13 @@ class HighEntropy(TokenCredit):
     Source: arXiv 2506.01939.
     """
 
-    def __init__(self, share: float = 0.2) -> None:
-        check_number("share", share, "(0, 1]")
-        self.share = share
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_options(self, share="(0, 1]")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weight 1 on the tokens of highest entropy of the batch, and 0 on the others."""
+        """Weight 1 on the tokens of highest entropy, and 0 on the others."""
         mask = batch.response_mask
         entropy = entropies(policy, batch, context, torch.arange(len(batch)))
         threshold = quantile_of_all(all_gather_rows(entropy[mask]), 1 - self.share)
@@ -54,6 +65,7 @@ class HighEntropy(TokenCredit):
         )
 
 
+@dataclass(eq=False)
 class AdvantageReweighting(TokenCredit):
     r"""Weights that grow with the token's probability, so that unlikely tokens do not dominate the gradient.
 
@@ -67,20 +79,22 @@ class AdvantageReweighting(TokenCredit):
     Source: arXiv 2505.12929.
     """
 
-    def __init__(self, alpha: float = 0.2) -> None:
-        check_number("alpha", alpha, "[0, 1]")
-        self.alpha = alpha
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_options(self, alpha="[0, 1]")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages are set."""
-        mask, weighed = batch.response_mask, batch.advantages != 0
+        """Weights from log-probabilities before the update."""
+        weighed = batch.advantages != 0
+        scored = batch.response_mask & weighed[:, None]
         old = logprobs(policy, batch, context, weighed.nonzero().flatten())
-        scored = mask & weighed[:, None]
         probability = old.exp().masked_fill(~scored, 0)
-        values = torch.where(scored, self.alpha * probability + (1 - self.alpha), mask.to(old.dtype))
+        values = one_elsewhere(self.alpha * probability + (1 - self.alpha), scored, batch.response_mask)
         return TokenWeights(values=values, scores=probability, fallback=torch.zeros_like(weighed))
 
 
+@dataclass(eq=False)
 class LESS(TokenCredit):
     r"""Weights by whether a segment of low entropy occurs in correct rollouts, in wrong ones, or in both.
 
@@ -97,35 +111,31 @@ class LESS(TokenCredit):
     Source: arXiv 2512.00908 and its published code.
     """
 
-    def __init__(self, share: float = 0.8, min_length: int = 5) -> None:
-        check_number("share", share, "[0, 1]")
-        check_number("min_length", min_length, "[1, inf)")
-        self.share, self.min_length = share, min_length
+    share: float = 0.8
+    min_length: int = 5
+
+    def __post_init__(self) -> None:
+        check_options(self, share="[0, 1]", min_length="[1, inf)")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages and correctness are set."""
+        """Weights from the runs of low entropy of each group."""
+        mask = batch.response_mask
         live = torch.isin(batch.group, batch.group[batch.advantages != 0])
         entropy = entropies(policy, batch, context, live.nonzero().flatten())
-        values = batch.response_mask.to(entropy.dtype)
+        values = mask.to(entropy.dtype)
         for group in sorted(set(batch.group[live].tolist())):
             rows = (batch.group == group).nonzero().flatten()
-            values[rows] = segment_weights(
-                batch.response_ids[rows],
-                entropy[rows],
-                batch.response_mask[rows],
-                batch.correct[rows],
-                share=self.share,
-                min_length=self.min_length,
-            )
-        shared = ((values == 0) & batch.response_mask).sum().item()
+            texts = batch.response_ids[rows], entropy[rows], mask[rows], batch.correct[rows]
+            values[rows] = segment_weights(*texts, share=self.share, min_length=self.min_length)
         return TokenWeights(
             values=values,
             scores=entropy,
             fallback=torch.zeros_like(live),
-            metrics={"shared_tokens": Mean(shared, batch.response_mask.sum().item())},
+            metrics={"shared_tokens": Mean.share(values[mask] == 0)},
         )
 
 
+@dataclass(eq=False)
 class UCAS(TokenCredit):
     r"""Advantages that fall with the policy's certainty about a rollout and about each of its tokens.
 
@@ -149,21 +159,16 @@ class UCAS(TokenCredit):
     Source: arXiv 2510.10649 and its published code.
     """
 
-    def __init__(
-        self,
-        reward_scale: float = 0.25,
-        penalty_scale: float = 0.35,
-        token_penalty: float = 0.05,
-        standardise: bool = True,
-    ) -> None:
-        named = {"reward_scale": reward_scale, "penalty_scale": penalty_scale, "token_penalty": token_penalty}
-        for name, value in named.items():
-            check_number(name, value, "[0, inf)")
-        self.reward_scale, self.penalty_scale, self.token_penalty = reward_scale, penalty_scale, token_penalty
-        self.standardise = standardise
+    reward_scale: float = 0.25
+    penalty_scale: float = 0.35
+    token_penalty: float = 0.05
+    standardise: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self, **dict.fromkeys(("reward_scale", "penalty_scale", "token_penalty"), "[0, inf)"))
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights and additive stage of a batch whose advantages are set."""
+        """Weights of each rollout, and the penalties of its tokens as an additive stage."""
         mask, advantages = batch.response_mask, batch.advantages
         certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
         surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
@@ -179,7 +184,7 @@ class UCAS(TokenCredit):
             scores=certainty,
             additive=additive.masked_fill(~mask, 0),
             fallback=torch.zeros_like(advantages, dtype=torch.bool),
-            metrics={"self_certainty": Mean(masked_sum(certainty, mask).item(), mask.sum().item())},
+            metrics={"self_certainty": Mean.over(certainty, mask)},
         )
 
 
@@ -192,6 +197,7 @@ def _min_max(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask & (width > 0), (values - lowest) / width, 0.0)
 
 
+@dataclass(eq=False)
 class DGPO(TokenCredit):
     r"""Weights that grow where the policy has moved away from the reference and has a high entropy.
 
@@ -211,58 +217,46 @@ class DGPO(TokenCredit):
     our choice.
     """
 
-    def __init__(self, entropy_power: float = 1.0, temperature: float = 0.5) -> None:
-        check_number("entropy_power", entropy_power, "[0, inf)")
-        check_number("temperature", temperature, "(0, inf)")
-        self.entropy_power, self.temperature = entropy_power, temperature
+    entropy_power: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_options(self, entropy_power="[0, inf)", temperature="(0, inf)")
 
     def needs(self) -> Needs:
         """The reference."""
         return Needs(reference=True)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages are set."""
+        """Weights from policy and reference."""
         mask, weighed = batch.response_mask, batch.advantages != 0
-        distance, scores = self._scores(policy, batch, context, weighed.nonzero().flatten())
-        scored = mask & weighed[:, None]
+        distance, entropy = self._distances(policy, batch, context, weighed.nonzero().flatten())
+        vocabulary = policy.model.config.get_text_config().vocab_size
+        scores = distance * (entropy / math.log(vocabulary)).clamp(min=0).pow(self.entropy_power)
         share = torch.softmax((scores / self.temperature).masked_fill(~mask, -torch.inf), 1)
-        lengths = mask.sum(1, keepdim=True)
-        values = torch.where(scored, share * lengths, mask.to(share.dtype))
+        scored = mask & weighed[:, None]
         return TokenWeights(
-            values=values,
+            values=one_elsewhere(share * mask.sum(1, keepdim=True), scored, mask),
             scores=scores,
             fallback=torch.zeros_like(weighed),
-            metrics={"reference_distance": Mean(masked_sum(distance, scored).item(), scored.sum().item())},
+            metrics={"reference_distance": Mean.over(distance, scored)},
         )
 
-    def _scores(
+    def _distances(
         self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The distance ``d`` and the scores ``s``, ``[B, T]`` each, zero on other rows."""
-        reference = context.reference
-        if reference is None:
-            raise ValueError(
-                "`DGPO` needs the frozen reference, but the context has none. Call it from a run, or pass "
-                "`CreditContext(reference=…)`."
-            )
+    ) -> tuple[Tensor, ...]:
+        """The distance ``d`` and the entropy ``H``, ``[B, T]`` each, zero on other rows."""
+        reference = given(self, context.reference, "reference")
 
-        def other_head(states: Tensor) -> Tensor:
+        def figures(states: Tensor, other_states: Tensor) -> tuple[Tensor, Tensor]:
+            logits = policy.head(states)
             with reference.running(policy) as frozen:
-                return frozen.head(states)
+                return hellinger(logits, frozen.head(other_states), context.temperature)
 
         def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
             with reference.running(policy) as frozen:
                 others = layout.at_predictors(frozen.decode(layout))
-            figures = hellinger(
-                layout.at_predictors(policy.decode(layout)),
-                others,
-                policy.head,
-                other_head,
-                temperature=context.temperature,
-                chunk_tokens=policy.chunk_tokens,
-            )
-            return tuple(layout.to_rows(figure) for figure in figures)
+            states = layout.at_predictors(policy.decode(layout))
+            return tuple(layout.to_rows(f) for f in in_chunks(figures, states, others, policy.chunk_tokens))
 
-        distance, entropy = measure_rows(policy, batch, context, rows, measure, 2)
-        vocabulary = policy.model.config.get_text_config().vocab_size
-        return distance, distance * (entropy / math.log(vocabulary)).clamp(min=0).pow(self.entropy_power)
+        return measure_rows(policy, batch, context, rows, measure, 2)

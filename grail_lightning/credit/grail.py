@@ -9,12 +9,20 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, Needs, Refresh, TokenWeights, check_choice, check_number
+from grail_lightning.credit.base import (
+    CreditContext,
+    Mean,
+    Needs,
+    Refresh,
+    TokenWeights,
+    one_elsewhere,
+)
 from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.grading import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment
+from grail_lightning.runtime.checks import check_options
 
 Gate = Literal["negative", "positive", "all"]
 Overwrite = Literal["always", "gated", "never"]
@@ -42,6 +50,7 @@ class SaliencyOptions:
     fuse: bool = True
 
 
+@dataclass(eq=False)
 class GRAIL(SaliencyCredit):
     r"""Weights that grow with the effect of each position on the likelihood of the model's own answer.
 
@@ -66,26 +75,21 @@ class GRAIL(SaliencyCredit):
     Source: arXiv 2606.04889 and its published trainer.
     """
 
-    def __init__(
-        self,
-        gate: Gate = "negative",
-        mean: float = 1.0,
-        std: float = 0.5,
-        w_min: float = 0.5,
-        w_max: float = 5.0,
-        answer_overwrite: Overwrite = "always",
-        normalise: Normalise = "none",
-        saliency: SaliencyOptions = SaliencyOptions(),
-    ) -> None:
-        if not 0 <= w_min <= w_max:
-            raise ValueError(f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {w_min} and {w_max}.")
-        check_number("std", std, "[0, inf)")
-        check_choice("gate", gate, Gate)
-        check_choice("answer_overwrite", answer_overwrite, Overwrite)
-        check_choice("normalise", normalise, Normalise)
-        self.gate, self.overwrite, self.normalise = gate, answer_overwrite, normalise
-        self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
-        self.saliency = saliency
+    gate: Gate = "negative"
+    mean: float = 1.0
+    std: float = 0.5
+    w_min: float = 0.5
+    w_max: float = 5.0
+    answer_overwrite: Overwrite = "always"
+    normalise: Normalise = "none"
+    saliency: SaliencyOptions = SaliencyOptions()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.w_min <= self.w_max:
+            raise ValueError(
+                f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {self.w_min} and {self.w_max}."
+            )
+        check_options(self, gate=Gate, std="[0, inf)", answer_overwrite=Overwrite, normalise=Normalise)
 
     def needs(self) -> Needs:
         """Saliency, as often as `saliency.refresh` says."""
@@ -94,17 +98,20 @@ class GRAIL(SaliencyCredit):
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
         """The likelihood of the answer, in the rows inside the gate."""
         answer = self._answer(policy, batch)
-        rows = self.in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
+        rows = self._in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
         leaf, alignment = self.saliency.leaf, self.saliency.alignment
-        return SaliencyTarget(objective=answer.whole, rows=rows, leaf=leaf, alignment=alignment)
+        return SaliencyTarget(explained=answer.whole, rows=rows, leaf=leaf, alignment=alignment)
 
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights ``[B, T]`` from saliency ``[B, T]``."""
         answer, mask = self._answer(policy, batch), batch.response_mask
-        gated, boxed = self.in_gate(batch.advantages), answer.whole.any(1)
+        gated, boxed = self._in_gate(batch.advantages), answer.whole.any(1)
         eligible = gated & boxed & (batch.advantages != 0)
-        mapped = self.map(scores, mask, eligible)
-        values = self.write_answer(mapped, answer, mask, gated & boxed)
+        values = one_elsewhere(self.map(scores, mask), eligible[:, None], mask)
+        if self.answer_overwrite != "never":
+            written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)
+            everywhere = self.answer_overwrite == "always"
+            values = written if everywhere else torch.where((gated & boxed)[:, None], written, values)
         if self.normalise == "mean_one":
             values = mean_one(values, mask)
         return TokenWeights(
@@ -112,10 +119,14 @@ class GRAIL(SaliencyCredit):
             scores=scores,
             fallback=gated & ~boxed,
             answer=answer,
-            metrics={"eligible": Mean(eligible.sum().item(), len(eligible))},
+            metrics={"eligible": Mean.share(eligible)},
         )
 
-    def in_gate(self, advantages: Tensor) -> Tensor:
+    def map(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """The weights ``[B, T]`` of rows with these scores ``[B, T]``, before answer tokens are overwritten."""
+        return grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
+
+    def _in_gate(self, advantages: Tensor) -> Tensor:
         """``[B]`` bool: rows that the method reweights."""
         match self.gate:
             case "negative":
@@ -124,18 +135,6 @@ class GRAIL(SaliencyCredit):
                 return advantages > 0
             case _:
                 return torch.ones_like(advantages, dtype=torch.bool)
-
-    def map(self, scores: Tensor, mask: Tensor, eligible: Tensor) -> Tensor:
-        """Maps scores ``[B, T]`` to weights ``[B, T]``; the weight is 1 on rows that are not eligible."""
-        weights = grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
-        return torch.where(eligible[:, None], weights, mask.to(weights.dtype))
-
-    def write_answer(self, values: Tensor, answer: AnswerMasks, mask: Tensor, gated: Tensor) -> Tensor:
-        """Set the weights of the answer's tokens: `w_max` on the content, `mean` on marker, brace and what follows."""
-        if self.overwrite == "never":
-            return values
-        written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)
-        return written if self.overwrite == "always" else torch.where(gated[:, None], written, values)
 
     def _answer(self, policy: Policy, batch: RolloutBatch) -> AnswerMasks:
         if self.saliency.box == "last":

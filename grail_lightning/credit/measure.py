@@ -1,6 +1,7 @@
 """Measurements of each token in forward passes without gradient, by micro-batches, for credit methods.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``K`` figures a token.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens, ``K`` figures a token. Rows
+that are not asked for have figures of 0, and so has padding.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import SampledBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.saliency import explaining
+from grail_lightning.functional.certainty import Figures, in_chunks, repeat_probability
 from grail_lightning.functional.tokens import TokenStats, entropy_of
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout, right_padded_layout
@@ -25,7 +27,7 @@ Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
 @torch.no_grad()
 def measure_rows(
     policy: Policy,
-    batch: RolloutBatch,
+    batch: SampledBatch,
     context: CreditContext,
     rows: Tensor,
     measure: Measure,
@@ -33,7 +35,7 @@ def measure_rows(
     *,
     padded: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Measure some rows, micro-batch by micro-batch, in evaluation mode: ``K`` tensors ``[B, T]``, zero on other rows.
+    """Measure some rows, micro-batch by micro-batch, in evaluation mode: ``K`` tensors ``[B, T]``.
 
     Every rank makes as many forward passes as the rank with the most, as the collectives of sharded weights require.
 
@@ -47,45 +49,32 @@ def measure_rows(
         padded: Whether every row is run by itself and padded on the right, whatever the policy supports.
     """
     tables: tuple[Tensor, ...] = ()
+    mask = batch.response_mask
     with explaining(policy):
         parts = cut_rows(policy, batch, rows, context.token_budget, share=not padded)
-        for micro in pad_to_longest_rank(parts, stand_in(batch), batch.response_mask.device):
+        for micro in pad_to_longest_rank(parts, stand_in(batch), mask.device):
             some = batch.select(micro.rows)
             tensors = some.input_ids, some.attention_mask, some.response_mask
             figures = measure(right_padded_layout(*tensors) if padded else policy.layout(some, micro.starts))
-            tables = tables or tuple(f.new_zeros(batch.response_mask.shape) for f in figures)
+            tables = tables or tuple(f.new_zeros(mask.shape) for f in figures)
             if not micro.stands_in:
                 for table, figure in zip(tables, figures, strict=True):
                     scatter(table, micro.rows, figure)
-    mask = batch.response_mask
     return tables or tuple(torch.zeros(mask.shape, device=mask.device) for _ in range(number))
 
 
 def measure_logits(
-    policy: Policy,
-    batch: RolloutBatch,
-    context: CreditContext,
-    rows: Tensor,
-    figures: Callable[..., tuple[Tensor, Tensor]],
+    policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor, figures: Figures
 ) -> tuple[Tensor, Tensor]:
-    """Two figures of some rows, from logits that exist in chunks; see `measure_rows`.
-
-    Args:
-        policy: The policy that runs the rows.
-        batch: The rollouts, ``B`` rows.
-        context: The context, with token budget and temperature.
-        rows: ``[n]`` long, the rows to measure.
-        figures: A function of states ``[N, D]``, the head, and token ids ``[N]``, with the keywords ``temperature`` and
-            ``chunk_tokens``, that returns two tensors ``[N]``, such as `self_certainty`.
-    """
+    """Two figures ``[B, T]`` of logits that exist in chunks; `figures` is a function such as `self_certainty`."""
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-        of_tokens = figures(
-            layout.at_predictors(policy.decode(layout)),
-            policy.head,
+        states = layout.at_predictors(policy.decode(layout))
+        of_tokens = in_chunks(
+            lambda states, ids: figures(policy.head(states), ids, context.temperature),
+            states,
             layout.targets,
-            temperature=context.temperature,
-            chunk_tokens=policy.chunk_tokens,
+            policy.chunk_tokens,
         )
         return tuple(layout.to_rows(figure) for figure in of_tokens)
 
@@ -93,7 +82,18 @@ def measure_logits(
     return first, second
 
 
-def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor) -> Tensor:
+def gradient_energies(policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor) -> Tensor:
+    r"""``[B, T]`` float64: :math:`1 - 2\pi(y_t) + \sum_v \pi(v)^2`, zero on other rows and outside the mask.
+
+    It is the squared norm of the gradient of a token's log-probability with respect to its logits.
+    """
+    own, repeated = measure_logits(policy, batch, context, rows, repeat_probability)
+    scored = torch.zeros_like(batch.response_mask)
+    scored[rows] = batch.response_mask[rows]
+    return (1 - 2 * own.double() + repeated.double()).masked_fill(~scored, 0)
+
+
+def entropies(policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor) -> Tensor:
     """``[B, T]``: the entropy in nats of the distribution that each token was drawn from; zero on the other rows."""
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
@@ -104,23 +104,19 @@ def entropies(policy: Policy, batch: RolloutBatch, context: CreditContext, rows:
 
 
 def logprobs(
-    policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, run: Callable[..., Tensor] | None = None
+    policy: Policy,
+    batch: SampledBatch,
+    context: CreditContext,
+    rows: Tensor,
+    run: Callable[..., TokenStats] | None = None,
 ) -> Tensor:
     """``[B, T]``: log-probabilities of the tokens, zero on the other rows.
 
-    Args:
-        policy: The policy that runs the rows.
-        batch: The rollouts, ``B`` rows.
-        context: The context, with token budget and temperature.
-        rows: ``[n]`` long, the rows to compute.
-        run: A function of a layout and ``temperature=`` that is called in place of the policy.
+    `run` is called in place of the policy, with a layout and ``temperature=``.
     """
 
-    def plain(layout: TokenLayout, *, temperature: float) -> Tensor:
-        values: Tensor = policy(layout, temperature=temperature).logprobs
-        return values
-
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-        return ((run or plain)(layout, temperature=context.temperature),)
+        stats: TokenStats = (run or policy)(layout, temperature=context.temperature)
+        return (stats.logprobs,)
 
     return measure_rows(policy, batch, context, rows, measure, 1)[0]

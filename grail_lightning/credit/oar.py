@@ -11,15 +11,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import AnswerMasks, RolloutBatch, micro_batches
+from grail_lightning.batch import RolloutBatch, micro_batches
 from grail_lightning.batch.rows import cut_responses, last_marked
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import Trunk
 from grail_lightning.policy.layout import Alignment
+from grail_lightning.runtime.checks import check_options
 
 AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
 Scope = Literal["reasoning", "response"]
@@ -47,6 +48,7 @@ class BilevelOptions:
     eps: float = 1e-8
 
 
+@dataclass(eq=False)
 class OARGradient(TokenCredit):
     r"""Weights that grow with the effect of each position on the answer's distribution, to first order (OAR-G).
 
@@ -71,30 +73,23 @@ class OARGradient(TokenCredit):
     Source: arXiv 2601.07408 and its published scorer.
     """
 
-    def __init__(
-        self,
-        distribution: AnswerDistribution = "answer_mean",
-        scope: Scope = "reasoning",
-        alignment: Alignment = "token",
-        product: Factor = "clean",
-        noise: float = 1e-3,
-        at_temperature: bool = False,
-        bilevel: BilevelOptions = BilevelOptions(),
-    ) -> None:
-        check_number("noise", noise, "(0, inf)")  # Without noise the gradient of the KL is zero.
-        check_choice("distribution", distribution, AnswerDistribution)
-        check_choice("scope", scope, Scope)
-        check_choice("alignment", alignment, Alignment)
-        check_choice("product", product, Factor)
-        self.distribution, self.scope, self.alignment, self.product = distribution, scope, alignment, product
-        self.noise, self.at_temperature, self.bilevel = noise, at_temperature, bilevel
+    distribution: AnswerDistribution = "answer_mean"
+    scope: Scope = "reasoning"
+    alignment: Alignment = "token"
+    product: Factor = "clean"
+    noise: float = 1e-3
+    at_temperature: bool = False
+    bilevel: BilevelOptions = BilevelOptions()
+
+    def __post_init__(self) -> None:
+        check_options(self, distribution=AnswerDistribution, scope=Scope, alignment=Alignment, product=Factor)
+        check_options(self, noise="(0, inf)")  # Without noise the gradient of the KL is zero.
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages and answer masks are set."""
-        eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
-        scores = self._scores_of_rows(policy, batch, eligible.nonzero().flatten(), context)
-        scope = scoped_tokens(batch, batch.answer, self.scope)
-        return bilevel_weights(scores, scores, scope, eligible, batch, self.bilevel)
+        """Weights from one gradient."""
+        rows = _eligible(batch).nonzero().flatten()
+        scores = self._scores_of_rows(policy, batch, rows, context)
+        return _bilevel_weights(scores, scoped_tokens(batch, self.scope), batch, self.bilevel)
 
     def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
         # Later tokens have no score: the last one is the answer's last token. If the distribution is read there and
@@ -106,15 +101,7 @@ class OARGradient(TokenCredit):
         for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
             micro_batch = short.select(part)
             noise = self.draw_noise(policy, micro_batch, context)
-            part_scores = gradient_scores(
-                policy,
-                micro_batch,
-                noise,
-                distribution=self.distribution,
-                alignment=self.alignment,
-                product=self.product,
-                temperature=context.temperature if self.at_temperature else 1.0,
-            )
+            part_scores = self.gradient_scores(policy, micro_batch, noise, context)
             scores = scores.to(part_scores.dtype)
             scores[part.to(scores.device), : part_scores.shape[1]] = part_scores
         return scores
@@ -123,7 +110,7 @@ class OARGradient(TokenCredit):
         """``[B, P+T, D]``, zero outside the positions of the scoped tokens; keyed by row and independent of padding."""
         width = policy.model.get_input_embeddings().weight.shape[1]
         noise = torch.zeros(*batch.input_ids.shape, width, dtype=policy.model.dtype)
-        scope = scoped_tokens(batch, batch.answer, self.scope).cpu()
+        scope = scoped_tokens(batch, self.scope).cpu()
         shift = batch.prompt_width - (self.alignment == "predictor")
         for k, row in enumerate(batch.row.tolist()):
             places = scope[k].nonzero().flatten() + shift
@@ -131,65 +118,58 @@ class OARGradient(TokenCredit):
             noise[k, places] = (self.noise * drawn).to(noise.dtype)
         return noise.to(batch.input_ids.device)
 
+    def gradient_scores(self, policy: Policy, batch: RolloutBatch, noise: Tensor, context: CreditContext) -> Tensor:
+        """``[B, T]``: ``|Σ_d g_d·e_d|`` under given noise ``[B, P+T, D]``. Every row must have an answer."""
+        length = batch.response_mask.shape[1]
+        clean = policy.embed(batch.input_ids).detach()
 
-def gradient_scores(
-    policy: Policy,
-    batch: RolloutBatch,
-    noise: Tensor,
-    *,
-    distribution: AnswerDistribution = "answer_mean",
-    alignment: Alignment = "token",
-    product: Factor = "clean",
-    temperature: float = 1.0,
-) -> Tensor:
-    """``[B, T]``: OAR-G's scores ``|Σ_d g_d·e_d|`` under given noise ``[B, P+T, D]`` on the embeddings.
+        def answer(embeds: Tensor) -> Tensor:
+            return _answer_distribution(
+                self, policy, batch, policy.hidden(batch.attention_mask, embeds=embeds), context
+            )
 
-    Every row must have an answer; the options are those of `OARGradient`.
-    """
-    length = batch.response_mask.shape[1]
-    clean = policy.embed(batch.input_ids).detach()
-    with explaining(policy):
-        with torch.no_grad():
-            states = policy.hidden(batch.attention_mask, embeds=clean)
-            reference = answer_log_distribution(policy, batch, states, distribution, temperature)
-        with torch.enable_grad():
-            noisy = (clean + noise.to(clean.dtype)).requires_grad_(True)
-            states = policy.hidden(batch.attention_mask, embeds=noisy)
-            moved = answer_log_distribution(policy, batch, states, distribution, temperature)
-            if distribution == "answer_joint":
-                objective = (reference - moved).sum()
-            else:
-                objective = (reference.exp() * (reference - moved)).sum()
-            gradient = torch.autograd.grad(objective, noisy)[0]
-    factor = clean if product == "clean" else noisy.detach()
-    score = (full_precision(gradient) * full_precision(factor)).sum(-1).abs()
-    aligned = score[:, -length - 1 : -1] if alignment == "predictor" else score[:, -length:]
-    return aligned.masked_fill(~batch.response_mask, 0)
+        with explaining(policy):
+            with torch.no_grad():
+                reference = answer(clean)
+            with torch.enable_grad():
+                noisy = (clean + noise.to(clean.dtype)).requires_grad_(True)
+                divergence = _divergence(reference, answer(noisy)).sum()
+                gradient = torch.autograd.grad(divergence, noisy)[0]
+        factor = clean if self.product == "clean" else noisy.detach()
+        score = (full_precision(gradient) * full_precision(factor)).sum(-1).abs()
+        aligned = score[:, -length - 1 : -1] if self.alignment == "predictor" else score[:, -length:]
+        return aligned.masked_fill(~batch.response_mask, 0)
 
 
-def bilevel_weights(
-    scores: Tensor, mapped_scores: Tensor, scope: Tensor, eligible: Tensor, batch: RolloutBatch, options: BilevelOptions
-) -> TokenWeights:
-    """The bi-level map of `mapped_scores` on the scoped tokens of eligible rows; weight 1 on other response tokens."""
-    mapped = bilevel_map(mapped_scores, scope, **asdict(options))
+def _eligible(batch: RolloutBatch) -> Tensor:
+    """``[B]`` bool: the rows with a box and an advantage."""
+    return batch.answer.whole.any(1) & (batch.advantages != 0)
+
+
+def _bilevel_weights(scores: Tensor, scope: Tensor, batch: RolloutBatch, options: BilevelOptions) -> TokenWeights:
+    """The bi-level map of scores on the scoped tokens of eligible rows; weight 1 on other response tokens."""
+    eligible = _eligible(batch)
+    # Scores below 0, which answer_joint has, count as 0 in the weights.
+    mapped = bilevel_map(scores.clamp(min=0), scope, **asdict(options))
     return TokenWeights(
-        values=torch.where(scope & eligible[:, None], mapped, batch.response_mask.to(mapped.dtype)),
+        values=one_elsewhere(mapped, scope & eligible[:, None], batch.response_mask),
         scores=scores,
         fallback=~batch.answer.whole.any(1),
-        metrics={"eligible": Mean(eligible.sum().item(), len(eligible))},
+        metrics={"eligible": Mean.share(eligible)},
     )
 
 
-def scoped_tokens(batch: RolloutBatch, answer: AnswerMasks, scope: Scope) -> Tensor:
+def scoped_tokens(batch: RolloutBatch, scope: Scope) -> Tensor:
     """``[B, T]`` bool: the whole response, or the tokens before the answer (none without an answer)."""
     if scope == "response":
         return batch.response_mask
-    begun = answer.whole.long().cumsum(1) > 0
-    return batch.response_mask & ~begun & answer.whole.any(1, keepdim=True)
+    whole = batch.answer.whole
+    begun = whole.long().cumsum(1) > 0
+    return batch.response_mask & ~begun & whole.any(1, keepdim=True)
 
 
-def answer_log_distribution(
-    policy: Policy, batch: RolloutBatch, states: Tensor, distribution: AnswerDistribution, temperature: float
+def _answer_distribution(
+    method: OARGradient | OARPerturbation, policy: Policy, batch: RolloutBatch, states: Tensor, context: CreditContext
 ) -> Tensor:
     """Log-probabilities ``[B, V]`` of the answer's distribution, or one log-likelihood of the answer a row ``[B]``.
 
@@ -197,7 +177,8 @@ def answer_log_distribution(
     Besides the result, logits exist for `Loading.chunk_tokens` positions at one time.
     """
     length = batch.response_mask.shape[1]
-    if distribution == "last":
+    temperature = context.temperature if method.at_temperature else 1.0
+    if method.distribution == "last":
         last = last_marked(batch.answer.whole) - 1 + states.shape[1] - length
         logits = policy.head(states[torch.arange(len(batch), device=last.device), last])
         return full_precision(logits).div(temperature).log_softmax(-1)
@@ -205,7 +186,7 @@ def answer_log_distribution(
     whole = batch.answer.whole[:, -known:]
     before, rows, counts = states[:, -known - 1 : -1][whole], whole.nonzero()[:, 0], whole.sum(1).clamp(min=1)
     chunk = policy.chunk_tokens
-    if distribution == "answer_joint":
+    if method.distribution == "answer_joint":
         ids = batch.response_ids[:, -known:][whole]
         chosen = token_logprobs(before, policy.head, ids, temperature=temperature, chunk_tokens=chunk).logprobs
         return chosen.new_zeros(len(batch)).index_add(0, rows, chosen) / counts
@@ -218,6 +199,13 @@ def answer_log_distribution(
     return (sums / counts[:, None]).log_softmax(-1)
 
 
+def _divergence(reference: Tensor, moved: Tensor) -> Tensor:
+    """``[B]``: the KL of two answer distributions ``[B, V]``, or the decrease of a log-likelihood ``[B]``."""
+    drop = reference - moved
+    return drop if drop.dim() == 1 else (reference.exp() * drop).sum(1)
+
+
+@dataclass(eq=False)
 class OARPerturbation(TokenCredit):
     r"""Weights that grow with the change of the answer's distribution when a token becomes the pad token (OAR-P).
 
@@ -240,74 +228,45 @@ class OARPerturbation(TokenCredit):
     Source: arXiv 2601.07408; the functions for answer_mean and answer_joint are those of OAR-G's published scorer.
     """
 
-    def __init__(
-        self,
-        distribution: AnswerDistribution = "answer_mean",
-        at_temperature: bool = False,
-        share_prefix: bool = True,
-        bilevel: BilevelOptions = BilevelOptions(),
-    ) -> None:
-        check_choice("distribution", distribution, AnswerDistribution)
-        self.distribution, self.at_temperature, self.bilevel = distribution, at_temperature, bilevel
-        self.share_prefix = share_prefix
+    distribution: AnswerDistribution = "answer_mean"
+    at_temperature: bool = False
+    share_prefix: bool = True
+    bilevel: BilevelOptions = BilevelOptions()
 
+    def __post_init__(self) -> None:
+        check_options(self, distribution=AnswerDistribution)
+
+    @torch.no_grad()
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages and answer masks are set."""
-        eligible = batch.answer.whole.any(1) & (batch.advantages != 0)
-        scores = perturbation_scores(
-            policy,
-            batch,
-            eligible.nonzero().flatten(),
-            token_budget=context.token_budget,
-            distribution=self.distribution,
-            temperature=context.temperature if self.at_temperature else 1.0,
-            share_prefix=self.share_prefix,
-        )
-        scope = scoped_tokens(batch, batch.answer, "reasoning")
-        return bilevel_weights(scores, scores.clamp(min=0), scope, eligible, batch, self.bilevel)
-
-
-@torch.no_grad()
-def perturbation_scores(
-    policy: Policy,
-    batch: RolloutBatch,
-    rows: Tensor,
-    *,
-    token_budget: int,
-    distribution: AnswerDistribution = "answer_mean",
-    temperature: float = 1.0,
-    share_prefix: bool = True,
-) -> Tensor:
-    r"""``[B, T]``: OAR-P's scores of some rows, :math:`KL(p_0 \Vert p_j)` with token ``j`` replaced by the pad token.
-
-    They are zero outside the reasoning and on all other rows; for answer_joint they are the signed decrease of the
-    answer's mean log-likelihood. The budget counts padded tokens of a forward pass, reused ones included.
-    """
-    scope = scoped_tokens(batch, batch.answer, "reasoning")
-    target = _final(scope) if distribution == "last" else batch.answer.whole
-    ends = last_marked(target)
-    # Tokens after the last one whose prediction is read cannot change that prediction.
-    short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
-    costs = torch.stack([batch.prompt_lengths, ends], 1)
-    scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
-    rows = rows.to(scope.device)
-    share_prefix = share_prefix and policy.supports_kv_continuation
-    with explaining(policy):
-        policy.eval()  # `explaining` leaves checkpointed blocks in training mode, in which they refuse a cache.
-        for part in micro_batches(costs, token_budget, rows[scope[rows].any(1)]):
-            clean = short.select(part)
-            part = part.to(scope.device)
-            trunk = Trunk(policy, clean.input_ids, clean.attention_mask) if share_prefix else None
-            states = policy.hidden(clean.attention_mask, input_ids=clean.input_ids) if trunk is None else trunk.states
-            reference = answer_log_distribution(policy, clean, states, distribution, temperature)
-            scores = scores.to(reference.dtype)
-            for k, t in _branches(scope[part], costs[part], token_budget, share_prefix):
-                perturbed = _perturbed(policy, clean.select(k), t)
-                states = _states(policy, clean, perturbed, trunk, k, int(t.min()))
-                moved = answer_log_distribution(policy, perturbed, states, distribution, temperature)
-                drop = reference[k] - moved
-                scores[part[k], t] = drop if distribution == "answer_joint" else (reference[k].exp() * drop).sum(1)
-    return scores
+        """Weights from a forward pass for each token."""
+        scope = scoped_tokens(batch, "reasoning")
+        target = _final(scope) if self.distribution == "last" else batch.answer.whole
+        ends = last_marked(target)
+        # Tokens after the last one whose prediction is read cannot change that prediction.
+        short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
+        costs = torch.stack([batch.prompt_lengths, ends], 1)
+        scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
+        rows = (_eligible(batch) & scope.any(1)).nonzero().flatten()
+        share = self.share_prefix and policy.supports_kv_continuation
+        with explaining(policy):
+            policy.eval()  # `explaining` leaves checkpointed blocks in training mode, in which they refuse a cache.
+            for part in micro_batches(costs, context.token_budget, rows):
+                clean = short.select(part)
+                part = part.to(scope.device)
+                trunk = Trunk(policy, clean.input_ids, clean.attention_mask) if share else None
+                states = (
+                    trunk.states
+                    if trunk is not None
+                    else policy.hidden(clean.attention_mask, input_ids=clean.input_ids)
+                )
+                reference = _answer_distribution(self, policy, clean, states, context)
+                scores = scores.to(reference.dtype)
+                for k, t in _branches(scope[part], costs[part], context.token_budget, share):
+                    perturbed = _perturbed(policy, clean.select(k), t)
+                    states = _states(policy, clean, perturbed, trunk, k, int(t.min()))
+                    moved = _answer_distribution(self, policy, perturbed, states, context)
+                    scores[part[k], t] = _divergence(reference[k], moved)
+        return _bilevel_weights(scores, scope, batch, self.bilevel)
 
 
 def _branches(scope: Tensor, costs: Tensor, token_budget: int, in_order: bool) -> list[tuple[Tensor, Tensor]]:

@@ -6,25 +6,21 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import (
-    CreditContext,
-    TokenCredit,
-    TokenWeights,
-    check_choice,
-    check_number,
-    uniform_weights,
-)
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, uniform_weights
 from grail_lightning.grading import LocatedStep, located_steps
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 
 Right = Literal["uniform", "balanced"]
 
 
+@dataclass(eq=False)
 class Oracle(TokenCredit):
     r"""All credit of a wrong response on its first flawed step, as the task labels it: an experiment, not a method.
 
@@ -49,17 +45,21 @@ class Oracle(TokenCredit):
     Source: the idea of EGCA, arXiv 2603.16158, with the task in place of its executor. `balanced` is ours.
     """
 
-    def __init__(self, right: Right = "uniform", w_max: float | None = None) -> None:
-        check_choice("right", right, Right)
-        if w_max is not None:
-            check_number("w_max", w_max, "(0, inf)")
-        self.right, self.w_max = right, w_max
+    right: Right = "uniform"
+    w_max: float | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, right=Right)
+        if self.w_max is not None:
+            check_options(self, w_max="(0, inf)")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages are set."""
+        """Weights from the labels of the task."""
         uniform = uniform_weights(batch)
         values, fallback = uniform.values.cpu(), uniform.fallback.cpu()
-        steps = [None if row is None else _attempts(row) for row in located_steps(batch, policy.tokenizer)]
+        located = located_steps(batch, policy.tokenizer)
+        # Filler carries no reasoning: it is no step that a right and a wrong response have in common.
+        steps = [[step for step in row or [] if step.kind != "filler"] for row in located]
         signs, groups = batch.advantages.sign().tolist(), batch.group.tolist()
         first = [_first_flaw(row) if sign < 0 else None for row, sign in zip(steps, signs, strict=True)]
         lengths = batch.response_lengths.tolist()
@@ -72,7 +72,7 @@ class Oracle(TokenCredit):
             else:
                 flaws = (flaw for flaw, group in zip(first, groups, strict=True) if group == groups[row])
                 places = Counter(flaw for flaw in flaws if flaw is not None)
-            own = steps[row] or []
+            own = steps[row]
             places = {k: number for k, number in places.items() if k < len(own) and own[k].tokens}
             fallback[row] = not places
             if places:
@@ -87,11 +87,6 @@ class Oracle(TokenCredit):
         return TokenWeights(values=values.to(device), fallback=fallback.to(device))
 
 
-def _attempts(steps: list[LocatedStep]) -> list[LocatedStep]:
-    """The steps that carry reasoning."""
-    return [step for step in steps if step.kind != "filler"]
-
-
-def _first_flaw(steps: list[LocatedStep] | None) -> int | None:
+def _first_flaw(steps: list[LocatedStep]) -> int | None:
     """The index of the first flawed step."""
-    return next((k for k, step in enumerate(steps or []) if step.kind in ("slip", "misconception")), None)
+    return next((k for k, step in enumerate(steps) if step.kind in ("slip", "misconception")), None)

@@ -13,12 +13,21 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, Needs, TokenCredit, TokenWeights, Training, check_number
+from grail_lightning.credit.base import (
+    CreditContext,
+    Mean,
+    Needs,
+    TokenCredit,
+    TokenWeights,
+    Training,
+    given,
+)
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import TokenStats
 from grail_lightning.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 
 _NORM_EPS = 1e-6
@@ -71,21 +80,19 @@ class PRIME(TokenCredit):
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-6, weight_decay=0.0),
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
-        check_number("beta", beta, "(0, inf)")
-        check_number("weight", weight, "[0, inf)")
-        check_number("discount", discount, "[0, 1]")
         if not 0 <= accuracy[0] <= accuracy[1] <= 1:
             raise ValueError(f"`accuracy` must be two rising numbers in [0, 1], but got {list(accuracy)}.")
         self.beta, self.weight, self.discount = beta, weight, discount
         self.double_forward, self.normalise, self.accuracy = double_forward, normalise, tuple(accuracy)
-        self.training = Training(model=model, optimizer=optimizer, scheduler=scheduler)
+        check_options(self, beta="(0, inf)", weight="[0, inf)", discount="[0, 1]")
+        self._training = Training(model=model, optimizer=optimizer, scheduler=scheduler)
 
     def needs(self) -> Needs:
         """The reference, and a second model."""
-        return Needs(reference=True, training=self.training)
+        return Needs(reference=True, training=self._training)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Train the reward model on the batch. Weights of 0, and the advantage as an additive stage."""
+        """Train the reward model. Weights of 0, and the advantage as an additive stage."""
         mask, used = batch.response_mask, self._used(batch)
         rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), used)
         scaled = rewards
@@ -98,7 +105,7 @@ class PRIME(TokenCredit):
         dtype = torch.promote_types(batch.advantages.dtype, torch.float32)
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=dtype),
-            additive=whiten(advantages, mask & used[:, None]).to(dtype),
+            additive=_whiten(advantages, mask & used[:, None]).to(dtype),
             # In the direction of the outcome: what a token gave to a right response, or took from a wrong one.
             scores=((2 * batch.correct.double() - 1)[:, None] * rewards).to(dtype),
             fallback=torch.zeros_like(used),
@@ -115,18 +122,13 @@ class PRIME(TokenCredit):
         self, policy: Policy, batch: RolloutBatch, context: CreditContext, used: Tensor
     ) -> tuple[Tensor, dict[str, float | Mean]]:
         """``[B, T]`` float64, the rewards ``r``, zero on other rows; and figures to log. Takes a step of ``φ``."""
-        second, reference = context.second, context.reference
-        if second is None or reference is None:
-            raise ValueError(
-                "`PRIME` needs the frozen reference and the model that it trains, but the context has none. They are "
-                "there in `fit`: set `model.credit` to another method elsewhere."
-            )
+        second, reference = given(self, context.second, "second"), given(self, context.reference, "reference")
         rows, model = used.nonzero().flatten(), second.beside(policy)
         with reference.running(policy) as frozen:
             base = logprobs(frozen, batch, context, rows).double()
         number = float(all_reduce(torch.tensor(float(len(rows)), device=base.device), "sum"))
         if not number:
-            return torch.zeros_like(base), {"filtered": Mean(float(len(batch)), len(batch))}
+            return torch.zeros_like(base), {"filtered": Mean.share(~used)}
         log_ratios, losses = torch.zeros_like(base), torch.zeros(len(batch), dtype=torch.float64, device=base.device)
 
         def loss(micro: MicroBatch) -> Tensor:
@@ -149,7 +151,7 @@ class PRIME(TokenCredit):
         metrics: dict[str, float | Mean] = {
             "reward_model_loss": Mean(float(losses.sum()), len(rows)),
             "reward_model_accuracy": Mean(right, pairs),
-            "filtered": Mean(float(len(batch) - len(rows)), len(batch)),
+            "filtered": Mean.share(~used),
         }
         metrics |= {f"reward_model_{name}": value for name, value in step_figures.items()}
         if self.double_forward:
@@ -157,13 +159,8 @@ class PRIME(TokenCredit):
         return self.beta * log_ratios, metrics
 
 
-def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """``[B, T]``: values less their mean, over their unbiased standard deviation, over the tokens of all ranks.
-
-    Args:
-        values: ``[B, T]`` float64.
-        mask: ``[B, T]`` bool, the tokens that count; others become 0.
-    """
+def _whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """``[B, T]``: values less their mean, over their unbiased std; both are of the masked tokens of all ranks."""
     inside = values.masked_fill(~mask, 0)
     total, number = all_reduce(torch.stack([inside.sum(), mask.sum().double()]), "sum")
     centred = (inside - total / number.clamp(min=1)).masked_fill(~mask, 0)

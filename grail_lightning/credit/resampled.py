@@ -21,13 +21,13 @@ from grail_lightning.credit.base import (
     Place,
     TokenCredit,
     TokenWeights,
-    check_choice,
-    check_number,
+    given,
 )
 from grail_lightning.credit.measure import entropies
 from grail_lightning.functional.attribution import top_tokens
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
 Borders = Literal["steps", "lines", "entropy"]
@@ -52,6 +52,7 @@ class _Row:
     lost: bool = False
 
 
+@dataclass(eq=False)
 class Resampled(TokenCredit):
     r"""Adds the change of value over each step, where a value is the mean outcome of continuations by the policy.
 
@@ -88,28 +89,19 @@ class Resampled(TokenCredit):
     ours.
     """
 
-    def __init__(
-        self,
-        continuations: int = 8,
-        borders: Borders = "steps",
-        num_borders: int = 8,
-        search: Search = "bisection",
-        gate: Gate = "negative",
-        outcome: Outcome = "reward",
-        scale: float = 1.0,
-        advantage: bool = True,
-        budget: int = 262_144,
-    ) -> None:
-        check_choice("borders", borders, Borders)
-        check_choice("search", search, Search)
-        check_choice("gate", gate, Gate)
-        check_choice("outcome", outcome, Outcome)
-        for name, number in (("continuations", continuations), ("num_borders", num_borders), ("budget", budget)):
-            check_number(name, number, "[1, inf)")
-        check_number("scale", scale, "[0, inf)")
-        self.continuations, self.borders, self.num_borders = continuations, borders, num_borders
-        self.search, self.gate, self.outcome = search, gate, outcome
-        self.scale, self.advantage, self.budget = scale, advantage, budget
+    continuations: int = 8
+    borders: Borders = "steps"
+    num_borders: int = 8
+    search: Search = "bisection"
+    gate: Gate = "negative"
+    outcome: Outcome = "reward"
+    scale: float = 1.0
+    advantage: bool = True
+    budget: int = 262_144
+
+    def __post_init__(self) -> None:
+        check_options(self, borders=Borders, search=Search, gate=Gate, outcome=Outcome, scale="[0, inf)")
+        check_options(self, continuations="[1, inf)", num_borders="[1, inf)", budget="[1, inf)")
 
     def needs(self) -> Needs:
         """Continuations of rollouts."""
@@ -117,13 +109,9 @@ class Resampled(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
-        if context.continuations is None:
-            raise ValueError(
-                "`Resampled` needs continuations, but the context has none. Call it from a run, or pass "
-                "`CreditContext(continuations=…)`."
-            )
+        source = given(self, context.continuations, "continuations")
         rows = self._rows(policy, batch, context)
-        spent = self._measure(rows, batch, context.continuations)
+        spent = self._measure(rows, batch, source)
         mask, advantages = batch.response_mask, batch.advantages
         values, additive = mask.to(advantages.dtype), torch.zeros(mask.shape, dtype=torch.float64)
         fallback = torch.zeros(len(batch), dtype=torch.bool)
@@ -211,25 +199,19 @@ def find_borders(
     task cannot label are divided behind lines. `most` is the largest number of borders by entropy.
     """
     if borders == "entropy":
-        return _before_choices(entropies(policy, batch, context, rows), batch, rows, most)
+        mask = batch.response_mask.clone()
+        mask[:, 0] = False  # A border before the first token divides nothing.
+        number = torch.full((len(mask),), most, device=mask.device)
+        chosen = top_tokens(entropies(policy, batch, context, rows), mask, number)
+        return [chosen[row].nonzero().flatten().tolist() for row in rows.tolist()]
     some = batch.select(rows.cpu())
     of_rows = []
     for aligned, prompt, length in zip(
         align_rows(some, policy.tokenizer), some.prompts, some.response_lengths.tolist(), strict=True
     ):
         steps = labelled_steps(aligned.text, prompt) if borders == "steps" else None
-        ends = [step.stop for step in steps] if steps else _line_ends(aligned.text)
+        ends = [step.stop for step in steps or []]
+        ends = ends or [place + 1 for place, character in enumerate(aligned.text) if character == "\n"]
         behind = {max(tokens) + 1 for end in ends if end and (tokens := aligned.overlapping(end - 1, end))}
         of_rows.append(sorted(place for place in behind if 0 < place < length))
     return of_rows
-
-
-def _line_ends(text: str) -> list[int]:
-    return [place + 1 for place, character in enumerate(text) if character == "\n"]
-
-
-def _before_choices(entropy: Tensor, batch: RolloutBatch, rows: Tensor, most: int) -> list[list[int]]:
-    mask = batch.response_mask.clone()
-    mask[:, 0] = False  # A border before the first token divides nothing.
-    chosen = top_tokens(entropy, mask, torch.full((len(mask),), most, device=mask.device))
-    return [chosen[row].nonzero().flatten().tolist() for row in rows.tolist()]

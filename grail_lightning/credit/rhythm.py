@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.measure import measure_rows
 from grail_lightning.functional.attribution import future_influence, lookback, top_share
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
+from grail_lightning.runtime.checks import check_options
 
 Rhythm = Literal["pre_plan", "anchor", "coupled"]
 Gate = Literal["positive", "all"]
@@ -46,12 +47,11 @@ class AttentionOptions:
     farthest: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "window", "farthest"):
-            check_number(name, getattr(self, name), "[1, inf)")
-        check_number("head_share", self.head_share, "(0, 0.5]")
-        check_number("nearest", self.nearest, f"[1, {self.farthest}]")
+        check_options(self, blocks="[1, inf)", head_share="(0, 0.5]", window="[1, inf)", farthest="[1, inf)")
+        check_options(self, nearest=f"[1, {self.farthest}]")
 
 
+@dataclass(eq=False)
 class AttentionRhythm(TokenCredit):
     r"""More credit for the tokens that attention marks as the beginning of a phrase, or as an anchor of later ones.
 
@@ -82,30 +82,22 @@ class AttentionRhythm(TokenCredit):
     passed on follow a third party's description; each is an option.
     """
 
-    def __init__(
-        self,
-        rhythm: Rhythm = "coupled",
-        bonus: float = 0.5,
-        share: float = 0.4,
-        passed_on: float = 0.5,
-        reach: int = 3,
-        gate: Gate = "positive",
-        attention: AttentionOptions = AttentionOptions(),
-    ) -> None:
-        check_choice("rhythm", rhythm, Rhythm)
-        check_choice("gate", gate, Gate)
-        check_number("bonus", bonus, "[0, inf)")
-        check_number("share", share, "[0, 1]")
-        check_number("passed_on", passed_on, "[0, 1]")
-        check_number("reach", reach, "[1, inf)")
-        self.rhythm, self.bonus, self.share, self.gate = rhythm, bonus, share, gate
-        self.passed_on, self.reach, self.attention = passed_on, reach, attention
+    rhythm: Rhythm = "coupled"
+    bonus: float = 0.5
+    share: float = 0.4
+    passed_on: float = 0.5
+    reach: int = 3
+    gate: Gate = "positive"
+    attention: AttentionOptions = AttentionOptions()
+
+    def __post_init__(self) -> None:
+        check_options(self, rhythm=Rhythm, bonus="[0, inf)", share="[0, 1]", passed_on="[0, 1]", reach="[1, inf)")
+        check_options(self, gate=Gate)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights of a batch whose advantages are set."""
-        mask, weighed = batch.response_mask, batch.advantages > 0
-        if self.gate == "all":
-            weighed = batch.advantages != 0
+        """Weights from attention maps."""
+        mask, advantages = batch.response_mask, batch.advantages
+        weighed = advantages != 0 if self.gate == "all" else advantages > 0
         rows, read = weighed.nonzero().flatten(), partial(_read, policy, options=self.attention)
         with policy.eager_attention():
             looks_back, influence = measure_rows(policy, batch, context, rows, read, 2, padded=True)
@@ -117,10 +109,10 @@ class AttentionRhythm(TokenCredit):
         if self.rhythm == "coupled":
             extra = self._couple(extra, marked, looks_back, change, mask)
         return TokenWeights(
-            values=torch.where(scored, 1 + extra, mask.to(extra.dtype)),
+            values=one_elsewhere(1 + extra, scored, mask),
             scores=scores.masked_fill(~scored, 0),
             fallback=torch.zeros_like(weighed),
-            metrics={"attention_lookback": Mean(float(looks_back[scored].sum()), float(scored.sum()))},
+            metrics={"attention_lookback": Mean.over(looks_back, scored)},
         )
 
     def _couple(self, extra: Tensor, anchors: Tensor, looks_back: Tensor, change: Tensor, mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment, TokenLayout
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.policy.reference import requiring_grad
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.seeds import preserved
 
 Leaf = Literal["embeddings", "first", "middle", "last"]
@@ -33,13 +34,13 @@ class SaliencyTarget:
     """The saliency that a method needs.
 
     Attributes:
-        objective: ``[B, T]`` bool, the tokens whose likelihood is explained.
+        explained: ``[B, T]`` bool, the tokens whose likelihood is explained.
         rows: ``[B]`` bool, the rows that need scores.
         leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
         alignment: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
     """
 
-    objective: Tensor
+    explained: Tensor
     rows: Tensor
     leaf: Leaf | int = "embeddings"
     alignment: Alignment = "predictor"
@@ -78,12 +79,9 @@ class SaliencyCredit(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch, from saliency in a forward pass of its own."""
+        target = self.target(policy, batch)
         scores = saliency_of_rows(
-            policy,
-            batch,
-            self.target(policy, batch),
-            token_budget=context.token_budget,
-            temperature=context.temperature,
+            policy, batch, target, token_budget=context.token_budget, temperature=context.temperature
         )
         return self.weights_from(scores, policy, batch, context)
 
@@ -127,12 +125,10 @@ def input_saliency(
     """
     if (objective_mask & ~batch.response_mask).any():
         raise ValueError("`objective_mask` must lie within the response mask.")
-    if alignment not in ("predictor", "token"):
-        raise ValueError(f"`alignment` must be predictor or token, but got {alignment!r}.")
-    layout = policy.layout(batch)
-    with explaining(policy), torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, layout, leaf, cut_off=True)
-        return _explain(policy, layout, objective_mask, states, activation, alignment, temperature)
+    target = SaliencyTarget(explained=objective_mask, rows=objective_mask.any(1), leaf=leaf, alignment=alignment)
+    check_options(target, alignment=Alignment)
+    with explaining(policy):
+        return _saliency(policy, policy.layout(batch), target, temperature)
 
 
 def forward_with_saliency(
@@ -149,7 +145,7 @@ def forward_with_saliency(
     Args:
         policy: The policy. Unless `frozen`, its mode is kept.
         layout: The layout of the rows. If rows have common tokens, it must be made without `share_responses`.
-        target: The target, with objective ``[b, T]``. Its `rows` are ignored: every row gets scores.
+        target: The target, with `explained` ``[b, t]``. Its `rows` are ignored: every row gets scores.
         temperature: The number by which the logits are divided.
         frozen: Whether the log-probabilities are computed without gradient, in evaluation mode.
         in_place: See `grail_lightning.policy.head.head_gradient`.
@@ -175,8 +171,7 @@ def forward_with_saliency(
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
         with mode(), torch.enable_grad():
             states, activation = forward
-            reading = target.alignment, temperature
-            return _explain(policy, layout, target.objective, states, activation, *reading, keep=not frozen)
+            return _explain(policy, layout, target, states, activation, temperature, keep=not frozen)
 
     return stats, saliency
 
@@ -184,20 +179,17 @@ def forward_with_saliency(
 def saliency_of_rows(
     policy: Policy, batch: RolloutBatch, target: SaliencyTarget, *, token_budget: int, temperature: float = 1.0
 ) -> Tensor:
-    """``[B, T]``: `input_saliency` of some rows in micro-batches, zero elsewhere and after the last masked token."""
-    short = cut_responses(batch, last_marked(target.objective))
-    objective = short.response_mask & target.objective
+    """``[B, T]``: `input_saliency` of the target's rows in micro-batches, zero elsewhere."""
+    # Tokens after the last explained one cannot change its likelihood.
+    short = cut_responses(batch, last_marked(target.explained))
+    explained = short.response_mask & target.explained
     scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
-    wanted = target.rows.nonzero().flatten()
     with explaining(policy):
-        for micro in cut_rows(policy, short, wanted, token_budget, share_responses=False):
+        for micro in cut_rows(policy, short, target.rows.nonzero().flatten(), token_budget, share_responses=False):
             some = short.select(micro.rows)
             part, columns = micro.rows.to(scores.device), some.response_mask.shape[1]
             layout = policy.layout(some, micro.starts, share_responses=False)
-            with torch.enable_grad():
-                states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
-                masked = objective[part, :columns]
-                saliency = _explain(policy, layout, masked, states, activation, target.alignment, temperature)
+            saliency = _saliency(policy, layout, replace(target, explained=explained[part, :columns]), temperature)
             scores = scores.to(saliency.dtype)
             scores[part, :columns] = saliency
     return scores
@@ -243,15 +235,14 @@ def _forward_from_leaf(
 def _explain(
     policy: Policy,
     layout: TokenLayout,
-    objective_mask: Tensor,
+    target: SaliencyTarget,
     states: Tensor,
     activation: Tensor,
-    alignment: Alignment,
     temperature: float,
     keep: bool = False,
 ) -> Tensor:
-    """``[b, T]``: gradient times activation at each response token. `keep` retains the graph for a backward pass."""
-    explained = layout.from_rows(objective_mask)
+    """``[b, t]``: gradient times activation at each response token. `keep` retains the graph for a backward pass."""
+    explained = layout.from_rows(target.explained)
     answer = token_logprobs(
         states.flatten(0, 1)[layout.predictors[explained]],
         policy.head,
@@ -261,8 +252,14 @@ def _explain(
     )
     gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
     product = full_precision(gradient) * full_precision(activation.detach())
-    score: Tensor = torch.linalg.vector_norm(product, dim=-1)
-    return layout.read(score, alignment)
+    return layout.read(torch.linalg.vector_norm(product, dim=-1), target.alignment)
+
+
+def _saliency(policy: Policy, layout: TokenLayout, target: SaliencyTarget, temperature: float) -> Tensor:
+    """``[b, t]``: the saliency of the rows of a layout, from a forward pass of its own."""
+    with torch.enable_grad():
+        states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
+        return _explain(policy, layout, target, states, activation, temperature)
 
 
 @contextmanager

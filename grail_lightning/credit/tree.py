@@ -1,4 +1,4 @@
-"""Credit from the rollouts of the group: values of the states that they pass through (TEMPO, Numca), and λ-GRPO.
+"""Credit from the rollouts of the group: values of the states that they pass through, λ-GRPO, the optimal baseline.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -10,27 +10,37 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_choice, check_number
-from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums
-from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.credit.measure import gradient_energies
+from grail_lightning.functional.advantages import (
+    EQUAL_REWARDS,
+    count_visits,
+    group_sums,
+    state_values,
+    value_changes,
+)
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.import_path import import_function
 
 Outcome = Literal["reward", "correctness"]
+Tail = Literal["zero", "own"]
 Marks = Sequence[tuple[int, str]]
 """Where a text reaches a new state: the number of characters after which it does, and the key of the state."""
 
+_EPS = 1e-8
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
+@dataclass(eq=False)
 class TreeAdvantage(TokenCredit):
     r"""Adds to each token's advantage the change of value from the state before it to the state after it.
 
@@ -66,53 +76,43 @@ class TreeAdvantage(TokenCredit):
     1e-6 or not at all, and has no scale; states: Numca, arXiv 2605.29782; `own_row: false` is ours.
     """
 
-    def __init__(
-        self,
-        outcome: Outcome = "reward",
-        own_row: bool = True,
-        shrinkage: float = 1.0,
-        scale: float = 1.0,
-        standardise: bool = False,
-        advantage: bool = True,
-        state: str = "prefix",
-    ) -> None:
-        check_number("shrinkage", shrinkage, "[0, inf)")
-        check_number("scale", scale, "[0, inf)")
-        check_choice("outcome", outcome, Outcome)
-        self.outcome, self.own_row, self.shrinkage, self.scale = outcome, own_row, shrinkage, scale
-        self.standardise, self.advantage = standardise, advantage
-        self.marks_of = find_state(state)
+    outcome: Outcome = "reward"
+    own_row: bool = True
+    shrinkage: float = 1.0
+    scale: float = 1.0
+    standardise: bool = False
+    advantage: bool = True
+    state: str = "prefix"
+
+    def __post_init__(self) -> None:
+        check_options(self, outcome=Outcome, shrinkage="[0, inf)", scale="[0, inf)")
+        known: dict[str, Any] = {"prefix": None, "numbers": numbers}
+        self._marks_of: Callable[[str], Marks] | None = import_function(self.state, known, "`state`", "mypkg.lemmas")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
         mask, advantages = batch.response_mask, batch.advantages
-        states = prefix_states(batch) if self.marks_of is None else marked_states(batch, policy, self.marks_of)
+        states = _prefix_states(batch) if self._marks_of is None else _marked_states(batch, policy, self._marks_of)
         outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
         visits = count_visits(states.after, states.roots, outcomes, states.number)
-        terms = self.scale * self._changes(states, outcomes, visits)
+        values = state_values(
+            states.after, states.roots, outcomes, visits, own_row=self.own_row, shrinkage=self.shrinkage
+        )
+        changes = value_changes(states.after, states.roots, outcomes, values)
+        # A rounding error is no change.
+        terms = self.scale * changes.masked_fill(changes.abs() <= EQUAL_REWARDS, 0)
         if self.standardise:
             terms = terms * _inverse_std(outcomes, batch.group.cpu())[:, None]
         additive = terms.to(advantages)
         return TokenWeights(
-            values=mask.to(advantages.dtype) if self.advantage else torch.zeros_like(mask, dtype=advantages.dtype),
+            # Without the group's advantage the terms are all there is.
+            values=(mask & self.advantage).to(advantages.dtype),
             # In the direction of the outcome: what a token took from a wrong response, or gave to a right one.
             scores=advantages.sign()[:, None] * additive,
             additive=additive,
             fallback=torch.zeros_like(advantages, dtype=torch.bool),
-            metrics={"in_tree": self._in_tree(visits, states)},
+            metrics={"in_tree": Mean.share(visits.number[states.after[states.after >= 0]] > 1)},
         )
-
-    def _changes(self, states: States, outcomes: Tensor, visits: Visits) -> Tensor:
-        """``[B, T]`` float64: the changes of value; a rounding error is no change."""
-        path = states.after, states.roots, outcomes
-        values = state_values(*path, visits, own_row=self.own_row, shrinkage=self.shrinkage)
-        changes = value_changes(*path, values)
-        return changes.masked_fill(changes.abs() <= EQUAL_REWARDS, 0)
-
-    def _in_tree(self, visits: Visits, states: States) -> Mean:
-        """The share of tokens after which another row is in the same state."""
-        reached = states.after[states.after >= 0]
-        return Mean(float((visits.number[reached] > 1).sum()), len(reached))
 
 
 class PrefixWeights(TokenCredit):
@@ -125,15 +125,60 @@ class PrefixWeights(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the prefix tree of each group."""
-        mask = batch.response_mask
-        nodes = response_nodes(batch.response_ids, mask, batch.group)
+        nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
         valid = nodes >= 0
-        number = torch.bincount(nodes[valid])
+        sharing = torch.bincount(nodes[valid])[nodes[valid]]
         values = torch.zeros(nodes.shape, dtype=batch.advantages.dtype)
-        values[valid] = 1 / number[nodes[valid]].to(values)
+        values[valid] = 1 / sharing.to(values)
         none = torch.zeros_like(batch.advantages, dtype=torch.bool)
-        shared = Mean(float((number[nodes[valid]] > 1).sum()), int(valid.sum()))
-        return TokenWeights(values=values.to(mask.device), fallback=none, metrics={"in_tree": shared})
+        metrics = {"in_tree": Mean.share(sharing > 1)}
+        return TokenWeights(values=values.to(batch.response_mask.device), fallback=none, metrics=metrics)
+
+
+@dataclass(eq=False)
+class OptimalBaseline(TokenCredit):
+    r"""Replaces the group's mean by a baseline for each position, which weighs rows by the variance of their gradient.
+
+    .. math:: A_{it} = r_i - B_t, \qquad B_t = \frac{\sum_j r_j W_{jt}}{\sum_j W_{jt}}, \qquad
+              W_{jt} = \sum_{k \le t} \Bigl(1 - 2 \pi_{jk} + \sum_v \pi_k(v)^2\Bigr)
+
+    over the rows ``j`` of the group that have a token ``t``. ``π`` is the policy at the sampling temperature. The
+    summand is the squared norm of the gradient of a token's log-probability with respect to its logits. The whole
+    advantage is the additive stage, so `objective.scale_rewards` does not act. Groups without an advantage have none
+    and need no forward pass.
+
+    Args:
+        tail: The baseline of tokens at positions that only the group's longest row reaches: 0, or the row's own reward,
+            so that these tokens have no advantage. Published is zero.
+
+    Source: the published code of verl, `compute_optimal_token_baseline_advantage`. There ``1e-8`` is added to the
+    denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
+    """
+
+    tail: Tail = "zero"
+
+    def __post_init__(self) -> None:
+        check_options(self, tail=Tail)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 0, and the advantage as an additive stage."""
+        mask, rewards = batch.response_mask, batch.rewards.double()
+        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        energy = gradient_energies(policy, batch, context, live.nonzero().flatten())
+        additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+        for group in sorted(set(batch.group[live].tolist())):
+            rows = batch.group == group
+            weight = (energy[rows].cumsum(1) + _EPS) * mask[rows]
+            baseline = (weight * rewards[rows, None]).sum(0) / weight.sum(0).clamp(min=_EPS)
+            if self.tail == "zero":
+                baseline = torch.where(mask[rows].sum(0) > 1, baseline, 0)
+            additive[rows] = (rewards[rows, None] - baseline) * mask[rows]
+        return TokenWeights(
+            values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
+            additive=additive.to(batch.advantages.dtype),
+            fallback=torch.zeros_like(live),
+            metrics={"gradient_energy": Mean.over(energy, live[:, None] & mask)},
+        )
 
 
 def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
@@ -144,8 +189,7 @@ def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
     return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
+class _States(NamedTuple):
     """The states of the rows of a batch, on the CPU.
 
     Attributes:
@@ -179,27 +223,15 @@ def numbers(text: str) -> Marks:
     return marks
 
 
-_BUILT_IN: dict[str, Callable[[str], Marks]] = {"numbers": numbers}
-
-
-def find_state(name: str) -> Callable[[str], Marks] | None:
-    """The function of the texts' states; None for ``prefix``, whose states are the tokens so far."""
-    if name == "prefix":
-        return None
-    known: dict[str, Any] = {"prefix": None, **_BUILT_IN}
-    function: Callable[[str], Marks] = import_function(name, known, "`state`", "mypkg.lemmas")
-    return function
-
-
-def prefix_states(batch: RolloutBatch) -> States:
+def _prefix_states(batch: RolloutBatch) -> _States:
     """The prefixes of each group's responses: the nodes of its prefix tree."""
     nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
     start = int(nodes.max()) + 1 if nodes.numel() else 0
     groups, roots = torch.unique(batch.group.cpu(), return_inverse=True)
-    return States(after=nodes, roots=start + roots, number=start + len(groups))
+    return _States(after=nodes, roots=start + roots, number=start + len(groups))
 
 
-def marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> States:
+def _marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> _States:
     """The states that a function reads from each text.
 
     A token that covers the last character of a mark reaches its state. The first state of a row has the empty key.
@@ -215,7 +247,7 @@ def marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str],
             while token < len(aligned.stops) - 1 and aligned.stops[token] < stop:
                 token += 1
             after[row, token : len(aligned.stops)] = known.setdefault((groups[row], key), len(known))
-    return States(after=after, roots=roots, number=len(known))
+    return _States(after=after, roots=roots, number=len(known))
 
 
 def _marks(marks_of: Callable[[str], Marks], text: str) -> list[tuple[int, str]]:

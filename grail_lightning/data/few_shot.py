@@ -11,7 +11,7 @@ from typing import Literal
 from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.data.sources import DatasetSpec, Table, check_path
+from grail_lightning.data.sources import DatasetSpec, Table, check_counts, check_path
 from grail_lightning.tasks.base import Messages, Prompt, Task
 
 
@@ -38,14 +38,9 @@ class FewShot:
     template: str = "{problem}\n{solution}"
 
     def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(
-                f"`few_shot.number` must be at least 1, but got {self.number}. Leave `few_shot` out for no examples."
-            )
+        check_counts(**{"few_shot.number": self.number})
         if self.dataset is not None:
             check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
-        if self.style not in ("turns", "text"):
-            raise ValueError(f"`few_shot.style` must be turns or text, but got {self.style!r}.")
         if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:
             raise ValueError(
                 "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "
@@ -76,19 +71,13 @@ def read_examples(
         prompt = RowPrompts(table, indices, spec, task)[number]
         solution = table.rows[index].get(few_shot.solution)
         place = f"{table.place(index)}: the column `{few_shot.solution}`"
-        if not isinstance(solution, str) or not solution.strip():
-            raise ValueError(
-                f"{place} must hold the worked solution of the example as text, but got {solution!r}. Name the right "
-                "column with `few_shot.solution`."
-            )
-        answer = task.answer(solution)
+        answer = task.answer(solution) if isinstance(solution, str) else None
         if answer is None or not _agrees(task, prompt.reference, answer):
-            stated = "no answer was found" if answer is None else f"the answer there is {answer!r}"
             raise ValueError(
-                f"{place} must end with the answer {prompt.reference!r} in the form that `task.answer` reads, but "
-                f"{stated} in {solution[-80:]!r}."
+                f"{place} (`few_shot.solution`) must be a text that ends with the answer {prompt.reference!r} in the "
+                f"form that `task.answer` reads, but got the answer {answer!r} in {str(solution)[-80:]!r}."
             )
-        examples.append(Example(prompt.messages, solution.strip(), spec.source, index))
+        examples.append(Example(prompt.messages, str(solution).strip(), spec.source, index))
     return examples
 
 
@@ -107,23 +96,22 @@ def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot
         # A trailing space would be a token of its own, which no model expects.
         text = opening.replace("{problem}", _text(prompt.messages)).rstrip(" ")
         return dataclasses.replace(prompt, messages="\n\n".join([*parts, text]))
-    conversations = [_turns(prompt.task, messages) for messages in (*(e.messages for e in examples), prompt.messages)]
-    system = [message for message in conversations[-1] if message["role"] == "system"]
-    worked: Messages = []
-    for conversation, example in zip(conversations[:-1], examples, strict=True):
-        worked += [message for message in conversation if message["role"] != "system"]
-        worked.append({"role": "assistant", "content": example.solution})
-    question = [message for message in conversations[-1] if message["role"] != "system"]
-    return dataclasses.replace(prompt, messages=[*system, *worked, *question])
-
-
-def _turns(task: Task, messages: Messages | str) -> Messages:
-    if isinstance(messages, str):
+    if isinstance(prompt.messages, str):
         raise ValueError(
-            f"`few_shot.style: turns` needs prompts that are conversations, but those of `{type(task).__name__}` are "
-            "plain text. Use `style: text`."
+            f"`few_shot.style: turns` needs prompts that are conversations, but those of `{type(prompt.task).__name__}`"
+            " are plain text. Use `style: text`."
         )
-    return messages
+    system = [message for message in prompt.messages if message["role"] == "system"]
+    worked: Messages = []
+    for example in examples:
+        worked += _without_system(example.messages)
+        worked.append({"role": "assistant", "content": example.solution})
+    return dataclasses.replace(prompt, messages=[*system, *worked, *_without_system(prompt.messages)])
+
+
+def _without_system(messages: Messages | str) -> Messages:
+    assert not isinstance(messages, str), "examples are prompts of the same task"
+    return [message for message in messages if message["role"] != "system"]
 
 
 def _text(messages: Messages | str) -> str:

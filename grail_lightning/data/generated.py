@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from grail_lightning.answers import Marker
-from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.few_shot import FewShot
 from grail_lightning.data.kept import Kept, kept_rollouts
-from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.loaders import Curriculum, PromptSet
 from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
-from grail_lightning.data.sources import DatasetSpec, Table
+from grail_lightning.data.sources import DatasetSpec, Table, check_counts
 from grail_lightning.data.tables import TableData
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
@@ -20,12 +19,11 @@ from grail_lightning.tasks.words import WordProblemSpace
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 
 
-def _split_sizes(num_train: int, num_val: int, num_test: int) -> dict[Split, int]:
+def _split_sizes(**numbers: int) -> dict[Split, int]:
     """The number of problems of each split; prediction has those of the test."""
-    for name, number in (("num_train", num_train), ("num_val", num_val), ("num_test", num_test)):
-        if number < 1:
-            raise ValueError(f"`{name}` must be at least 1, but got {number}.")
-    return {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+    check_counts(**numbers)
+    train, val, test = numbers.values()
+    return {"train": train, "val": val, "test": test, "predict": test}
 
 
 class ArithmeticData(PromptData):
@@ -61,7 +59,7 @@ class ArithmeticData(PromptData):
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
         self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train, num_val, num_test)
+        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
         self.task, self.kept = task or ArithmeticTask(), kept
 
     def load(self, split: Split) -> list[PromptSet]:
@@ -112,7 +110,7 @@ class WordProblemData(TableData):
         sizes = prompts_per_batch, eval_prompts_per_batch
         super().__init__(task or MathTask(answer=Marker()), *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
         self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train, num_val, num_test)
+        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The generated problems of a split, as one table."""

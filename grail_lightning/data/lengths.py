@@ -33,8 +33,11 @@ class PromptLimit:
         room = None if self.context is None else max(self.context - self.response, 0)
         return min((n for n in (self.given, room) if n is not None), default=None)
 
-    def exceeded(self, prompts: Sequence[Prompt], name: str, lengths: Mapping[int, int]) -> str:
-        """A clause that names those of a dataset's prompts that are too long, by file and line where they have one."""
+    def exceeded(self, prompts: Sequence[Prompt], name: str, lengths: Mapping[int, int], remedied: int) -> str:
+        """Which prompts of a dataset are too long, by file and line where they have one, and how to use one of them.
+
+        `lengths` are those of the prompts, by their numbers, and `remedied` is that of the one to be used.
+        """
         named = []
         for number, length in list(lengths.items())[:_MOST_NAMED]:
             place = f"prompt {number + 1}"
@@ -43,24 +46,16 @@ class PromptLimit:
                 place = prompts.table.place(prompts.indices[number]).removeprefix(f"{name}, ")
             named.append(f"{place} ({length:,} tokens)")
         more = [f"and {len(lengths) - _MOST_NAMED:,} more"] if len(lengths) > _MOST_NAMED else []
-        source = "`data.max_prompt_length`"
-        if self.tokens != self.given:
-            source = f"context {self.context:,} minus `{self.option}` {self.response:,}"
-        of = f"{len(lengths):,} of {len(prompts):,} prompts of {name}"
-        longer = f"{'is' if len(lengths) == 1 else 'are'} longer than {self.tokens:,} tokens ({source})"
-        return f"{of} {longer}: {', '.join([*named, *more])}."
-
-    def remedy(self, length: int) -> str:
-        """The clause that says how a prompt of this length could be used."""
-        steps = []
-        if self.given is not None and length > self.given:
-            steps.append(f"raise `data.max_prompt_length` to at least {length:,}")
-        if self.context is not None and length + self.response > self.context:
-            if length >= self.context:
-                return "Take a model with a longer context"
-            steps.append(f"lower `{self.option}` to at most {self.context - length:,}")
-        text = " and ".join(steps)
-        return text[:1].upper() + text[1:]
+        remedies = []
+        if self.given is not None and remedied > self.given:
+            remedies.append(f"`data.max_prompt_length` of at least {remedied:,}")
+        if self.context is not None and remedied + self.response > self.context:
+            remedies.append(f"a context of more than {remedied + self.response:,} tokens or a lower `{self.option}`")
+        return (
+            f"{len(lengths):,} of {len(prompts):,} prompts of {name} are longer than {self.tokens:,} tokens "
+            f"(`data.max_prompt_length` {self.given}, context {self.context}, `{self.option}` {self.response}): "
+            f"{', '.join([*named, *more])}. One of {remedied:,} needs {' and '.join(remedies)}."
+        )
 
 
 def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[int, int]:
@@ -92,11 +87,12 @@ def leave_out_long(
     lengths = {} if limit.tokens is None else long_prompts(every, encode, limit.tokens)
     if not lengths:
         return prompts
-    said = limit.exceeded(every, prompts.name, lengths)
     if overlong == "error":
-        raise ValueError(f"{said} {limit.remedy(max(lengths.values()))}, or set `data.overlong: drop`.")
+        said = limit.exceeded(every, prompts.name, lengths, max(lengths.values()))
+        raise ValueError(f"{said} Or set `data.overlong: drop`.")
+    said = limit.exceeded(every, prompts.name, lengths, min(lengths.values()))
     if len(lengths) == len(every):
-        raise ValueError(f"{said} None is left. {limit.remedy(min(lengths.values()))}, or give shorter problems.")
+        raise ValueError(f"{said} None is left.")
     rank_zero_warn(f"{said} Training leaves out longer prompts.")
     short = [number for number in range(len(every)) if number not in lengths]
     difficulty = [prompts.difficulty[number] for number in short] if prompts.difficulty else ()
@@ -109,7 +105,5 @@ def check_evaluated(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimi
     """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems."""
     lengths = {} if limit.tokens is None else long_prompts(prompts, encode, limit.tokens)
     if lengths:
-        raise ValueError(
-            f"{limit.exceeded(prompts, prompts[0].dataset, lengths)} An evaluation leaves no problem out. "
-            f"{limit.remedy(max(lengths.values()))}, or remove such rows from the data."
-        )
+        said = limit.exceeded(prompts, prompts[0].dataset, lengths, max(lengths.values()))
+        raise ValueError(f"{said} An evaluation leaves no problem out: or remove such rows from the data.")

@@ -8,6 +8,7 @@ its whole group of rollouts.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +16,27 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.data.curriculum import Curriculum, easy_first
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """From easy to hard, by a column of the training data.
+
+    During the first `batches` batches, prompts are drawn from the easiest share of each dataset. The share grows
+    linearly from `start` to all rows; then ordinary epochs begin. No prompt is drawn again before all of the share have
+    been drawn.
+
+    Args:
+        column: The column of the difficulty, a number; a larger one is harder.
+        batches: The number of batches of rollouts until all problems are drawn from.
+        start: The share of the rows at the beginning, above 0 and at most 1.
+    """
+
+    column: str
+    batches: int
+    start: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -188,12 +207,36 @@ def draws_per_epoch(sets: Sequence[PromptSet]) -> list[int]:
     for which in sorted(range(len(sets)), key=lambda i: shares[i] - exact[i])[: size - sum(shares)]:
         shares[which] += 1
     for s, share in zip(sets, shares, strict=True):
-        if not share:
+        if share < 1:
             raise ValueError(
                 f"`weight` of {s.name} must give it at least one of the {size} draws of an epoch, but got {s.weight} "
                 f"of {total}. Raise it above {total / size:.3g}, or leave the dataset out."
             )
     return shares
+
+
+def easy_first(
+    difficulties: Sequence[Sequence[float]], weights: Sequence[float], draws: int, start: float, seed: int
+) -> list[tuple[int, int]]:
+    """The prompts of a curriculum, as (set, index) pairs: a pure function of its arguments.
+
+    `draws` prompts are drawn from sets in proportion to `weights`, from the easiest share of each, which grows from
+    `start` to 1. No prompt is drawn again as long as one of the share has not been drawn.
+    """
+    rng = random.Random(derive_seed(seed, "curriculum"))  # noqa: S311 - an order, not a secret
+    # Prompts of equal difficulty are in random order.
+    ranked = [sorted(rng.sample(range(len(d)), len(d)), key=d.__getitem__) for d in difficulties]
+    left: list[list[int]] = [[] for _ in ranked]  # Of each set: the prompts of the share that are not drawn,
+    known = [0 for _ in ranked]  # and how many have been of the share.
+    order = []
+    for slot in range(draws):
+        (which,) = rng.choices(range(len(ranked)), weights)
+        reach = max(1, math.ceil((start + (1 - start) * slot / draws) * len(ranked[which])))
+        left[which] += ranked[which][known[which] : reach]
+        known[which] = max(known[which], reach)
+        left[which] = left[which] or ranked[which][:reach]
+        order.append((which, left[which].pop(rng.randrange(len(left[which])))))
+    return order
 
 
 def _epoch_order(sets: Sequence[PromptSet], shares: Sequence[int], seed: int, epoch: int) -> list[tuple[int, int]]:

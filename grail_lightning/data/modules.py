@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.data.curriculum import Curriculum
 from grail_lightning.data.lengths import Encode, PromptLimit, leave_out_long
-from grail_lightning.data.loaders import EvaluationLoader, PromptSet, TrainingLoader
+from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader
+from grail_lightning.data.sources import check_counts
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.tasks.answered import AnswerTask
@@ -43,10 +43,7 @@ class PromptData(pl.LightningDataModule, ABC):
 
     def __init__(self, prompts_per_batch: int, eval_prompts_per_batch: int) -> None:
         super().__init__()
-        sizes = {"prompts_per_batch": prompts_per_batch, "eval_prompts_per_batch": eval_prompts_per_batch}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {size}.")
+        check_counts(prompts_per_batch=prompts_per_batch, eval_prompts_per_batch=eval_prompts_per_batch)
         self.prompts_per_batch, self.eval_prompts_per_batch = prompts_per_batch, eval_prompts_per_batch
         self.curriculum: Curriculum | None = None
         self.max_prompt_length: int | None = None

@@ -58,22 +58,18 @@ class RowPrompts(Sequence[Prompt]):
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
     """The prompt that a task makes of a row. It is checked, because the task may be the user's own class."""
-    prompt: object = task.prompt(row)
-    must = f"`{type(task).__name__}.prompt` must return a `Prompt`"
-    if not isinstance(prompt, Prompt):
+    prompt: Any = task.prompt(row)
+    if not (
+        isinstance(prompt, Prompt)
+        and isinstance(prompt.reference, str)
+        and isinstance(prompt.task, Task)
+        and (isinstance(prompt.messages, str) or (prompt.messages and all(map(_is_turn, prompt.messages))))
+    ):
         raise ValueError(
-            f"{must}, but got {type(prompt).__name__}. Return `Prompt(messages=…, reference=…, task=self)`, of "
-            "grail_lightning.tasks.base."
+            f"`{type(task).__name__}.prompt` must return a `Prompt` of grail_lightning.tasks.base, whose `messages` "
+            f'are text or a list of {{"role": …, "content": …}}, with a `reference` that is text and its `task`, '
+            f"but got {prompt!s:.300}."
         )
-    messages: object = prompt.messages
-    if not isinstance(messages, str) and not (isinstance(messages, list) and messages and all(map(_is_turn, messages))):
-        raise ValueError(
-            f'{must} whose `messages` are text or a list of {{"role": …, "content": …}} with two strings each, but got '
-            f"{messages!s:.120}."
-        )
-    for name, value, wanted in (("reference", prompt.reference, str), ("task", prompt.task, Task)):
-        if not isinstance(value, wanted):
-            raise ValueError(f"{must} whose `{name}` is a {wanted.__name__}, but got {type(value).__name__} ({value}).")
     return prompt
 
 

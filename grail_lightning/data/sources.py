@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -24,6 +24,13 @@ else:
     PathOrRows = str  # What YAML can say.
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def check_counts(**counts: int) -> None:
+    """Check options that count something, of which there must be at least one."""
+    for name, number in counts.items():
+        if number < 1:
+            raise ValueError(f"`{name}` must be at least 1, but got {number}.")
 
 
 @dataclass(frozen=True)
@@ -66,10 +73,7 @@ class DatasetSpec:
             object.__setattr__(self, "rows", self.path)
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
         object.__setattr__(self, "path", str(self.path))
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"`weight` of {self.path} must be a positive number, but got {self.weight}.")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"`limit` of {self.path} must be at least 1 row, but got {self.limit}.")
+        check_counts(**{f"limit` of `{self.path}": 1 if self.limit is None else self.limit})
         for column, wanted in (self.where or {}).items():
             if isinstance(wanted, Mapping) and not ({"min", "max"} >= set(wanted) != set()):
                 raise ValueError(
@@ -188,7 +192,7 @@ def read_table(spec: DatasetSpec) -> Table:
     if spec.rows is not None:
         table = _checked(Table(spec.path, spec.rows))
     elif path.suffix in (".jsonl", ".json"):
-        table = _read_json(spec.path, path)
+        table = _checked(_read_json(spec.path, path))
     elif path.suffix == ".parquet":
         table = Table(spec.path, _load("parquet", spec.path, data_files=str(path), split="train"))
     else:
@@ -200,42 +204,39 @@ def read_table(spec: DatasetSpec) -> Table:
 
 
 def _read_json(source: str, path: Path) -> Table:
-    """Read JSON or JSON lines. The library `datasets` reports no line numbers and rejects columns of mixed types."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source} must be UTF-8 text, but byte {error.start} is not. Convert it to UTF-8.") from None
-    if text.lstrip().startswith("["):
-        return _checked(Table(source, _parse(text, source, 1)))
-    numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    return _checked(Table(source, [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered]))
+    """The rows of a JSON list, or of a file with one object a line.
+
+    Not by `datasets.load_dataset("json")`, which changes answers without a word: 3 beside a decimal becomes 3.0, a
+    whole number of 30 digits loses some, and "2024-05-01" becomes a time. It does not count lines either.
+    """
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if data.lstrip().startswith(b"["):
+        return Table(source, _parse(data, source, 1))
+    numbered = [(n, line) for n, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
+    return Table(source, [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered])
 
 
-def _parse(text: str, source: str, line: int) -> Any:
+def _parse(text: bytes, source: str, line: int) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # Also for bytes that are not UTF-8, and for more digits than Python converts.
+        line += getattr(error, "lineno", 1) - 1
         raise ValueError(
-            f"{source}, line {line + error.lineno - 1}: malformed JSON ({error.msg}, column {error.colno}). "
-            "A .jsonl file must hold one JSON object a line."
+            f"{source}, line {line}: malformed JSON ({error}). It must be UTF-8, an object a line."
         ) from None
-    except ValueError as error:  # Python refuses to convert a whole number with too many digits.
-        raise ValueError(f"{source}, line {line}: {error}. Write the number as text.") from None
 
 
 def _checked(table: Table) -> Table:
-    r"""The table, if each row has named columns and valid text: JSON allows half of a surrogate pair (``\ud83d``)."""
+    r"""The table, whose rows must be objects without half of a surrogate pair (``\ud83d``)."""
     for index, row in enumerate(table.rows if isinstance(table.rows, list | tuple) else ()):
         if not isinstance(row, Mapping):
             raise ValueError(f"{table.place(index)}: expected an object with named columns, but got {row!r:.80}.")
         for column, value in row.items():
             try:  # Tokenizers and Parquet would stop at it, hours later perhaps.
-                json.dumps([column, value], ensure_ascii=False).encode()
+                json.dumps([column, value], ensure_ascii=False, default=str).encode()
             except UnicodeEncodeError:
-                raise ValueError(
-                    f"{table.place(index)}: `{ascii(column)[1:-1]}` must be valid Unicode, but holds half of a "
-                    "surrogate pair. Write the whole character, or remove it."
-                ) from None
+                place = f"{table.place(index)}: `{ascii(column)[1:-1]}`"
+                raise ValueError(f"{place} must be valid Unicode, but holds half of a surrogate pair.") from None
     return table
 
 
@@ -248,8 +249,7 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
     with nullcontext("") if local else hub_or_cache() as reason:
         try:
             return datasets.load_dataset(builder, **options)
-        # The library, the network and the hub raise many types. The user needs the name, the reason and the next step.
-        except Exception as error:
+        except Exception as error:  # The library, the network and the hub raise many types.
             cause = error.__cause__ or error
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
             if reason and isinstance(error, ConnectionError | FileNotFoundError):
@@ -265,11 +265,18 @@ def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
     where = spec.where or {}
     selected: list[int] = []
     for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
-        cell = partial(_cell, table, index, row)
-        if all(_fits(cell(column), wanted, f"{table.place(index)}: `{column}`") for column, wanted in where.items()):
-            _check_text(cell(spec.problem), f"{table.place(index)}: `{spec.problem}`")
-            for answer in answers_in(cell(spec.answer)) or [None]:
-                _check_text(answer, f"{table.place(index)}: `{spec.answer}`")
+        place = table.place(index)
+        missing = [column for column in (spec.problem, spec.answer, *where) if column not in row]
+        if missing:
+            there = getattr(table.rows, "column_names", None) or list(row)
+            raise ValueError(
+                f"{place}: there is no column `{missing[0]}`. The columns are: {', '.join(map(str, there))}. Name "
+                "the right one with `problem`, `answer` or `where` of the dataset."
+            )
+        if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
+            _check_text(row[spec.problem], f"{place}: `{spec.problem}`")
+            for answer in answers_in(row[spec.answer]) or [None]:
+                _check_text(answer, f"{place}: `{spec.answer}`")
             selected.append(index)
             if len(selected) == spec.limit:
                 break
@@ -284,25 +291,13 @@ def answers_in(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _cell(table: Table, index: int, row: Mapping[str, object], column: str) -> object:
-    if column not in row:
-        there = getattr(table.rows, "column_names", None) or list(row)
-        raise ValueError(
-            f"{table.place(index)}: there is no column `{column}`. The columns are: {', '.join(map(str, there))}. "
-            "Name the right one with `problem`, `answer` or `where` of the dataset."
-        )
-    return row[column]
-
-
 def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise ValueError(f"{place} must be text or a number, but got {value!r:.80}.")
-    if value is None or not str(value).strip():
-        raise ValueError(f"{place} must not be empty. Fill it in, remove the row, or leave it out by `where`.")
-    if isinstance(value, float) and not math.isfinite(value):
+    if value is None or not str(value).strip() or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(
-            f"{place} must be a finite number, but got {value}: a missing value, or beyond a float's range. "
-            "Write the number as text, remove the row, or leave it out by `where`."
+            f"{place} must be text that is not empty, or a finite number, but got {value!r}. Fill it in, remove the "
+            "row, or leave it out by `where`."
         )
 
 
@@ -313,8 +308,5 @@ def _fits(value: Any, wanted: object, place: str) -> bool:
         return bool(value == wanted)
     try:
         return bool(wanted.get("min", value) <= value <= wanted.get("max", value))
-    except TypeError:
-        raise ValueError(
-            f"{place} must be comparable with {dict(wanted)}, but got {value!r:.80}. "
-            "Give a list of values instead of min and max."
-        ) from None
+    except TypeError as error:
+        raise ValueError(f"{place} must be comparable with {dict(wanted)}, but got {value!r:.80} ({error}).") from None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from grail_lightning.data.curriculum import Curriculum, read_difficulty
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
-from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.loaders import Curriculum, PromptSet
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import (
     DatasetSpec,
     Table,
+    check_counts,
     check_path,
     in_folder,
     is_local,
@@ -56,8 +57,7 @@ class TableData(PromptData):
         kept: Kept | None = None,
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
-        if max_prompt_length is not None and max_prompt_length < 1:
-            raise ValueError(f"`max_prompt_length` must be at least 1 token, but got {max_prompt_length}.")
+        check_counts(max_prompt_length=1 if max_prompt_length is None else max_prompt_length)
         if overlong not in ("drop", "error"):
             raise ValueError(f"`overlong` must be drop or error, but got {overlong!r}.")
         self.task, self.few_shot, self.curriculum, self.kept = task, few_shot, curriculum, kept
@@ -99,8 +99,23 @@ class TableData(PromptData):
         prompts = RowPrompts(table, rows, spec, self.task, change)
         if split != "train" or self.curriculum is None:
             return PromptSet(spec.label, prompts, spec.weight)
-        difficulty = read_difficulty(self.curriculum.column, table, prompts.indices)
+        difficulty = _difficulty(self.curriculum.column, table, prompts.indices)
         return PromptSet(spec.label, prompts, spec.weight, difficulty)
+
+
+def _difficulty(column: str, table: Table, indices: Sequence[int]) -> list[float]:
+    """The difficulty of the selected rows, whose indices ascend."""
+    selected, difficulty = set(indices), []
+    for index, row in enumerate(table.columns([column])):
+        value = row.get(column) if index in selected else 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(
+                f"{table.place(index)}: `{column}` must be a finite number, the difficulty that `curriculum.column` "
+                f"names, but got {value!r}. The columns are: {', '.join(map(str, table.rows[index]))}."
+            )
+        if index in selected:
+            difficulty.append(float(value))
+    return difficulty
 
 
 class MathData(TableData):

@@ -9,7 +9,6 @@ import pickle
 import re
 import shutil
 import zipfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,17 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
-        except (OSError, RuntimeError) as error:  # torch.save hides the reason in a RuntimeError.
-            said = "A checkpoint could not be written, and an earlier one of this name is unchanged"
-            number, reason = _cause(error)
-            raise OSError(number, f"{said}: {reason}", str(target)) from error
+        except (OSError, RuntimeError) as error:
+            # torch hides the operating system's error behind a RuntimeError about its file format.
+            reason = error.__context__ if isinstance(error.__context__, OSError) else error
+            number, text = getattr(reason, "errno", None) or errno.EIO, getattr(reason, "strerror", None) or reason
+            raise OSError(
+                number,
+                f"A checkpoint could not be written, and an earlier one of this name is unchanged: {text}",
+                str(target),
+            ) from error
         finally:
             part.unlink(missing_ok=True)
-        _to_disk(target.parent)
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
@@ -75,7 +78,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
             if not Path(path).is_file() or _is_whole(Path(path)):
                 raise
-            raise damaged(Path(path)) from error
+            raise _damaged(Path(path)) from error
 
 
 def save_whole(trainer: Trainer, target: Path) -> None:
@@ -114,25 +117,26 @@ def read_state(path: str | None, strategy: Strategy, weights_only: bool | None =
     must = f"`ckpt_path` must be a checkpoint of a run, such as last.ckpt, but {path}"
     if not file.is_file():
         raise ValueError(f"{must} is a folder without one. A policy in Hugging Face format goes to `model.policy`.")
-    load = partial(torch.load, file, map_location="cpu", weights_only=weights_only)
     try:
-        content: Any = load(mmap=zipfile.is_zipfile(file))
-    except pickle.UnpicklingError as error:
-        if _is_whole(file):
-            reason = re.search(r"Unsupported (?:global: GLOBAL|class) [\w.]+", str(error))
-            raise ValueError(
-                f"`ckpt_path` must hold nothing but tensors and plain values, but {path} does not "
-                f"({reason[0] if reason else first_line(error)}). If you trust it, add `--weights_only=false`."
-            ) from error
-        raise damaged(Path(path)) from error
-    except Exception as error:  # Some file systems cannot map files, and a damaged file can raise anything.
-        try:
-            content = load(mmap=False)
-        except Exception:
-            raise damaged(Path(path)) from error
+        content = _load(file, weights_only)
+    except Exception as error:  # A damaged file can raise anything.
+        if not _is_whole(file):
+            raise _damaged(Path(path)) from error
+        reason = re.search(r"Unsupported (?:global: GLOBAL|class) [\w.]+", str(error))
+        raise ValueError(
+            f"`ckpt_path` must hold nothing but tensors and plain values, but {path} does not "
+            f"({reason[0] if reason else first_line(error)}). If you trust it, add `--weights_only=false`."
+        ) from error
     if not isinstance(content, dict) or "global_step" not in content:
         raise ValueError(f"{must} holds other things. Weights in Hugging Face format go to `model.policy`.")
     return content
+
+
+def _load(file: Path, weights_only: bool | None) -> Any:
+    """The content of a file, whose tensors are mapped into memory if the file system supports that."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return torch.load(file, map_location="cpu", weights_only=weights_only, mmap=zipfile.is_zipfile(file))
+    return torch.load(file, map_location="cpu", weights_only=weights_only)
 
 
 def _is_whole(file: Path) -> bool:
@@ -158,36 +162,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def damaged(path: Path) -> ValueError:
+def _damaged(path: Path) -> ValueError:
     """The error about a checkpoint that is not as it was written. It names the newest whole one in the same folder."""
     whole = [other for other in path.parent.glob("*.ckpt") if other != path and other.is_file() and _is_whole(other)]
-    newest = max(whole, key=lambda other: other.stat().st_mtime, default=None)
     instead = "no other in its folder is whole: begin anew"
-    if newest is not None:
-        instead = f"the newest whole one in its folder is {newest}{_step(newest)}: give that"
+    if whole:
+        newest, step = max(whole, key=lambda other: other.stat().st_mtime), ""
+        with contextlib.suppress(RuntimeError, LookupError, TypeError, pickle.UnpicklingError):
+            step = f" (step {torch.load(newest, map_location='meta', weights_only=True)['global_step']})"
+        instead = f"the newest whole one in its folder is {newest}{step}: give that"
     return ValueError(f"`ckpt_path` must be a whole checkpoint, but got {path}, which is damaged; {instead}.")
-
-
-def _step(file: Path) -> str:
-    """The optimiser step of a checkpoint, in words; empty if it cannot be read without reading the tensors."""
-    with contextlib.suppress(RuntimeError, LookupError, TypeError, pickle.UnpicklingError):
-        return f" (step {torch.load(file, map_location='meta', weights_only=True)['global_step']})"
-    return ""
-
-
-def _cause(error: BaseException) -> tuple[int, str]:
-    """The operating system's error number and message. torch hides them behind an error about its file format."""
-    cause = error.__context__ if isinstance(error.__context__, OSError) else error
-    if isinstance(cause, OSError) and cause.errno is not None:
-        return cause.errno, cause.strerror or str(cause)
-    return errno.EIO, str(cause)
-
-
-def _to_disk(folder: Path) -> None:
-    """Flush a folder's directory entries to the disk, if the file system supports it."""
-    with contextlib.suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

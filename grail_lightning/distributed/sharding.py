@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
-from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -33,23 +32,6 @@ def check_strategy(strategy: object) -> None:
         )
 
 
-def data_parallel_mesh(mesh: DeviceMesh | None, loading: Loading) -> DeviceMesh | None:
-    """The part of a strategy's device mesh over which weights are sharded; None if there is no mesh."""
-    if mesh is None:
-        if loading.reduce_once:
-            rank_zero_warn(
-                "`loading.reduce_once` changes nothing where gradients are not sharded. Set "
-                "`--trainer.strategy=ModelParallelStrategy`, or leave it off."
-            )
-        return None
-    if (sharing := mesh["tensor_parallel"].size()) > 1:
-        raise ValueError(
-            f"`tensor_parallel_size` must be 1, since layers are never split, but got {sharing}. "
-            f"Set `ModelParallelStrategy(data_parallel_size={mesh.size()}, tensor_parallel_size=1)`."
-        )
-    return mesh["data_parallel"]
-
-
 def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
     """Shard every decoder block, and then the other weights, over a data-parallel mesh, in place."""
     # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective.
@@ -69,11 +51,20 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 def load_on_ranks(
     name: PolicySource, loading: Loading, mesh: DeviceMesh | None, *, half_precision: bool, trainable: bool
 ) -> Policy:
-    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh."""
-    part = data_parallel_mesh(mesh, loading)
+    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
+
+    Raises:
+        ValueError: If the policy cannot be loaded, or the mesh would split layers.
+    """
+    # Lightning's default makes all devices of a node share the same rows, and expects the layers to be split.
+    if mesh is not None and (sharing := mesh["tensor_parallel"].size()) > 1:
+        raise ValueError(
+            f"`tensor_parallel_size` must be 1, since layers are never split, but got {sharing}. "
+            f"Set `ModelParallelStrategy(data_parallel_size={mesh.size()}, tensor_parallel_size=1)`."
+        )
     policy = load_policy(name, loading, half_precision=half_precision, trainable=trainable)
     policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
-    return policy if part is None else shard(policy, part)
+    return policy if mesh is None else shard(policy, mesh["data_parallel"])
 
 
 @contextmanager

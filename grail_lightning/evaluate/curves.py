@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
-import warnings
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from grail_lightning.evaluate.compare import with_corrected
+from grail_lightning.evaluate.records import flat, unequal
 from grail_lightning.evaluate.runs import Run, paired_seeds
-from grail_lightning.evaluate.seeds import seeds_difference, seeds_estimate
+from grail_lightning.evaluate.statistics import seeds_difference, seeds_estimate
 
 CURVE = "val/accuracy"
 # Options of the data that change training but not the problems of its validations.
-_TRAINING = {"train", "num_train", "prompts_per_batch", "eval_prompts_per_batch", "curriculum", "kept"}
-_TRAINING |= {"test", "num_test"}
+_TRAINING = re.compile(
+    r"(train|num_train|test|num_test|prompts_per_batch|eval_prompts_per_batch|curriculum|kept|task\.init_args\.rewards)"
+    r"(\..*)?"
+)
 
 
 def read_scalars(folder: Path, tag: str) -> dict[int, float]:
@@ -62,23 +63,22 @@ def compare_curves(curves: pd.DataFrame, baseline: str) -> pd.DataFrame:
         name: of.pivot(index="step", columns="run", values="value").dropna()[of["run"].unique()]
         for name, of in curves.groupby("method", sort=False)
     }
-    common = set.intersection(*(set(table.index) for table in tables.values())) if tables else set()
+    end = max(set.intersection(*(set(table.index) for table in tables.values())), default=None) if tables else None
     seed_of = curves.groupby("run")["seed"].first()
     rows: list[dict[str, Any]] = []
     for method, table in tables.items():
+        known = {"figure": CURVE, "dataset": "", "method": method, "tested": None, "paired_seeds": math.nan}
         for step, values in table.iterrows():
             band = seeds_estimate(list(values))
-            row = {"part": "curve", "method": method, "step": step, "seeds": len(values), "tested": None}
-            rows.append(row | {"value": band.value, "low": band.low, "high": band.high, "paired_seeds": math.nan})
-        if common:
-            end = table.loc[max(common)]
-            rows.append(
-                next(row for row in rows if (row["method"], row["step"]) == (method, end.name)) | {"part": "end"}
-            )
+            row = known | {"step": step, "seeds": len(values), "value": band.value, "low": band.low, "high": band.high}
+            rows.append(row | {"part": "curve"})
+            if step == end:
+                ending = row | {"part": "end"}
+        if end is not None:
             if method != baseline and baseline in tables:
-                rows[-1] |= {"baseline": baseline} | _difference(end, tables[baseline].loc[end.name], seed_of)
-    frame = pd.DataFrame(rows)
-    return with_corrected(frame.assign(figure=CURVE, dataset="")) if rows else frame
+                ending |= {"baseline": baseline} | _difference(table.loc[end], tables[baseline].loc[end], seed_of)
+            rows.append(ending)
+    return with_corrected(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 
 def _difference(ours: pd.Series, theirs: pd.Series, seed_of: pd.Series) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def _difference(ours: pd.Series, theirs: pd.Series, seed_of: pd.Series) -> dict[
     places = paired_seeds(list(seed_of[ours.index]), list(seed_of[theirs.index]))
     if not places:
         return {"tested": seeds_difference(list(ours), list(theirs), False)}
-    pairs = [(ours.iloc[one], theirs.iloc[two]) for one, two in places]
-    tested = seeds_difference([one for one, _ in pairs], [two for _, two in pairs], True)
+    mine, other = (list(of) for of in zip(*places, strict=True))
+    tested = seeds_difference(list(ours.iloc[mine]), list(theirs.iloc[other]), True)
     return {"tested": tested, "paired_seeds": len(places) if tested else math.nan}
 
 
@@ -95,48 +95,17 @@ def other_validation(runs: Sequence[Run]) -> str | None:
     """What differs between the validations of two runs, as far as their configs tell; None if nothing does."""
     runs = [run for run in runs if run.events and run.config]
     for run in runs[1:]:
-        one, two = _validation(runs[0]), _validation(run)
-        names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-        if names:
-            differ = ", ".join(f"`{name}` ({one.get(name)!r:.60}, {two.get(name)!r:.60})" for name in names)
-            return f"{runs[0].given} and {run.given} differ in {differ}"
+        if differ := unequal(_validation(runs[0]), _validation(run)):
+            return f"{runs[0].given} and {run.given} differ in {', '.join(differ.values())}"
     return None
 
 
 def _validation(run: Run) -> dict[str, object]:
     """The options that decide on the problems and the sampling of a validation."""
     evaluation, data, model = (run.config.get(name) or {} for name in ("evaluation", "data", "model"))
-    options = data.get("init_args") or {}
-    settings = {f"data.{name}": value for name, value in options.items() if name not in _TRAINING}
-    if isinstance(task := options.get("task"), dict):
-        rest = {name: value for name, value in (task.get("init_args") or {}).items() if name != "rewards"}
-        settings["data.task"] = {**task, "init_args": rest}
-    settings |= {"data": data.get("class_path"), "evaluation.num_samples": evaluation.get("num_samples")}
+    options = {
+        f"data.{name}": value for name, value in flat(data.get("init_args") or {}) if not _TRAINING.fullmatch(name)
+    }
+    options |= {"data": data.get("class_path"), "evaluation.num_samples": evaluation.get("num_samples")}
     # Without options of its own a validation samples as training does.
-    return settings | {"evaluation.sampling": evaluation.get("sampling") or model.get("sampling")}
-
-
-def picture(curves: pd.DataFrame, plain: Callable[[str], str]) -> str:
-    """The curves of each method with their bands, as the address of an SVG image."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 9}), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # The browser has letters that matplotlib's font lacks.
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-        axes, lines, names = figure.add_subplot(xlabel="optimiser steps", ylabel=CURVE), [], []
-        styles = ("solid", "dashed", "dotted", "dashdot")  # Neighbours differ without colour, too.
-        for number, (method, of) in enumerate(curves.groupby("method", sort=False)):
-            style = styles[number % len(styles)]
-            (line,) = axes.plot(of["step"], of["value"], linestyle=style, marker="o", markersize=2.5)
-            axes.fill_between(of["step"], of["low"], of["high"], color=line.get_color(), alpha=0.15, linewidth=0)
-            lines.append(line)
-            names.append(plain(str(method)))
-        axes.grid(linewidth=0.4)
-        # Names are untrusted: a `$` begins no formula, and a `_` hides none.
-        for text, name in zip(axes.legend(lines, ["x"] * len(lines)).get_texts(), names, strict=True):
-            text.set_parse_math(False)
-            text.set_text(name)
-        written = io.BytesIO()
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode()}"
+    return options | {"evaluation.sampling": evaluation.get("sampling") or model.get("sampling")}

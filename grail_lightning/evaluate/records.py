@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -70,27 +70,17 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """The verdicts on the ``n`` samples of one problem; every tuple has ``n`` entries, in the order of the samples.
-
-    Attributes:
-        dataset: The name of the dataset.
-        index: The place of the problem in the dataset.
-        columns: Short further columns of the row.
-        correct: Which samples are right.
-        statuses: The status of each verdict.
-        lengths: Generated tokens.
-        finished: Whether a response ended by itself.
-        votes: Equal numbers for equal answers, -1 without an answer.
-    """
+    """The verdicts on the ``n`` samples of one problem; every tuple has ``n`` entries, in the order of the samples."""
 
     dataset: str
-    index: int
+    index: int  # Its place in the dataset.
     columns: dict[str, Any]
     correct: tuple[bool, ...]
     statuses: tuple[str, ...]
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # Generated tokens.
     finished: tuple[bool, ...]
-    votes: tuple[int, ...]
+    votes: tuple[int, ...]  # Equal numbers for equal answers, -1 without an answer.
+    identity: str = ""  # See `problem_id`.
 
 
 def problems_of(samples: Iterable[Sample], compare: Comparison = "math") -> list[Problem]:
@@ -106,9 +96,23 @@ def problems_of(samples: Iterable[Sample], compare: Comparison = "math") -> list
             lengths=tuple(sample.num_tokens for sample in group),
             finished=tuple(sample.finished for sample in group),
             votes=tuple(_votes([sample.prediction for sample in group], compare)),
+            identity=group[0].problem,
         )
         for group in groups
     ]
+
+
+def whole_problems(samples: Iterable[Sample], facts: Mapping[str, Any], *, votes: bool = True) -> list[Problem]:
+    """The problems that have all their samples, in the order of the data, of samples in any order.
+
+    `facts` are what the samples belong to (`read_evaluation`). Grouping equal answers takes long, and needs `votes`.
+    """
+    places = {(sample.dataset, sample.index, sample.sample): sample for sample in reversed(list(samples))}
+    ordered = (places[place] if votes else replace(places[place], prediction=None) for place in sorted(places))
+    grading, problems = facts.get("grading") or {}, list[Problem]()
+    for name, rows in groupby(ordered, key=lambda sample: sample.dataset):
+        problems += problems_of(rows, grading.get(name, {}).get("compare", "math"))
+    return [problem for problem in problems if len(problem.correct) == facts["num_samples"]]
 
 
 def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
@@ -141,7 +145,7 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
     """
     file = folder / FACTS
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        facts = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
             f"{folder} must be a folder of samples, but has no {FACTS}. Give the folder `samples` that a test left, "
@@ -149,10 +153,10 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ValueError(f"{file} must be JSON, but got: {error}. Move the folder away.") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or not {"datasets", "num_samples"} <= found.keys():
-        got = ascii(str(found.get("format", sorted(found)) if isinstance(found, dict) else found)[:80])
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT or not {"datasets", "num_samples"} <= facts.keys():
+        got = ascii(str(facts.get("format", sorted(facts)) if isinstance(facts, dict) else facts)[:80])
         raise ValueError(f"{file} must have the `format` {FORMAT} and its entries, but got {got}. Move the folder.")
-    return found
+    return facts
 
 
 def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -163,13 +167,22 @@ def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The dotted names in which two evaluations differ, so that their samples must not be mixed."""
     one, two = (dict(flat(json.loads(json.dumps(tree)))) for tree in (before, now))
+    return [name for name in unequal(one, two) if not _INCIDENTAL.fullmatch(name)]
+
+
+def unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, str]:
+    """The names, in their order, under which two mappings hold other values or one holds none, with both values."""
     names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-    return [name for name in names if not _INCIDENTAL.fullmatch(name)]
+    return {name: f"`{name}` ({one.get(name)!r:.100}, {two.get(name)!r:.100})" for name in names}
 
 
-def rank_file(folder: Path, rank: int) -> Path:
-    """The file of the samples of one rank."""
-    return folder / f"rank_{rank:05d}.jsonl"
+def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values as dotted names and values; an empty mapping is a value."""
+    if not isinstance(tree, dict) or not tree:
+        yield name, tree
+        return
+    for key, value in tree.items():
+        yield from flat(value, f"{name}.{key}" if name else str(key))
 
 
 def read_samples(folder: Path) -> Iterator[Sample]:
@@ -180,7 +193,7 @@ def read_samples(folder: Path) -> Iterator[Sample]:
     Raises:
         ValueError: If another line is no sample. The message names file and line.
     """
-    for file in sorted(folder.glob("rank_*.jsonl")):
+    for file in _files(folder):
         for _, sample in _lines(file):
             yield sample
 
@@ -192,7 +205,7 @@ def prune(folder: Path, keep: Callable[[Sample], bool]) -> int:
     """
     seen: set[tuple[str, int, int]] = set()
     removed = 0
-    for file in sorted(folder.glob("rank_*.jsonl")):
+    for file in _files(folder):
         kept, number = [], 0
         for line, sample in _lines(file):
             number += 1
@@ -210,7 +223,7 @@ class SampleWriter:
     """Appends the samples of one rank to its file, in a folder that exists."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = rank_file(folder, rank).open("ab")
+        self._file = (folder / f"rank_{rank:05d}.jsonl").open("ab")
 
     def write(self, samples: Sequence[Sample]) -> None:
         """Append samples; they are on the disk when this returns."""
@@ -223,6 +236,10 @@ class SampleWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rank_*.jsonl"))
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
@@ -239,12 +256,3 @@ def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
                     f"{line[:60]!a}. Remove the line, or move the folder away."
                 ) from None
             yield line, sample
-
-
-def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values as dotted names and values; an empty mapping is a value."""
-    if not isinstance(tree, dict) or not tree:
-        yield name, tree
-        return
-    for key, value in tree.items():
-        yield from flat(value, f"{name}.{key}" if name else str(key))

@@ -13,15 +13,15 @@ from typing import Any
 
 import yaml
 
-from grail_lightning.evaluate.records import FACTS, read_evaluation
+from grail_lightning.evaluate.records import FACTS, flat, read_evaluation
 
 CHOICE = "choice__"  # What the files begin with that a sweep leaves beside the runs that choose.
 _STAGES = ("test", "validate", "validation/step_*")  # Of several validations the last one counts.
 # What differs between two runs of one method: the seed, and where files are.
-_INCIDENTAL = [
-    *("seed_everything", "ckpt_path", "trainer.logger", "trainer.default_root_dir", "trainer.enable_progress_bar"),
-    *("checkpoint.dirpath", "last_checkpoint.folder", "export.folder", "predictions.file"),
-]
+_INCIDENTAL = re.compile(
+    r"seed_everything|ckpt_path|trainer\.(logger|default_root_dir|enable_progress_bar)(\..*)?"
+    r"|checkpoint\.dirpath|last_checkpoint\.folder|export\.folder|predictions\.file"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +57,27 @@ class Run:
 
 
 def find_runs(given: Sequence[str]) -> list[Run]:
-    """The runs that a user names: folders of runs, of their stages or of samples, each also as ``NAME=FOLDER``."""
+    """The runs that a user names, with their methods: folders of runs, of stages or of samples, also ``NAME=FOLDER``.
+
+    Runs of one method are neighbours, in the order of seeds. They belong to one if the user gave them the same name;
+    else if a sweep says so; else if their configs differ in nothing but the seed and the places of files. Tasks of a
+    sweep are apart; runs of one task are together with runs of no task, if there are some.
+
+    Raises:
+        ValueError: If there are no such runs, or they must not be compared.
+    """
     runs: dict[Path, Run] = {}
     for argument in given:
-        if Path(argument).name.startswith((CHOICE, "choice.json")) and Path(argument).is_file():
-            continue  # `FOLDER/*` names them, too.
-        run = _find(argument)
-        other = runs.setdefault((run.samples or run.folder).resolve(), run)
-        if other is not run:
-            raise ValueError(f"Each run must be given once, but {other.given} and {argument} are one. Leave one out.")
+        if not (Path(argument).name.startswith(CHOICE) and Path(argument).is_file()):  # `FOLDER/*` names them, too.
+            run = _find(argument)
+            other = runs.setdefault((run.samples or run.folder).resolve(), run)
+            if other is not run:
+                raise ValueError(
+                    f"Each run must be given once, but {other.given} and {argument} are one. Leave one out."
+                )
     if not runs:
         raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
-    return list(runs.values())
+    return _with_methods(list(runs.values()))
 
 
 def _find(argument: str) -> Run:
@@ -85,17 +94,14 @@ def _find(argument: str) -> Run:
     above = [path, *path.resolve().parents[:4]]  # Of the samples of a validation, the run's folder is the fourth.
     folder = next((place for place in above if any(place.glob("config*.yaml"))), path)
     facts = read_evaluation(samples) if samples else {}
-    trained = _trained_in(folder, facts.get("model") or {})
+    trained = _trained_in(facts.get("model") or {}) or folder
     events = next((place for place in (folder, trained) if any(place.glob("events.out.tfevents*"))), None)
     if samples is None and events is None:
         raise ValueError(
             f"{path} must hold the samples of an evaluation (a folder `samples` with {FACTS}) or TensorBoard's event "
             "files, but it holds neither. Run `grail-lightning test`, which keeps samples, or name another folder."
         )
-    config = _read_object(trained / "config.yaml") or _read_object(folder / "config.yaml")
-    for other in sorted(folder.glob("config_*.yaml"), key=lambda file: file.stat().st_mtime):
-        config = config or _read_object(other)
-    sweep = _read_object(trained / "sweep.json") or _read_object(folder / "sweep.json")
+    others = sorted(folder.glob("config_*.yaml"), key=lambda file: file.stat().st_mtime)
     return Run(
         given=argument,
         name=name,
@@ -103,24 +109,22 @@ def _find(argument: str) -> Run:
         events=events,
         samples=samples,
         facts=facts,
-        sweep=sweep,
-        config=config,
+        sweep=_read_first(trained / "sweep.json", folder / "sweep.json"),
+        config=_read_first(trained / "config.yaml", folder / "config.yaml", *others),
     )
 
 
-def _trained_in(folder: Path, model: Mapping[str, Any]) -> Path:
+def _trained_in(model: Mapping[str, Any]) -> Path | None:
     """The folder of the run that trained the evaluated policy: that of its checkpoint or of its export."""
-    for file in (model.get("checkpoint"), model.get("policy")):
-        if isinstance(file, str) and Path(file).exists():
-            for above in Path(file).resolve().parents[:2]:
-                if (above / "config.yaml").is_file():
-                    return above
-    return folder
+    files = [Path(model[name]) for name in ("checkpoint", "policy") if model.get(name) and Path(model[name]).exists()]
+    folders = [above for file in files for above in file.resolve().parents[:2]]
+    return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    """The content of a file of YAML or JSON; empty without the file."""
-    if not file.is_file():
+def _read_first(*files: Path) -> dict[str, Any]:
+    """The content of the first file of YAML or JSON that is there; empty without one."""
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
         return {}
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -133,13 +137,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def with_methods(runs: Sequence[Run]) -> list[Run]:
-    """The runs with the names of their methods and tasks; runs of one method are neighbours, in the order of seeds.
-
-    Runs belong to one method if the user gave them the same name; else if a sweep says so; else if their configs differ
-    in nothing but the seed and the places of files. Tasks of a sweep are apart; runs of one task are together with runs
-    of no task, if there are some.
-    """
+def _with_methods(runs: Sequence[Run]) -> list[Run]:
     tasks = dict.fromkeys(str(run.sweep.get("task", "")) for run in runs)
     if "" in tasks and len(tasks) > 2:
         raise ValueError(
@@ -153,16 +151,13 @@ def with_methods(runs: Sequence[Run]) -> list[Run]:
         )
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        task = "" if "" in tasks else str(run.sweep.get("task", ""))
-        groups[task, _key(run)].append(run)
-    points = Counter((task, of[0].sweep["method"]) for (task, _), of in groups.items() if of[0].sweep)
-    grouped: list[Run] = []
+        groups["" if "" in tasks else str(run.sweep.get("task", "")), _key(run)].append(run)
+    points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
+    names, grouped = Counter[tuple[str, str]](), list[Run]()
     for (task, _), members in groups.items():
-        alone = points[task, members[0].sweep.get("method")] == 1
-        name, number = _name(members, alone), 2
-        method, taken = name, {run.method for run in grouped if run.task == task}
-        while method in taken:
-            method, number = f"{name} ({number})", number + 1
+        name = _name(members, several_points=points[task, members[0].sweep.get("method")] > 1)
+        names[task, name] += 1
+        method = name if names[task, name] == 1 else f"{name} ({names[task, name]})"
         members.sort(key=lambda run: (run.seed is None, run.seed or 0))
         for one, two in pairwise(members):
             if one.seed == two.seed:
@@ -182,22 +177,16 @@ def _key(run: Run) -> str:
         return json.dumps([run.sweep["method"], run.sweep.get("point")], sort_keys=True, default=str)
     if not run.config:
         return f"folder {run.folder.resolve()}"
-    config = {name: dict(value) if isinstance(value, dict) else value for name, value in run.config.items()}
-    for option in _INCIDENTAL:
-        above, _, name = option.rpartition(".")
-        tree = config.get(above) if above else config
-        if isinstance(tree, dict):
-            tree.pop(name, None)
-    return json.dumps(config, sort_keys=True, default=str)
+    return repr(sorted((name, repr(value)) for name, value in flat(run.config) if not _INCIDENTAL.fullmatch(name)))
 
 
-def _name(members: Sequence[Run], alone: bool) -> str:
+def _name(members: Sequence[Run], *, several_points: bool) -> str:
     """What the user or a sweep says; else the name of the folder, without its number if there are several."""
     first = members[0]
     if first.name:
         return first.name
     if first.sweep:
-        return str(first.sweep["method"]) + ("" if alone or not first.point else f", {first.point}")
+        return str(first.sweep["method"]) + (f", {first.point}" if several_points and first.point else "")
     name = first.folder.resolve().name
     return (re.sub(r"[_.\- ]*(seed)?[_.\- ]*\d+$", "", name) or name) if len(members) > 1 else name
 

@@ -1,10 +1,10 @@
-r"""Intervals and tests of shares of solved problems. Only numpy and scipy.
+r"""The 95 % intervals and the tests of figures: of problems, of datasets together, and of seeds. Only numpy and scipy.
 
-Shapes: ``N`` problems of a dataset. A *share* is a figure of one problem in [0, 1]:
+Shapes: ``N`` problems of a dataset, ``S`` seeds (runs of one method). A *share* is a figure of one problem in [0, 1]:
 the share of its samples that are right, or its pass@k. Its *noise* is its variance over other samples of the same
-problem (`grail_lightning.functional.pass_at_k_variance`).
+problem (`grail_lightning.functional.pass_at_k_variance`). The weights of datasets have the sum 1.
 
-Problems are a random sample of a population. `seeds` adds several seeds and datasets.
+Problems are a random sample of a population, and the seeds of a method of its possible trainings.
 ``docs/report.md`` tells how the methods were chosen; ``benchmarks/interval_coverage.py`` measures their coverage.
 """
 
@@ -12,32 +12,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import nctdtrinc, ndtri, stdtr, stdtrit
 
-UPPER = 0.975  # The upper limit of a 95 % interval.
+_UPPER = 0.975  # The upper limit of a 95 % interval.
+_POWER = 0.8
 # Up to this many problems with a difference, all their signs are enumerated (a million sums).
-MOST_ENUMERATED = 20
+_MOST_ENUMERATED = 20
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeedSpread:
+    """How much the mean over seeds varies with the seeds."""
+
+    # The variance of the mean over seeds, estimated from the spread of the seeds' means.
+    variance: float
+    # The part of it that the seeds themselves cause: without what sampling would cause alone; at least 0.
+    excess: float
+    # Its degrees of freedom.
+    df: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure with the limits of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Estimate):
+    """A paired difference with its 95 % interval and its test."""
+
+    # Two-sided, of the hypothesis that there is no difference; not corrected.
+    p_value: float
+    # The standard error that the problems cause, and its degrees of freedom.
+    problems_error: float
+    problems_df: float
+    # None if a method has only one seed.
+    seeds: SeedSpread | None
+
+    def detectable(self, comparisons: int = 1) -> float:
+        """The smallest true difference that a repetition would find with a probability of 80 %.
+
+        It is as many standard errors as the noncentrality at which Student's test of the level ``0.05 / comparisons``
+        has that power. With seeds it is the larger one of the two tests of `difference`.
+        """
+        level = 1 - (1 - _UPPER) / max(comparisons, 1)
+
+        def least(variance: float, df: float) -> float:
+            return float(nctdtrinc(df, 1 - _POWER, _t_quantile(df, level))) * math.sqrt(variance)
+
+        if self.seeds is None:
+            return least(self.problems_error**2, self.problems_df)
+        both = least(self.problems_error**2 + self.seeds.excess, self.problems_df)
+        return max(both, least(self.seeds.variance, self.seeds.df))
+
+
+# --- problems of one dataset, and of several --------------------------------------------------------------------------
+
+
 def mean_interval(shares: ArrayLike, noise: ArrayLike) -> Interval:
-    r"""The 95 % interval of a mean over problems: Wilson's interval for the effective number of problems.
+    r"""The interval of a mean over problems ``[N]``: Wilson's interval for the effective number of problems.
 
     With the mean :math:`\bar x` and the variance :math:`v` of one problem's share the effective number of problems is
 
     .. math:: n^* = \max(N, N \bar x (1 - \bar x) / v \cdot (z / t_{N-1})^2)
 
-    :math:`v` is the larger of the variance of the shares and the mean of their `noise`, since shares that are all the
+    :math:`v` is the larger of the variance of the shares and the mean of their noise, since shares that are all the
     same do not show how much they would vary between repetitions. A share cannot vary more than a binary outcome, so
     :math:`n^*` is at least :math:`N`; for binary outcomes the result is Wilson's interval.
-
-    Args:
-        shares: ``[N]`` float in [0, 1]: the solved share of each problem.
-        noise: ``[N]`` float: the variance of each share over other samples of the same problem.
 
     Source: the effective sample size with its quantiles is Korn and Graubard's (Survey Methodology 24, 1998); with
     Wilson's interval it is recommended for clustered samples by Franco, Little, Louis and Slud (2019,
@@ -46,10 +97,10 @@ def mean_interval(shares: ArrayLike, noise: ArrayLike) -> Interval:
     values = np.asarray(shares, dtype=float)
     if not len(values):
         return math.nan, math.nan
-    number, mean, z = len(values), float(values.mean()), float(ndtri(UPPER))
+    number, mean, z = len(values), float(values.mean()), float(ndtri(_UPPER))
     effective = float(number)
     if number > 1 and (variance := max(float(values.var(ddof=1)), float(np.mean(np.asarray(noise))))):
-        effective = max(effective, number * mean * (1 - mean) / variance * (z / t_quantile(number - 1)) ** 2)
+        effective = max(effective, number * mean * (1 - mean) / variance * (z / _t_quantile(number - 1)) ** 2)
     centre = (mean + z**2 / (2 * effective)) / (1 + z**2 / effective)
     spread = math.sqrt(mean * (1 - mean) / effective + z**2 / (4 * effective**2))
     half = z * spread / (1 + z**2 / effective)
@@ -57,19 +108,16 @@ def mean_interval(shares: ArrayLike, noise: ArrayLike) -> Interval:
 
 
 def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
-    r"""The 95 % interval of a mean of paired differences: Student's, with two pseudo-problems.
+    r"""The interval of a mean of paired differences ``[N]`` in [−1, 1]: Student's, with two pseudo-problems.
 
     Few problems may differ at all, and a variance that is estimated from them is too small. Two problems with the
     differences +1 and −1 are therefore added, each with the weight
-    :math:`f = \max(\overline{d^2}, \text{noise}) / \overline{|d|}`, at most 1.
+    :math:`f = \max(\overline{d^2}, \text{noise}) / \overline{|d|}`, at most 1. The noise ``[N]`` of a difference is the
+    sum of that of both shares.
 
     .. math:: \tilde d = \frac{\sum d}{N + 2f}, \quad
         \tilde v = \max\Bigl(\frac{\sum d^2 + 2f}{N + 2f} - \tilde d^2, \text{noise}\Bigr), \quad
         \tilde d \pm t_{N-1} \sqrt{\tilde v / (N + 2f)}
-
-    Args:
-        differences: ``[N]`` float in [−1, 1]: a problem's share in one run less that in another.
-        noise: ``[N]`` float: the sum of the variances of both shares over other samples of the same problem.
 
     Source: for binary outcomes it is Bonett and Price's (2012, https://doi.org/10.3102/1076998611411915) with Student's
     quantile. The weight :math:`f` is ours.
@@ -82,7 +130,7 @@ def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
     padded = len(d) + 2 * weight
     centre, mean = float(d.sum()) / padded, float(d.mean())
     variance = max((squares + 2 * weight) / padded - centre**2, noisy)
-    half = t_quantile(max(len(d) - 1, 1)) * math.sqrt(variance / padded)
+    half = _t_quantile(max(len(d) - 1, 1)) * math.sqrt(variance / padded)
     # The limits lie on both sides of the observed mean, however few problems there are.
     return max(-1.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
 
@@ -90,34 +138,26 @@ def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
 def average_interval(
     means: Sequence[float],
     intervals: Sequence[Interval],
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float],
     least: float = 0.0,
     most: float = 1.0,
 ) -> Interval:
-    r"""The interval of an average of independent means, recovered from their own intervals.
+    r"""The interval of an average of independent means, recovered from their own intervals; within `least` and `most`.
 
     :math:`L = \sum w_d m_d - \sqrt{\sum w_d^2 (m_d - l_d)^2}`. The upper limit is computed likewise: method of
     variance estimates recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
-
-    Args:
-        means: One mean for each dataset.
-        intervals: The interval of each mean.
-        weights: The weight of each mean, with the sum 1; default equal weights (the simple average).
-        least: The smallest possible value: 0 for figures, −1 for differences.
-        most: The largest one.
     """
-    share = np.full(len(means), 1 / len(means)) if weights is None else np.asarray(weights, dtype=float)
-    middle, limits = np.asarray(means, dtype=float), np.asarray(intervals, dtype=float)
+    share, middle, limits = (np.asarray(values, dtype=float) for values in (weights, means, intervals))
     centre = float(share @ middle)
     below, above = (math.hypot(*(share * gap)) for gap in (middle - limits[:, 0], limits[:, 1] - middle))
     return max(least, centre - below), min(most, centre + above)
 
 
 def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> Interval:
-    r"""The 95 % interval of a mean over responses whose number differs from problem to problem, such as a mean length.
+    r"""The interval of a mean over responses whose number differs from problem to problem, such as a mean length.
 
-    With a problem's sum :math:`y` over its :math:`x` responses the mean is :math:`R = \sum y / \sum x`. Its variance is
-    the jackknife's, which leaves out one problem after the other:
+    With a problem's sum :math:`y`, not negative, over its :math:`x` responses (``[N_d]`` for each dataset) the mean is
+    :math:`R = \sum y / \sum x`. Its variance is the jackknife's, which leaves out one problem after the other:
 
     .. math:: u = \frac{y - R x}{1 - x / X_d}, \quad
         v = \sum_d \frac{N_d - 1}{N_d} \sum_{i \in d} (u_i - \bar u_d)^2 \Big/ \Bigl(\sum_d X_d\Bigr)^2, \quad
@@ -125,10 +165,6 @@ def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> In
 
     with the responses :math:`X_d` of a dataset. The degrees of freedom are those of the problems that have such a
     response. If a dataset has only one of them, or none has any, the limits are NaN.
-
-    Args:
-        sums: ``[N_d]`` for each dataset: the sum of each problem, not negative.
-        counts: ``[N_d]`` for each dataset: the number of responses of each problem.
 
     Source: the combined ratio estimate of a stratified sample (Cochran, Sampling Techniques, 1977, chapter 6).
     """
@@ -141,15 +177,163 @@ def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> In
     mean = sum(float(y.sum()) for y, _ in pairs) / total
     left_out = [(y - mean * x) / (1 - x / x.sum()) for y, x in pairs]
     variance = sum(float(u.var()) * (len(u) - 1) for u in left_out) / total**2
-    half = t_quantile(sum(having) - len(having)) * math.sqrt(variance)
+    half = _t_quantile(sum(having) - len(having)) * math.sqrt(variance)
     return max(0.0, mean - half), mean + half
 
 
-def vote_noise(shares: ArrayLike, num_samples: int, k: int) -> Floats:
-    """The variance of each problem's maj@k over other samples: ``m (1 − m) k / n``, as of ``n / k`` binary votes."""
-    values: Floats = np.asarray(shares, dtype=np.float64)
-    variance: Floats = values * (1 - values) * (k / num_samples)
-    return variance
+# --- methods with several seeds ---------------------------------------------------------------------------------------
+
+
+def seed_spread(tables: Sequence[Floats], weights: Sequence[float]) -> SeedSpread | None:
+    r"""How an average over datasets of shares (or their differences) ``[N_d, S]`` varies with the seeds; None for one.
+
+    The seeds' averages :math:`m_s` give :math:`V_s = \operatorname{Var}(m_s) / S`. It contains what sampling and the
+    problems' own reactions to a seed cause, :math:`V_e = \sum_d w_d^2 \, \text{MS}_{e,d} / (N_d S)` with the residual
+    mean square of problems × seeds. The excess is :math:`\max(V_s - V_e, 0)`.
+    """
+    seeds = tables[0].shape[1]
+    if seeds < 2:
+        return None
+    averages = sum(weight * table.mean(0) for weight, table in zip(weights, tables, strict=True))
+    variance = float(np.var(averages, ddof=1)) / seeds
+    noise = 0.0
+    for weight, table in zip(weights, tables, strict=True):
+        if len(table) > 1:
+            rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+            noise += weight**2 * float((rest**2).sum()) / ((len(table) - 1) * (seeds - 1)) / table.size
+    return SeedSpread(variance=variance, excess=max(variance - noise, 0.0), df=seeds - 1)
+
+
+def estimate(tables: Sequence[Floats], noises: Sequence[Floats], weights: Sequence[float]) -> Estimate:
+    r"""A figure of one method, averaged over datasets, from shares and their noise ``[N_d, S]``.
+
+    The problems alone give an interval (`mean_interval` of the means over seeds, `average_interval`). With several
+    seeds its half widths :math:`h` become
+
+    .. math:: \max\Bigl(\sqrt{h^2 + t_{N-1}^2 \cdot \text{excess}}, \; t_{S-1} \sqrt{V_s}\Bigr)
+
+    that is, at least those of Student's interval over the seeds' averages (`seed_spread`).
+    """
+    means = [float(table.mean()) for table in tables]
+    parts = [mean_interval(t.mean(1), n.mean(1) / t.shape[1]) for t, n in zip(tables, noises, strict=True)]
+    low, high = average_interval(means, parts, weights)
+    value = float(np.dot(weights, means))
+    quantile = _t_quantile(max(sum(map(len, tables)) - len(tables), 1))
+    below, above = _widened((value - low, high - value), seed_spread(tables, weights), quantile)
+    return Estimate(value=value, low=max(0.0, value - below), high=min(1.0, value + above))
+
+
+def difference(
+    ours: Sequence[Floats],
+    theirs: Sequence[Floats],
+    noises: Sequence[tuple[Floats, Floats]],
+    weights: Sequence[float],
+    paired_seeds: bool,
+) -> Difference:
+    r"""The figure of one method less that of a baseline on the same problems, averaged over datasets.
+
+    Problems are always paired. The interval is that of `estimate`, with `difference_interval` for the problems. Seeds
+    are paired, or the variances of both methods are added (with Welch's degrees of freedom). If a method has only one
+    seed, the result is about these runs and says nothing about other seeds.
+
+    The p-value is that of the exact sign-flip test (`sign_flip_p`) where few problems differ; else it is the level at
+    which the interval would end at 0. With several seeds it is the largest one of the tests over problems, over
+    problems and seeds, and over seeds alone.
+
+    Args:
+        ours: ``[N_d, S]`` for each dataset, the shares of the method.
+        theirs: ``[N_d, S']``, of the baseline, in the same order of problems.
+        noises: The noise of both methods' shares.
+        weights: The weight of each dataset.
+        paired_seeds: Whether the columns of both methods belong to the same seeds.
+    """
+    rows = [a.mean(1) - b.mean(1) for a, b in zip(ours, theirs, strict=True)]
+    noise = [a.mean(1) / a.shape[1] + b.mean(1) / b.shape[1] for a, b in noises]
+    means = [float(d.mean()) for d in rows]
+    parts = [difference_interval(d, n) for d, n in zip(rows, noise, strict=True)]
+    value = float(np.dot(weights, means))
+    low, high = average_interval(means, parts, weights, least=-1.0)
+    df = max(sum(map(len, rows)) - len(rows), 1)
+    quantile = _t_quantile(df)
+    seeds = _both_spreads(ours, theirs, weights, paired_seeds)
+    error = (value - low if value > 0 else high - value) / quantile  # Of the side towards 0.
+    exact = sign_flip_p(np.concatenate([weight / len(d) * d for weight, d in zip(weights, rows, strict=True)]))
+    tests = [_tail(value, error, df) if exact is None else exact]
+    if seeds is not None:
+        tests.append(_tail(value, math.hypot(error, math.sqrt(seeds.excess)), df))
+        tests.append(_tail(value, math.sqrt(seeds.variance), seeds.df))
+    below, above = _widened((value - low, high - value), seeds, quantile)
+    return Difference(
+        value=value,
+        low=max(-1.0, value - below),
+        high=min(1.0, value + above),
+        p_value=max(tests),
+        problems_error=(high - low) / 2 / quantile,
+        problems_df=df,
+        seeds=seeds,
+    )
+
+
+def seeds_estimate(values: Sequence[float]) -> Estimate:
+    """A mean over seeds with Student's interval; the limits are NaN for one seed, and if all seeds are alike."""
+    table = np.asarray(values, dtype=float)[None]
+    mean, half = float(table.mean()), _half_width(seed_spread([table], [1.0]))
+    return Estimate(value=mean, low=max(mean - half, 0.0), high=min(mean + half, 1.0))
+
+
+def seeds_difference(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> Difference | None:
+    """The difference of two methods' means over seeds, with Student's or Welch's interval and test; None for one seed.
+
+    It is about other seeds on the same problems. Where the seeds' differences are all the same, nothing is known of
+    their spread: the limits are NaN, and the p-value is that of the sign-flip test.
+    """
+    a, b = (np.asarray(values, dtype=float)[None] for values in (ours, theirs))
+    spread = _both_spreads([a], [b], [1.0], paired)
+    if spread is None:
+        return None
+    value, half = float(a.mean() - b.mean()), _half_width(spread)
+    exact = sign_flip_p((a - b)[0]) if paired and not spread.variance else None
+    return Difference(
+        value=value,
+        low=max(value - half, -1.0),
+        high=min(value + half, 1.0),
+        p_value=_tail(value, math.sqrt(spread.variance), spread.df) if exact is None else exact,
+        problems_error=0.0,
+        problems_df=spread.df,
+        seeds=spread,
+    )
+
+
+def _both_spreads(
+    ours: Sequence[Floats], theirs: Sequence[Floats], weights: Sequence[float], paired: bool
+) -> SeedSpread | None:
+    """The spread of a difference: of its seeds' differences, or the sum of both methods' (Welch)."""
+    if paired:
+        return seed_spread([a - b for a, b in zip(ours, theirs, strict=True)], weights)
+    first, second = seed_spread(ours, weights), seed_spread(theirs, weights)
+    if first is None or second is None:
+        return None
+    total = first.variance + second.variance
+    parts = first.variance**2 / first.df + second.variance**2 / second.df
+    df = total**2 / parts if parts else min(first.df, second.df)
+    return SeedSpread(variance=total, excess=first.excess + second.excess, df=df)
+
+
+def _widened(gaps: tuple[float, float], seeds: SeedSpread | None, quantile: float) -> tuple[float, float]:
+    """Half widths that count the seeds, too."""
+    if seeds is None:
+        return gaps
+    least = _t_quantile(seeds.df) * math.sqrt(seeds.variance)
+    below, above = (max(math.hypot(gap, quantile * math.sqrt(seeds.excess)), least) for gap in gaps)
+    return below, above
+
+
+def _half_width(spread: SeedSpread | None) -> float:
+    """Of Student's interval over seeds; NaN, which `max` and `min` return if it comes first, if all are alike."""
+    return _t_quantile(spread.df) * math.sqrt(spread.variance) if spread and spread.variance else math.nan
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
 
 
 def sign_flip_p(differences: ArrayLike) -> float | None:
@@ -163,8 +347,9 @@ def sign_flip_p(differences: ArrayLike) -> float | None:
     """
     values = np.asarray(differences, dtype=float)
     values = values[values != 0]
-    if len(values) > MOST_ENUMERATED:
+    if len(values) > _MOST_ENUMERATED:
         return None
+    # SciPy's `permutation_test` gives the same p-value, but takes 15 seconds for a million signs.
     sums = np.zeros(1)
     for value in np.abs(values):
         sums = np.concatenate((sums + value, sums - value))
@@ -192,6 +377,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def t_quantile(df: float, level: float = UPPER) -> float:
+def _tail(value: float, error: float, df: float) -> float:
+    """The two-sided p-value of Student's test."""
+    if not value:
+        return 1.0
+    return float(2 * stdtr(df, -abs(value) / error)) if error else 0.0
+
+
+def _t_quantile(df: float, level: float = _UPPER) -> float:
     """The quantile of Student's distribution."""
     return float(stdtrit(df, level))

@@ -9,32 +9,26 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from grail_lightning.evaluate.records import Problem
-from grail_lightning.evaluate.seeds import estimate
-from grail_lightning.evaluate.statistics import Floats, average_interval, ratio_interval, vote_noise
+from grail_lightning.evaluate.statistics import Floats, Interval, average_interval, estimate, ratio_interval
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
-ERRORS = ("capped", "unparseable", "timeout", "crashed")
-"""The statuses with which the verifier could not compare an answer; they count as not right."""
-AVERAGES = ("weighted by size", "simple average")
-LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}
-"""The columns of lengths: whether they are of right responses or of the others; None for all."""
+_ERRORS = ("capped", "unparseable", "timeout", "crashed")  # The verifier could not compare the answer; not right.
+_LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}  # Which responses: None for all.
+Share = tuple[Floats, Floats]
+"""A figure of each problem ``[N]``, and its variance over other samples of the problem ``[N]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """What the table shows.
+    """What the table shows: the k of each pass@k and of each maj@k, and the columns of the data `by` which it is split.
 
-    Attributes:
-        pass_at: The k of each pass@k.
-        maj_at: The k of each maj@k.
-        by: The columns of the data by which the problems are told apart.
-        first: The number of rows of each dataset that is not evaluated as a whole.
+    `first` is the number of rows of each dataset that is not evaluated as a whole.
     """
 
     pass_at: Sequence[int] = ()
@@ -43,143 +37,133 @@ class TableOptions:
     first: Mapping[str, int] = field(default_factory=dict)
 
 
-def accuracies(
-    problems: Sequence[Problem], pass_at: Sequence[int], maj_at: Sequence[int]
-) -> dict[str, tuple[Floats, Floats]]:
-    """acc@n, pass@k and maj@k of each problem ``[N]`` with the variance over other samples of the problem ``[N]``."""
+def accuracies(problems: Sequence[Problem], pass_at: Sequence[int], maj_at: Sequence[int]) -> dict[str, Share]:
+    """acc@n, pass@k and maj@k by name."""
     correct = torch.tensor([problem.correct for problem in problems])
     number, right = correct.shape[1], correct.sum(1)
     names = {f"acc@{number}": 1} | {f"pass@{k}": k for k in pass_at}
-    figures = {
+    shares = {
         name: (pass_at_k(number, right, k).numpy(), pass_at_k_variance(number, right, k).numpy())
         for name, k in names.items()
     }
     for k in maj_at:
         share = np.array([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=float)
-        figures[f"maj@{k}"] = share, vote_noise(share, number, k)
-    return figures
+        shares[f"maj@{k}"] = share, share * (1 - share) * (k / number)  # As of n / k binary votes.
+    return shares
 
 
-def failures(problems: Sequence[Problem]) -> dict[str, tuple[Floats, Floats]]:
-    """The shares of samples that were cut, have no answer or could not be graded, with their variances ``[N]``."""
+def failures(problems: Sequence[Problem]) -> dict[str, Share]:
+    """The shares of samples that were cut, have no answer or could not be graded, by name."""
     statuses = np.array([problem.statuses for problem in problems])
     shares = {
         "truncated": ~np.array([problem.finished for problem in problems]),
         "no answer": statuses == "missing",
-        "grading errors": np.isin(statuses, ERRORS),
+        "grading errors": np.isin(statuses, _ERRORS),
     }
     return {name: (of.mean(1), of.astype(float).var(1) / of.shape[1]) for name, of in shares.items()}
 
 
-def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
-    """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column."""
-    parts: dict[str, list[Problem]] = defaultdict(list)
-    for problem in problems:
-        label = problem.dataset or "all"
-        first = options.first.get(problem.dataset)
-        parts[label if first is None else f"{label} (first {first})"].append(problem)
-    blocks = [_solved(parts, options, averages=len(parts) > 1), _responses(parts)]
-    for column in options.by:
-        split = {
-            f"{label}, {column} {value}": some for label, of in parts.items() for value, some in _split(of, column)
-        }
-        blocks.append(_solved(split, options, averages=False) if split else f"No problem has a column {column!r}.")
-    return "\n\n".join([*blocks, "In brackets: 95 % intervals."])
+def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """The weights of datasets by name: of each alone, and if there are several, of both averages of all."""
+    parts = {name: {name: 1.0} for name in sizes}
+    if len(sizes) > 1:
+        parts["weighted by size"] = {name: size / sum(sizes.values()) for name, size in sizes.items()}
+        parts["simple average"] = dict.fromkeys(sizes, 1 / len(sizes))
+    return parts
 
 
 def by_column(problems: Sequence[Problem], column: str) -> Iterator[tuple[str, str, list[Problem]]]:
-    """The problems of each dataset and value of a column, with both; those without the column are left out."""
-    for name in dict.fromkeys(problem.dataset for problem in problems):
-        for value, some in _split([problem for problem in problems if problem.dataset == name], column):
-            yield name, value, some
+    """The problems of each dataset and value of a column, with both; those without the column are left out.
 
-
-def _split(problems: Sequence[Problem], column: str) -> list[tuple[str, list[Problem]]]:
-    """The problems of each value of a column, in the order of the values: numbers first, then texts."""
-    parts: dict[str, list[Problem]] = defaultdict(list)
+    Values that are numbers come first, in their order, then texts.
+    """
+    parts: dict[str, dict[str, list[Problem]]] = defaultdict(lambda: defaultdict(list))
     for problem in problems:
         if (value := problem.columns.get(column)) is not None:
-            parts[" ".join(str(value).split())].append(problem)
+            parts[problem.dataset][" ".join(str(value).split())].append(problem)
+    for name, of_values in parts.items():
+        first = {text: some[0].columns[column] for text, some in of_values.items()}
+        numbers = [text for text, value in first.items() if isinstance(value, int | float)]
+        for text in [*sorted(numbers, key=first.__getitem__), *sorted(first.keys() - set(numbers))]:
+            yield name, text, of_values[text]
 
-    def order(part: tuple[str, list[Problem]]) -> tuple[bool, Any]:
-        first = part[1][0].columns[column]
-        return (False, first) if isinstance(first, int | float) else (True, part[0])
 
-    return sorted(parts.items(), key=order)
+def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
+    """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column."""
+    names = dict.fromkeys(problem.dataset for problem in problems)
+    first = {name: f" (first {options.first[name]})" if name in options.first else "" for name in names}
+    labels = {name: (name or "all") + part for name, part in first.items()}
+    datasets = {labels[name]: [problem for problem in problems if problem.dataset == name] for name in names}
+    averaged = parts_of({name: len(some) for name, some in datasets.items()})
+    blocks = [_solved(datasets, averaged, options), _responses(datasets, averaged)]
+    for column in options.by:
+        split = {f"{labels[name]}, {column} {text}": some for name, text, some in by_column(problems, column)}
+        alone = {name: {name: 1.0} for name in split}
+        blocks.append(_solved(split, alone, options) if split else f"No problem has a column {column!r}.")
+    return "\n\n".join([*blocks, "In brackets: 95 % intervals."])
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """A table in aligned columns, with two spaces between them."""
+    return str(table.to_string(col_space=[len(name) + 1 for name in table.columns]))
 
 
 _Parts = Mapping[str, Sequence[Problem]]
+_Weights = Mapping[str, Mapping[str, float]]
 
 
-def _solved(parts: _Parts, options: TableOptions, *, averages: bool) -> str:
+def _solved(parts: _Parts, rows: _Weights, options: TableOptions) -> str:
     """The share of right samples, each pass@k and each maj@k; a row for each part, then for both averages."""
-    wholes = [*parts.values(), *([[p for problems in parts.values() for p in problems]] if averages else [])]
-    figures = [accuracies(problems, options.pass_at, options.maj_at) for problems in parts.values()]
-    columns = {"problems": [str(len(problems)) for problems in wholes]}
-    for number, name in enumerate(figures[0]):
-        columns[name] = _cells([figure[name] for figure in figures], averages)
-        if number == 0 and len(wholes[0][0].correct) > 1:
-            right = [np.array([problem.correct for problem in problems]) for problems in wholes]
-            columns["spread of runs"] = [f"{of.mean(0).std():.3f}" for of in right]
-    return _text(parts, columns)
+    table = _cells({n: accuracies(problems, options.pass_at, options.maj_at) for n, problems in parts.items()}, rows)
+    # The simple average is that of no set of problems.
+    sets = {row: [p for n in weights for p in parts[n]] for row, weights in rows.items() if row != "simple average"}
+    table.insert(0, "problems", pd.Series({row: str(len(problems)) for row, problems in sets.items()}))
+    if "acc@1" not in table:
+        runs = {row: np.array([problem.correct for problem in problems]).mean(0) for row, problems in sets.items()}
+        table.insert(2, "spread of runs", pd.Series({row: f"{of.std():.3f}" for row, of in runs.items()}))
+    return as_text(table.fillna(""))
 
 
-def _responses(parts: _Parts) -> str:
-    columns = {name: _lengths(parts, kind) for name, kind in LENGTHS.items()}
-    shares = [failures(problems) for problems in parts.values()]
-    columns |= {name: _cells([share[name] for share in shares], len(parts) > 1) for name in shares[0]}
-    return _text(parts, columns)
+def _responses(parts: _Parts, rows: _Weights) -> str:
+    lengths = pd.DataFrame({name: _lengths(parts, wanted) for name, wanted in _LENGTHS.items()}, index=list(rows))
+    return as_text(lengths.join(_cells({name: failures(problems) for name, problems in parts.items()}, rows)))
 
 
-def _cells(shares: Sequence[tuple[Floats, Floats]], averages: bool) -> list[str]:
-    """The cells of a share: of each part, weighted by size, and of all parts alike."""
-    tables, noises = [values[:, None] for values, _ in shares], [noise[:, None] for _, noise in shares]
-    estimates = [estimate([table], [noise], [1.0]) for table, noise in zip(tables, noises, strict=True)]
-    if averages:
-        sizes = np.array([len(table) for table in tables])
-        ways = (sizes / sizes.sum(), np.full(len(sizes), 1 / len(sizes)))
-        estimates += [estimate(tables, noises, list(weights)) for weights in ways]
-    return [_cell(one.value, (one.low, one.high)) for one in estimates]
+def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.DataFrame:
+    """The cells of shares, of which each part has the same: a row for each part and average, a column for each."""
+
+    def cell(figure: str, weights: Mapping[str, float]) -> str:
+        values, noise = zip(*(shares[name][figure] for name in weights), strict=True)
+        of = estimate([v[:, None] for v in values], [n[:, None] for n in noise], list(weights.values()))
+        return _cell(of.value, (of.low, of.high))
+
+    figures = next(iter(shares.values()))
+    return pd.DataFrame({figure: {row: cell(figure, of) for row, of in rows.items()} for figure in figures})
 
 
-def _lengths(parts: _Parts, kind: bool | None) -> list[str]:
+def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
     """The cells of the mean length of all responses, or of the right or the wrong ones; "-" without any."""
-    tokens, numbers = [], []
+    sums, counts = [], []
     for problems in parts.values():
-        chosen = [[n for n, right in zip(p.lengths, p.correct, strict=True) if kind in (None, right)] for p in problems]
-        tokens.append([sum(lengths) for lengths in chosen])
-        numbers.append([len(lengths) for lengths in chosen])
-    estimates = [_mean_length([y], [x]) for y, x in zip(tokens, numbers, strict=True)]
-    means, limits = zip(*estimates, strict=True)
-    known = not any(math.isnan(low) for low, _ in limits)
-    average = average_interval(means, limits, most=math.inf) if known else (math.nan, math.nan)
-    averages = [_mean_length(tokens, numbers), (sum(means) / len(means), average)] if len(parts) > 1 else []
-    return ["-" if math.isnan(mean) else _cell(mean, interval, 1) for mean, interval in [*estimates, *averages]]
+        right = np.array([problem.correct for problem in problems])
+        chosen = np.full_like(right, True) if wanted is None else right == wanted
+        sums.append((np.array([problem.lengths for problem in problems]) * chosen).sum(1))
+        counts.append(chosen.sum(1))
+    cells = [_mean_length([y], [x]) for y, x in zip(sums, counts, strict=True)]
+    if len(parts) > 1:
+        means, limits = zip(*cells, strict=True)
+        equal = [1 / len(means)] * len(means)
+        known = not any(math.isnan(low) for low, _ in limits)
+        average = average_interval(means, limits, equal, most=math.inf) if known else (math.nan, math.nan)
+        cells += [_mean_length(sums, counts), (sum(means) / len(means), average)]
+    return ["-" if math.isnan(mean) else _cell(mean, interval, 1) for mean, interval in cells]
 
 
-def _mean_length(
-    tokens: Sequence[Sequence[int]], numbers: Sequence[Sequence[int]]
-) -> tuple[float, tuple[float, float]]:
-    total = sum(map(sum, numbers))
-    return (sum(map(sum, tokens)) / total if total else math.nan), ratio_interval(tokens, numbers)
+def _mean_length(sums: Sequence[Floats], counts: Sequence[Floats]) -> tuple[float, Interval]:
+    number = sum(int(x.sum()) for x in counts)
+    return (sum(int(y.sum()) for y in sums) / number if number else math.nan), ratio_interval(sums, counts)
 
 
-def _cell(mean: float, interval: tuple[float, float], digits: int = 3) -> str:
+def _cell(mean: float, interval: Interval, digits: int = 3) -> str:
     low, high = ("-" if math.isnan(limit) else f"{limit:.{digits}f}" for limit in interval)
     return f"{mean:.{digits}f} [{low}, {high}]"
-
-
-def _text(parts: _Parts, columns: Mapping[str, list[str]]) -> str:
-    """Aligned columns; those that have no figure for the simple average are empty there."""
-    rows = max(map(len, columns.values()))
-    names = [*parts, *AVERAGES][:rows]
-    return aligned({"": names} | {name: [*cells, *[""] * (rows - len(cells))] for name, cells in columns.items()})
-
-
-def aligned(columns: Mapping[str, Sequence[str]]) -> str:
-    """A table as text; the columns of names are aligned to the left, those of figures to the right."""
-    lines: list[tuple[str, ...]] = []
-    for name, cells in columns.items():
-        width, side = max(map(len, [name, *cells])), "<" if name in ("", "method") else ">"
-        lines.append(tuple(f"{cell:{side}{width}}" for cell in [name, *cells]))
-    return "\n".join("  ".join(row).rstrip() for row in zip(*lines, strict=True))

@@ -6,7 +6,7 @@ Shapes: ``N`` rollouts, ``M`` groups of the rank, ``K`` groups of all ranks, ``B
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +29,21 @@ def group_advantages(
     scale: Scaling = "none",
     batch_std: Tensor | float | None = None,
     batch_means: Tensor | None = None,
+    *,
+    baseline: float | Tensor = 1.0,
+    train_equal: bool = False,
 ) -> Tensor:
-    r"""Each rollout's reward relative to the rewards of its group.
+    r"""Each rollout's reward less a baseline of its group.
 
-    .. math:: A_i = (r_i - \bar r_{group}) / (s + 10^{-4})
+    .. math:: A_i = (r_i - b_{group}) / (s + 10^{-4}), \qquad b_{group} = c\,\bar r_{group}
 
     ``s`` is the unbiased standard deviation of the group (``scale="group"``) or of the batch (``"batch"``). ``"none"``
     does not divide, and ``"bnpo"`` multiplies each group by `beta_scale` instead. A group whose rewards are all equal
-    has ``A = 0`` exactly.
+    has ``A = 0`` exactly, unless `train_equal` is set and its baseline differs from its rewards.
+
+    With any baseline that does not depend on the row itself, the policy gradient has the same expected direction. Its
+    noise differs, and so does what is praised and blamed: with ``c = 0`` and rewards of 0 and 1 only right rollouts are
+    trained on. A baseline other than the mean depends on where the rewards' zero is.
 
     Args:
         rewards: ``[N]``, rows of one group next to each other.
@@ -44,6 +51,8 @@ def group_advantages(
         scale: none | group | batch | bnpo.
         batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
         batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
+        baseline: The share ``c`` of the group's mean reward, or the baselines ``[M]`` themselves (`energy_baselines`).
+        train_equal: Whether groups whose rewards are all equal are trained on where their baseline is another.
 
     Returns:
         ``[N]``.
@@ -59,8 +68,11 @@ def group_advantages(
     if len(rewards) % group_size:
         raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
     groups = rewards.reshape(-1, group_size)
-    centred = groups - groups.mean(1, keepdim=True)
+    of_group = baseline * groups.mean(1) if isinstance(baseline, float) else baseline.to(groups)
+    centred = groups - of_group[:, None]
     dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
+    if train_equal:
+        dead = dead & (centred.abs() <= EQUAL_REWARDS)
     match scale:
         case "none":
             advantages = centred
@@ -77,6 +89,40 @@ def group_advantages(
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
     return advantages.masked_fill(dead, 0).reshape(-1)
+
+
+def energy_baselines(rewards: Tensor, group_size: int, pooled_rewards: Tensor, pooled_energies: Tensor) -> Tensor:
+    r"""The baseline of each group with the least noise, if a row's gradient depends on its reward alone.
+
+    .. math:: b_{group} = \frac{\sum_j \bar W(r_j)\, r_j}{\sum_j \bar W(r_j)}, \qquad
+              \bar W(r) = \text{mean of } W_k \text{ over all pooled rows with } r_k = r
+
+    ``W`` is the squared norm of the gradient of a row's log-probability. The variance of ``(r_j - b) g_j`` is least at
+    ``b = E[W r] / E[W]``. For rewards of 0 and 1 this is ``p ρ / (p ρ + 1 - p)`` with the group's share of right rows
+    ``p`` and ``ρ`` the ratio of the mean energies of right and wrong rows. The row itself is in ``p`` and, with a
+    small weight, in ``ρ``, which is a bias of the order of one over the group.
+
+    Args:
+        rewards: ``[N]``, rows of one group next to each other.
+        group_size: The number of rollouts of a group.
+        pooled_rewards: ``[K]``, the rewards of the rows that are pooled, over all ranks.
+        pooled_energies: ``[K]``, their energies ``W``, of any unit.
+
+    Returns:
+        ``[M]`` float64; the group's mean where a reward of the group is not among the pooled ones.
+
+    Source: the optimal constant baseline of Greensmith et al., JMLR 5 (2004), section 4; pooling is ours.
+    """
+    groups = rewards.double().reshape(-1, group_size)
+    values, place, number = torch.unique(pooled_rewards.double(), return_inverse=True, return_counts=True)
+    energy = torch.zeros_like(values).index_add(0, place, pooled_energies.double()) / number
+    known = torch.isin(groups, values).all(1)
+    weights = torch.ones_like(groups)
+    if len(values):
+        weights = energy[torch.searchsorted(values, groups).clamp(max=len(values) - 1)]
+    total = weights.sum(1)
+    optimal = (weights * groups).sum(1) / total
+    return torch.where(known & (total > 0), optimal, groups.mean(1))
 
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,3 +217,90 @@ def _others(values: Tensor, group: Tensor) -> Tensor:
     total, size = group_sums(values, group)
     mean = (total - values) / (size - 1).clamp(min=1)
     return mean.masked_fill(size == 1, 0)
+
+
+# --- values of states -------------------------------------------------------------------------------------------------
+#
+# A state is what is known after a token, such as the tokens so far. Rollouts that are in one state have its number.
+# `states` ``[B, T]`` long is the state after each token, −1 on padding; `roots` ``[B]`` long the state before the first
+# token; `outcomes` ``[B]`` the outcome of each row.
+
+
+class Visits(NamedTuple):
+    """The outcomes of the rollouts that reach each state. A rollout counts once in each of its states.
+
+    Attributes:
+        total: ``[N]`` float64, the sum of their outcomes.
+        number: ``[N]`` float64, the number of rollouts.
+    """
+
+    total: Tensor
+    number: Tensor
+
+
+def count_visits(states: Tensor, roots: Tensor, outcomes: Tensor, num_states: int) -> Visits:
+    """The outcomes of the rows that reach each of the `num_states` states."""
+    path = torch.cat([roots[:, None], states], 1)
+    rows = torch.arange(len(path))[:, None].expand_as(path)
+    cells = torch.unique((rows * num_states + path)[path >= 0])
+    row, state = cells // num_states, cells % num_states
+    none = torch.zeros(num_states, dtype=torch.float64)
+    total = none.index_add(0, state, outcomes.double()[row])
+    return Visits(total, torch.bincount(state, minlength=num_states).double())
+
+
+def state_values(
+    states: Tensor, roots: Tensor, outcomes: Tensor, visits: Visits, *, own_row: bool = True, shrinkage: float = 1.0
+) -> Tensor:
+    r"""The value of the state before the first token of each row, and after each token.
+
+    .. math:: V(u) = \frac{1}{n} \sum_j r_j, \qquad
+              V_{-i}(u) = \frac{\sum_{j \ne i} r_j + \kappa V_{-i}(\mathrm{parent}(u))}{n - 1 + \kappa}
+
+    ``n`` rows reach the state. With the row itself left out (``V_{-i}``), a state that no other row reaches has the
+    value of the row's previous state, its parent. A row without any other has its own outcome as the value throughout.
+
+    From the `visits` of all rows, these among them, to ``[B, T + 1]`` float64; padding has the value of the last state.
+    `own_row` is whether the row itself counts in its values. If it is left out, `shrinkage` is κ, the number of
+    outcomes that the parent's value stands for.
+    """
+    outcomes = outcomes.double()
+    path = _continued(torch.cat([roots[:, None], states], 1))
+    total, number = visits.total[path], visits.number[path]
+    if own_row:
+        return total / number
+    total, number = total - outcomes[:, None], number - 1
+    values = torch.empty_like(total)
+    values[:, 0] = torch.where(number[:, 0] > 0, total[:, 0] / number[:, 0].clamp(min=1), outcomes)
+    known = (number > 0) & torch.nn.functional.pad(path[:, 1:] != path[:, :-1], (1, 0))
+    some = known.any(0).tolist()
+    for t in range(1, path.shape[1]):
+        values[:, t] = values[:, t - 1]
+        if some[t]:
+            shrunk = (total[:, t] + shrinkage * values[:, t - 1]) / (number[:, t] + shrinkage).clamp(min=1)
+            values[:, t] = torch.where(known[:, t], shrunk, values[:, t - 1])
+    return values
+
+
+def value_changes(states: Tensor, roots: Tensor, outcomes: Tensor, values: Tensor) -> Tensor:
+    r"""The change of value that each token belongs to.
+
+    .. math:: \delta_t = V(s_{e(t)}) - V(s_{t-1})
+
+    ``e(t)`` is the first token from ``t`` on at which the state changes: all tokens of a segment between two states get
+    the segment's change. The tokens after the last change get ``r - V(s_{t-1})``, with the row's outcome ``r``. From
+    the `values` of `state_values` to ``[B, T]`` float64, zero on padding.
+    """
+    path = _continued(torch.cat([roots[:, None], states], 1))
+    width = states.shape[1]
+    changed = torch.where(path[:, 1:] != path[:, :-1], torch.arange(width), width)
+    end = changed.flip(1).cummin(1).values.flip(1)
+    reached = values[:, 1:].gather(1, end.clamp(max=max(width - 1, 0)))
+    reached = torch.where(end < width, reached, outcomes.double()[:, None])
+    return (reached - values[:, :-1]).masked_fill(states < 0, 0)
+
+
+def _continued(path: Tensor) -> Tensor:
+    """The states ``[B, T + 1]`` with the last one of each row in place of its padding, which follows all tokens."""
+    last = (path >= 0).sum(1, keepdim=True) - 1
+    return path.gather(1, torch.minimum(torch.arange(path.shape[1]), last))

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from grail_lightning.policy.options import LoRA
+from grail_lightning.policy.options import LoRA, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA) -> None:
-    """Add LoRA adapters to `model`, in place, and freeze all other weights."""
-    from peft import LoraConfig
+    """Add LoRA adapters to `model`, in place, and freeze all other weights.
 
-    _check_targets(model, lora.target_modules)
+    Raises:
+        ValueError: If a target is no layer of the model, or shares its weights with another layer.
+    """
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wanted, option = lora.target_modules, "`loading.lora.target_modules` must"
+    embedding = model.get_input_embeddings().weight
+    tied = embedding is model.get_output_embeddings().weight
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight is not embedding]
+    layers = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
     config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        task_type="CAUSAL_LM",
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=wanted, task_type="CAUSAL_LM"
     )
-    model.add_adapter(config)
+    unknown = f"{option} name layers of the policy, but got {wanted}: %s It has {layers}; or write all-linear."
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # Of tied layers, which are refused below.
+            model.add_adapter(config)
+    except ValueError as error:
+        raise ValueError(unknown % first_line(error)) from error
+    adapted = [f".{name}" for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
+    # peft leaves out the names of a list that it does not find.
+    missing = [name for name in wanted if not any(a.endswith(f".{name}") for a in adapted)]
+    if isinstance(wanted, list) and missing:
+        raise ValueError(unknown % f"it has no {', '.join(missing)}.")
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if tied and any(isinstance(end, BaseTunerLayer) for end in ends):
+        raise ValueError(
+            f"{option} leave out what shares its weights with another layer, but got {wanted}: embedding and head of "
+            "this policy are one, and an export would change both. Leave them out, or train all weights "
+            "(`loading.lora: null`)."
+        )
 
 
 def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
@@ -40,28 +62,3 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
     del model.peft_config
     model._hf_peft_config_loaded = False
     return model
-
-
-def _check_targets(model: PreTrainedModel, wanted: str | list[str]) -> None:
-    """Check that the layers exist, by peft's rules: a string is a pattern, list items are the ends of names."""
-    from transformers.pytorch_utils import Conv1D
-
-    if wanted == "all-linear":
-        return
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding, Conv1D))}
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    patterns = [wanted] if isinstance(wanted, str) else [rf"(.*\.)?{re.escape(name)}" for name in wanted]
-    matches = [{name for name in layers if re.fullmatch(pattern, name)} for pattern in patterns]
-    if not matches or not all(matches):  # peft would leave out what it does not find.
-        known = sorted({name.rpartition(".")[2] for name, m in layers.items() if not any(m is end for end in ends)})
-        raise ValueError(
-            f"`loading.lora.target_modules` must name layers of the policy, but got {wanted}. "
-            f"It has {', '.join(known)}; or write all-linear."
-        )
-    targeted = {name for names in matches for name in names if any(layers[name] is end for end in ends)}
-    if targeted and ends[0].weight is ends[1].weight:
-        raise ValueError(
-            f"`loading.lora.target_modules` must leave out what shares its weights with another layer, but got "
-            f"{', '.join(sorted(targeted))}: embedding and head of this policy are one, and an export would change "
-            "both. Leave it out, or train all weights (`loading.lora: null`)."
-        )

@@ -32,15 +32,15 @@ def find_tree_kernel(policy: Policy) -> TreeKernel | None:
     """
     if policy.model.config._attn_implementation != TREE_ATTENTION:
         return None
-    requested, on_cuda = policy.loading.tree_attention, policy.device.type == "cuda"
-    kernels: list[TreeKernel] = ["flex", "sdpa"] if on_cuda else ["sdpa"]
-    kernel = next((k for k in kernels if requested in ("auto", k) and _supports_prefix_trees(policy, k)), None)
-    if on_cuda:
-        rank_zero_info(
-            f"Common beginnings of rows are run once, with attention by {kernel}."
-            if kernel
-            else "Common beginnings of rows are not shared: this model does not support it."
-        )
+    if policy.device.type != "cuda":
+        return "sdpa" if _supports_prefix_trees(policy, "sdpa") else None
+    kernels: tuple[TreeKernel, ...] = ("flex", "sdpa")
+    kernel = next((kernel for kernel in kernels if _supports_prefix_trees(policy, kernel)), None)
+    rank_zero_info(
+        f"Common beginnings of rows are run once, with attention by {kernel}."
+        if kernel
+        else "Common beginnings of rows are not shared: this model does not support it."
+    )
     return kernel
 
 
@@ -186,20 +186,16 @@ def has_dropout(policy: nn.Module) -> bool:
 def check_packing(policy: Policy) -> None:
     """Check that packed rows are as when run one by one: some architectures pass information to the next row."""
     with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.uses_flash else nullcontext():
-        mask[0, :2] = mask[1, 4:] = False
-        packed = policy.decode(packed_layout(ids, mask, mask[:, 2:], flash=False)).float()
-        places = iter(packed[0])
-        for row, kept in zip(ids, mask, strict=True):
-            tokens = row[kept][:-1] if kept[-1] else row[kept]
-            together = torch.stack([next(places) for _ in tokens])
-            alone = policy.decoder(input_ids=tokens[None], use_cache=False).last_hidden_state[0].float()
-            error = (together - alone).norm() / alone.norm()
-            if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
-                raise ValueError(
-                    f"`loading.packing` needs rows that do not attend to each other, but in "
-                    f"{type(policy.model).__name__} they do (relative difference {error:.3g}). Leave packing off for "
-                    "this architecture."
-                )
+        mask[0, 0] = mask[1, 4:] = False
+        rows = ids, mask, mask[:, 2:]
+        layouts = packed_layout(*rows, flash=False), padded_layout(*rows)
+        together, alone = (layout.at_predictors(policy.decode(layout)).float() for layout in layouts)
+    error = (together - alone).norm() / alone.norm()
+    if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
+        raise ValueError(
+            f"`loading.packing` needs rows that do not attend to each other, but in {type(policy.model).__name__} they "
+            f"do (relative difference {error:.3g}). Leave packing off for this architecture."
+        )
 
 
 def _length(parts: list[Tensor]) -> float:

@@ -91,14 +91,8 @@ def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
     """
     ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
     places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
-    return TokenLayout(
-        ids=ids,
-        positions=token_positions(mask),
-        response_mask=response_mask,
-        attention=lambda _: {"attention_mask": mask.long()},
-        num_tokens=int(attention_mask.sum()) - len(ids),
-        **_one_prediction_a_token(input_ids, response_mask, places),
-    )
+    tokens = ids, token_positions(mask), places, int(attention_mask.sum()) - len(ids)
+    return _separate_rows(input_ids, response_mask, *tokens, attention_mask=mask.long())
 
 
 def right_padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
@@ -109,18 +103,12 @@ def right_padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask
     mask = attention_mask[:, :-1].bool()
     lengths = mask.sum(1)
     columns = torch.arange(int(lengths.max()), device=mask.device)
-    kept = columns < lengths[:, None]
-    ids = input_ids.new_zeros(kept.shape).masked_scatter(kept, input_ids[:, :-1][mask])
+    moved = columns < lengths[:, None]
+    ids = input_ids.new_zeros(moved.shape).masked_scatter(moved, input_ids[:, :-1][mask])
     places = torch.zeros_like(mask, dtype=torch.long)
-    places[mask] = torch.arange(kept.numel(), device=mask.device).view_as(kept)[kept]
-    return TokenLayout(
-        ids=ids,
-        positions=columns.expand_as(kept),
-        response_mask=response_mask,
-        attention=lambda _: {"attention_mask": kept.long()},
-        num_tokens=int(lengths.sum()),
-        **_one_prediction_a_token(input_ids, response_mask, places),
-    )
+    places[mask] = torch.arange(moved.numel(), device=mask.device).view_as(moved)[moved]
+    tokens = ids, columns.expand_as(moved), places, int(lengths.sum())
+    return _separate_rows(input_ids, response_mask, *tokens, attention_mask=moved.long())
 
 
 def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, *, flash: bool) -> TokenLayout:
@@ -131,20 +119,43 @@ def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
     """
     mask = attention_mask[:, :-1].bool()
     lengths = mask.sum(1)
+    number = int(lengths.sum())
     places = torch.zeros_like(mask, dtype=torch.long)
-    places[mask] = torch.arange(int(lengths.sum()), device=mask.device)
+    places[mask] = torch.arange(number, device=mask.device)
     borders: dict[str, Any] = {}
     if flash:
         starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
         longest = int(lengths.max())
         borders = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+    tokens = input_ids[:, :-1][mask][None], token_positions(mask)[mask][None], places, number
+    return _separate_rows(input_ids, response_mask, *tokens, attention_mask=None, **borders)
+
+
+def _separate_rows(
+    input_ids: Tensor,
+    response_mask: Tensor,
+    ids: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    num_tokens: int,
+    **attention: Any,
+) -> TokenLayout:
+    """A layout of rows that share no tokens; ``places [b, P+T-1]`` are the indices of the rows' tokens among `ids`."""
+    length = response_mask.shape[1]
+    own = torch.cat([places, torch.full_like(places[:, :1], -1)], 1)
+    targets = input_ids[:, input_ids.shape[1] - length :][response_mask].long()
+    every = torch.arange(len(targets), device=targets.device)  # Each response token has a prediction of its own.
     return TokenLayout(
-        ids=input_ids[:, :-1][mask][None],
-        positions=token_positions(mask)[mask][None],
+        ids=ids,
+        positions=positions,
+        predictors=places[:, places.shape[1] - length :][response_mask],
+        targets=targets,
+        places=own[:, own.shape[1] - length :][response_mask],
+        prediction_of=every,
+        source_of=every,
         response_mask=response_mask,
-        attention=lambda _: {"attention_mask": None, **borders},
-        num_tokens=int(lengths.sum()),
-        **_one_prediction_a_token(input_ids, response_mask, places),
+        attention=lambda _: attention,
+        num_tokens=num_tokens,
     )
 
 
@@ -156,21 +167,6 @@ def token_positions(mask: Tensor) -> Tensor:
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """``table[index]``, whose gradients are summed in at least float32 and in a fixed order (on CUDA, too)."""
     return torch.nn.functional.embedding(index, full_precision(table)).to(table.dtype)
-
-
-def _one_prediction_a_token(input_ids: Tensor, response_mask: Tensor, places: Tensor) -> dict[str, Tensor]:
-    """The predictions of rows without common tokens; ``places [b, P+T-1]`` are the indices of the rows' tokens."""
-    length = response_mask.shape[1]
-    own = torch.cat([places, torch.full_like(places[:, :1], -1)], 1)
-    targets = input_ids[:, input_ids.shape[1] - length :][response_mask].long()
-    index = torch.arange(len(targets), device=targets.device)
-    return {
-        "predictors": places[:, places.shape[1] - length :][response_mask],
-        "targets": targets,
-        "places": own[:, own.shape[1] - length :][response_mask],
-        "prediction_of": index,
-        "source_of": index,
-    }
 
 
 # --- rows that begin alike --------------------------------------------------------------------------------------------

@@ -23,10 +23,18 @@ MIN_COMMON_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """The rows of one forward pass."""
+    """The rows of one forward pass.
+
+    Example: rows 0 to 3 have the prompt ``7 8`` and the responses ``3 4 5 9``, ``3 4 6 9``, ``3 4 6 9`` and ``4 9``.
+
+    - Run separately, with 18 tokens at a time: ``MicroBatch(rows=[0, 1, 2])``, 3 rows of 6 tokens, and then
+      ``MicroBatch(rows=[3])``.
+    - Run as a prefix tree: ``MicroBatch(rows=[0, 1, 2, 3], starts=[0])``, of which 7 tokens are run: ``7 8 3 4 5`` of
+      row 0, ``6`` of rows 1 and 2, and ``4`` of row 3. The last token of a row predicts nothing and is left out.
+    """
 
     rows: Tensor  # [n] long on the CPU, in the order in which they are laid out
-    starts: list[int] | None = None  # The rows at which a prefix tree begins; None if every row is run separately.
+    starts: list[int] | None = None  # The indices into `rows` at which a tree begins; None if rows are run separately.
     stands_in: bool = False  # Whether it replaces missing work, on a rank with fewer micro-batches than others.
 
 

@@ -189,6 +189,8 @@ class Policy(nn.Module):
     ) -> TokenStats:
         """The log-probability of each valid response token and, if requested, further figures of its distribution.
 
+        The head runs on the predictors alone, in chunks.
+
         Args:
             layout: The layout of the rows.
             temperature: The number by which the logits are divided.
@@ -202,25 +204,9 @@ class Policy(nn.Module):
         Returns:
             ``[B, T]`` each, zero outside the mask.
         """
-        options = {"with_entropy": with_entropy, "entropy_gradient": entropy_gradient, "in_place": in_place}
-        states = (decode or self.decode)(layout)
-        return self.score(states, layout, temperature=temperature, teacher=teacher, **options)
-
-    def score(
-        self,
-        states: Tensor,
-        layout: TokenLayout,
-        *,
-        temperature: float = 1.0,
-        with_entropy: bool = False,
-        entropy_gradient: bool = False,
-        in_place: bool = False,
-        teacher: Tensor | None = None,
-    ) -> TokenStats:
-        """`forward`, given the decoder's output ``[R, N, D]``. The head runs on the predictors alone, in chunks."""
-        own = layout.at_predictors(states)
+        states = layout.at_predictors((decode or self.decode)(layout))
         flat = token_logprobs(
-            own,
+            states,
             self.head,
             layout.targets,
             temperature=temperature,
@@ -229,11 +215,12 @@ class Policy(nn.Module):
             entropy_gradient=entropy_gradient,
             head_gradient=head_gradient(self.model, in_place=in_place),
         )
+        entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
         divergence = None
         if teacher is not None:
-            found = teacher_divergence(own, teacher, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens)
-            divergence = layout.to_rows(found)
-        entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
+            chunk = self.chunk_tokens
+            apart = teacher_divergence(states, teacher, self.head, temperature=temperature, chunk_tokens=chunk)
+            divergence = layout.to_rows(apart)
         return TokenStats(layout.to_rows(flat.logprobs), entropy, divergence)
 
     @contextmanager

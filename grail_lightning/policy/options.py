@@ -6,12 +6,11 @@ import copy
 import importlib.util
 import math
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import torch
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.runtime.hub import hub_or_cache
@@ -24,7 +23,6 @@ _ASSETS = Path(__file__).parents[1] / "assets"
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
-TreeAttention = Literal["auto", "sdpa", "flex"]
 
 
 class LoadedPolicy(NamedTuple):
@@ -104,8 +102,6 @@ class Loading:
             apply to sharded weights.
         attention: Attention implementation. auto takes SDPA, with which common beginnings of rows are run once; with
             `packing` flash-attn on CUDA in half precision where it is installed.
-        tree_attention: What computes attention where rows with a common beginning are run as one: flex is torch's
-            `flex_attention` (CUDA), sdpa copies the keys of each path. auto takes flex if the device supports it.
         gradient_checkpointing: Whether activations are recomputed in the backward pass.
         lora: Options of adapters, which are then trained in place of all weights; null trains all weights.
         trust_remote_code: Whether to run Python code from the checkpoint. Leave it off unless you trust the source.
@@ -121,7 +117,6 @@ class Loading:
     dtype: Dtype = "float32"
     master_weights: bool = True
     attention: Attention = "auto"
-    tree_attention: TreeAttention = "auto"
     gradient_checkpointing: bool = False
     lora: LoRA | None = None
     trust_remote_code: bool = False
@@ -158,31 +153,39 @@ def resolve_policy(name: str) -> str:
     return str(packaged)  # Any other folder of that name holds no model.
 
 
-def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
-    """The model's config, from a policy's folder or from the hub.
+@contextmanager
+def reading(name: str) -> Iterator[str]:
+    """The folder or the hub name of a policy, for Transformers to read its config, its weights or its tokenizer.
 
     Raises:
-        ValueError: If it cannot be read.
+        ValueError: One line with the policy's name and the library's reason, if reading fails inside the context.
     """
+    path = resolve_policy(name)
+    with nullcontext("") if os.path.isdir(path) else hub_or_cache() as unreachable:
+        try:
+            yield path
+        except Exception as error:  # The library, the network and the hub raise many types.
+            reason = first_line(error)
+            if unreachable and reason.startswith("We couldn't connect"):
+                reason = (
+                    f"it is in no folder here nor in the hub's cache, and the hub cannot be reached ({unreachable})."
+                )
+            raise ValueError(
+                f"`policy` {name!r} cannot be loaded: {reason} "
+                "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
+            ) from error
+
+
+def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
+    """The model's config, from a policy's folder or from the hub."""
     from transformers import AutoConfig
 
     if isinstance(name, LoadedPolicy):
         config = copy.deepcopy(name.model.config)
         config.dtype = name.model.dtype  # The program may have converted the weights.
         return config
-    path = resolve_policy(name)
-    local = Path(path).is_dir()
-    with nullcontext("") if local else hub_or_cache() as reason:
-        try:
-            return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except Exception as error:  # The library, the network and the hub raise many types.
-            said = first_line(error)
-            if reason and said.startswith("We couldn't connect"):
-                said = f"it is neither a folder here nor in the hub's cache, and the hub cannot be reached ({reason})."
-            raise ValueError(
-                f"`policy` {name!r} cannot be loaded: {said} "
-                "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
-            ) from error
+    with reading(name) as path:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def first_line(error: BaseException) -> str:
@@ -210,8 +213,6 @@ def check_length(name: PolicySource, loading: Loading, response_length: int) -> 
 def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
     """Check what can be known of a policy before its weights are read: its config, and the room for responses."""
     check_length(name, loading, response_length)
-    if loading.tree_attention == "flex" and not torch.cuda.is_available():
-        raise ValueError("`tree_attention: flex` needs a CUDA device, and there is none. Use auto or sdpa.")
 
 
 def check_precision(precision: object) -> None:
@@ -230,11 +231,3 @@ def check_dtype(name: PolicySource, loading: Loading) -> None:
             f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "
             f"{name!r}. Use bfloat16, or float32."
         )
-
-
-def choose_attention(loading: Loading, half_precision: bool) -> str | None:
-    """The attention implementation to load with. None is SDPA, or eager for an architecture without SDPA (Gemma 2)."""
-    if loading.attention != "auto":
-        return loading.attention
-    has_flash = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if loading.packing and half_precision and has_flash else None

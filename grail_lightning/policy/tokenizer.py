@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, resolve_policy
-from grail_lightning.runtime.hub import hub_or_cache
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, read_config, reading
 from grail_lightning.tasks.base import Messages, TokenText
 
 if TYPE_CHECKING:
@@ -26,12 +23,8 @@ def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTr
     if isinstance(name, LoadedPolicy):
         tokenizer = copy.deepcopy(name.tokenizer)
     else:
-        path = resolve_policy(name)
-        with nullcontext() if os.path.isdir(path) else hub_or_cache():
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-            except Exception as error:  # The library, the network and the hub raise many types.
-                raise ValueError(f"The tokenizer of `policy` {name!r} cannot be loaded: {first_line(error)}") from error
+        with reading(name) as path:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # Transformers makes one without words.
         raise ValueError(
             f"`policy` {name!r} must have a tokenizer, but its files (tokenizer.json, say) are missing. Copy them from "

@@ -62,11 +62,14 @@ def _tree_attention(
     Transformers' own mask is ignored.
     """
     if block_mask is not None:
-        scale = cast(float | None, options.get("scaling"))
-        return attend(query, key, value, block_mask, scale).transpose(1, 2), None
+        # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        scale, grouped = options.get("scaling"), query.shape[1] != key.shape[1]
+        flex = _flex_attention(query.device.type)
+        return flex(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=grouped).transpose(1, 2), None
     if units is None:
-        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return found
+        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return whole
     asked = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
     keys, values = _gather(key, units.keys), _gather(value, units.keys)
     # Under autocast SDPA converts its arguments to the mask's dtype itself. Each layer would keep one more copy.
@@ -130,7 +133,7 @@ def tree_layout(
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
     pad = -len(ids) % BLOCK_TOKENS if kernel == "flex" else 0
     ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
-    attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else by_units(_units(tree, starts), device)
+    attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
     tensors = {
         "ids": ids[None],
         "positions": positions[None],
@@ -217,7 +220,7 @@ def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], lis
     return [first[k] for k in kept], [sizes[k] for k in kept]
 
 
-def by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+def _by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
     """A function from the dtype of the computation to the decoder's arguments for SDPA.
 
     SDPA would convert a boolean mask in each layer and keep the result.
@@ -260,16 +263,8 @@ def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
     return create_block_mask(attends, None, None, number, number, device=device, BLOCK_SIZE=BLOCK_TOKENS)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
-    """``[1, heads, N, d]``: attention of one forest. A scale of None is ``d^(-1/2)``."""
-    grouped = query.shape[1] != key.shape[1]
-    # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    return _kernel(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
-
-
 @cache
-def _kernel(device_type: str) -> Callable[..., Tensor]:
+def _flex_attention(device_type: str) -> Callable[..., Tensor]:
     """The compiled kernel. A CPU has none with a backward pass, so `flex_attention` itself computes there."""
     from torch.nn.attention.flex_attention import flex_attention
 

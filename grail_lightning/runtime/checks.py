@@ -1,14 +1,36 @@
-"""Checks of tensors that user-defined classes return. An error names the first entry that is wrong."""
+"""Checks of options, and of tensors that user-defined classes return. An error names the first that is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 Kind = Literal["floating-point", "integer", "bool"]
+
+
+def check_option(name: str, value: object, allowed: object) -> None:
+    """Check an option: a number by an interval such as ``(0, 1]``, a choice by its `Literal`.
+
+    The command line has checked choices already; from Python nothing else does. NaN lies in no interval.
+    """
+    if not isinstance(allowed, str):
+        if value not in get_args(allowed):
+            raise ValueError(f"`{name}` must be one of {', '.join(get_args(allowed))}, but got {value!r}.")
+        return
+    assert isinstance(value, float | int)
+    low, high = map(float, allowed[1:-1].split(","))
+    ends = (allowed[0] == "[" and value == low) or (allowed[-1] == "]" and value == high)
+    if not (low < value < high or ends):
+        raise ValueError(f"`{name}` must lie in {allowed}, but got {value}.")
+
+
+def check_options(owner: object, **allowed: object) -> None:
+    """`check_option` of attributes of `owner`, by their names."""
+    for name, kind in allowed.items():
+        check_option(name, getattr(owner, name), kind)
 
 
 class Claim(NamedTuple):

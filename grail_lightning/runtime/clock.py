@@ -10,13 +10,6 @@ from contextlib import contextmanager
 import torch
 
 
-def _synchronised_clock(device: torch.device) -> float:
-    """The time in seconds, after the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 class PhaseClock:
     """Seconds of each phase of a step, by name. Time in an inner phase does not count for the outer one."""
 
@@ -38,7 +31,9 @@ class PhaseClock:
             self._inside.pop()
 
     def _charge(self) -> None:
-        now = _synchronised_clock(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # Its work is asynchronous.
+        now = time.perf_counter()
         if self._inside:
             self.seconds[self._inside[-1]] += now - self._since
         self._since = now

@@ -8,15 +8,6 @@ import sys
 import warnings
 from typing import NoReturn
 
-# An advertisement, and a message about TPUs. Lightning 2.6 has no option to disable either.
-_LEFT_OUT = ("💡 Tip: ", "TPU available: False")
-# Warnings of Lightning to which users of the command line need no second message.
-_KNOWN_ALREADY = (
-    "Experiment logs directory .* exists and is not empty",  # `keep_tables` has moved the files.
-    "You defined a `validation_step` but have no `val_dataloader`",  # `check_run` says what a run without them lacks.
-    r"`ModelCheckpoint\(monitor='val/.*could not find the monitored key",  # The same; other names are an error.
-)
-
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are those of users."""
@@ -37,11 +28,15 @@ def refused(program: str, error: ValueError | OSError, *, choose: str) -> int:
 
 
 def leave_out_messages() -> None:
-    """Suppress messages of Lightning at the start of every run; for the command line alone."""
+    """Suppress messages of Lightning 2.6 that it has no option to disable; for the command line alone."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_worth_saying)
-    for message in _KNOWN_ALREADY:
+    for message in (
+        "Experiment logs directory .* exists and is not empty",  # `keep_tables` has moved the files.
+        "You defined a `validation_step` but have no `val_dataloader`",  # `check_run` says what is lacking.
+        r"`ModelCheckpoint\(monitor='val/.*could not find the monitored key",  # The same; other names are an error.
+    ):
         warnings.filterwarnings("ignore", message=message)
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_LEFT_OUT)
+    return not record.getMessage().startswith(("💡 Tip: ", "TPU available: False"))

@@ -14,16 +14,23 @@ from filelock import FileLock, Timeout
 LOCK = ".grail_lightning.lock"
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that appears when it is complete. Its folder is created if it does not exist."""
+@contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `file` when the context ends without an error. Its folder is created."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # Processes on several machines may write the file at once.
     unfinished = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}.unfinished")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        yield unfinished
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that appears when it is complete. Its folder is created if it does not exist."""
+    with whole_file(file) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def check_writable(folder: Path, subject: str) -> None:
@@ -46,30 +53,22 @@ def check_writable(folder: Path, subject: str) -> None:
 
 @contextmanager
 def held(folder: Path, user: str = "fit") -> Iterator[None]:
-    """Lock a folder, which is created if it does not exist, against other runs.
+    """Lock a folder, which is created if it does not exist, against other runs; `user` is what the message calls them.
 
     The operating system releases the lock when its process ends, for whatever reason; the file stays.
-
-    Args:
-        folder: The folder to lock.
-        user: What uses the folder, for the message.
 
     Raises:
         ValueError: If another run has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK
-    lock = FileLock(file)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(file, timeout=0):
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            yield
     except Timeout:
         raise ValueError(
             f"A run must have its folder to itself, but {folder} is in use by another {user} ({file.read_text()}). "
             "Wait for it or stop it, or give this run another folder: `trainer.logger.init_args.name`, or "
             "`trainer.default_root_dir` without a logger."
         ) from None
-    try:
-        file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-        yield
-    finally:
-        lock.release()

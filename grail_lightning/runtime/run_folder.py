@@ -64,7 +64,11 @@ class RunFolder:
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """An empty folder for a new run. An earlier run is moved aside, and back if the new one does not begin."""
+        """An empty folder for a new run. An earlier run is moved aside, and back if the new one does not begin.
+
+        A run that is refused thus leaves an earlier one where it was. Lightning opens the files of loggers before it
+        calls any check, so the folder is taken before.
+        """
         folder = self.path
         _check_ours(folder)
         if not self.trainer.is_global_zero:

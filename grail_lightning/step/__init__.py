@@ -3,16 +3,15 @@ r"""One training step. The files are listed about in the order in which a step n
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
 `sampler`           Prompts → sampled, graded rollouts; and continuations of rollouts for credit methods that ask.
-`ahead`             The next batch, which an engine elsewhere may sample while this one trains.
-`collect`           The rollouts of a batch, by one of the two. Groups that are all right or all wrong may be replaced.
+`collect`           The rollouts of a batch: on policy, where groups that are all right or all wrong may be replaced, or
+                    sampled while the batch before trained (`Ahead`).
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
 `assign`            Runs the credit method, and lists when its saliency comes from the update's own passes (`fused`).
 `second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
-`plan`              The rows of each optimiser step, and the tokens that are in the loss. Pure.
 `forward`           Micro-batch → log-probabilities: of the policy, of the reference, of SDPG's teacher.
+`loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
-`loss`              The counts by which a step's loss is divided, and its summand for each micro-batch.
-`optimizer`         The norm of the gradients, which must be finite, the step, its schedule, and options after a resume.
+`optimizer`         The norm of the gradients, which must be finite, the step, and options after a resume.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
                     them for loggers.
 ==================  ================================================================================================
@@ -22,20 +21,19 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     GrailModule.training_step
     ├── collect.collect                               prompts → GradedBatch
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
-    │   └── ahead.Ahead                               one batch off-policy
+    │   └── collect.Ahead                             one batch off-policy
     ├── advantages.with_advantages                    → RolloutBatch
     ├── assign.assign_credit                          → Forward, and the token weights: **here they become known**
     │   └── assign.token_weights                      the credit method, which may draw continuations and train a
     │                                                 second model
-    ├── update.prepare                                → Update
-    │   ├── plan.plan_steps
-    │   ├── forward.reference_logprobs                with a KL term
-    │   └── Update.compute_before                     old log-probabilities of rows of later steps
+    ├── update.Update                                 plans the optimiser steps: `update.plan_steps`
+    ├── Update.compute_before                         old log-probabilities of rows of later steps; those of the
+    │                                                 reference, with a KL term
     ├── GrailModule.take_steps                        for each optimiser step:
     │   ├── Update.reweigh                            from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
-    └── report.report
+    └── report.batch_figures
 
 With *fused saliency* (GRAIL, where `assign.fused_saliency` allows it) the weights of a row become known later: the
 first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or

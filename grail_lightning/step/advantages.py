@@ -9,24 +9,49 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.base import CreditContext, TokenWeights
+from grail_lightning.credit.measure import gradient_energies
+from grail_lightning.distributed.sharding import gathered
 from grail_lightning.functional import group_advantages
-from grail_lightning.functional.advantages import Scaling
+from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines
+from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_gather_rows
+from grail_lightning.step.options import Objective
 
 
-def with_advantages(batch: GradedBatch, group_size: int, scale: Scaling) -> RolloutBatch:
-    """The batch with its rollouts' advantages ``[B]``: rewards relative to those of the group.
+def with_advantages(
+    batch: GradedBatch, group_size: int, objective: Objective, policy: Policy, context: CreditContext
+) -> RolloutBatch:
+    """The batch with its rollouts' advantages ``[B]``: rewards less the baseline of the group.
 
     Args:
         batch: The graded rollouts, ``B`` rows.
         group_size: The number of rows of each prompt.
-        scale: `Objective.scale_rewards`; statistics of the batch are those of all ranks.
+        objective: The baseline and the scale; statistics of the batch are those of all ranks.
+        policy: The policy, whose gradients `objective.baseline: energy` weighs.
+        context: The context, with token budget and temperature.
     """
-    rewards = batch.rewards
+    rewards, scale = batch.rewards, objective.scale_rewards
     std = all_gather_rows(rewards).std() if scale == "batch" else None
     means = all_gather_rows(rewards.double().reshape(-1, group_size).mean(1)) if scale == "bnpo" else None
-    return batch.with_advantages(group_advantages(rewards, group_size, scale, std, means))
+    if objective.baseline == "energy":
+        baseline: float | Tensor = _energy_baselines(batch, group_size, policy, context)
+    else:
+        baseline = float(objective.baseline)
+    advantages = group_advantages(
+        rewards, group_size, scale, std, means, baseline=baseline, train_equal=objective.train_equal
+    )
+    return batch.with_advantages(advantages)
+
+
+def _energy_baselines(batch: GradedBatch, group_size: int, policy: Policy, context: CreditContext) -> Tensor:
+    """``[M]``: `energy_baselines`, with the energies of groups with different rewards over all ranks."""
+    groups = batch.rewards.reshape(-1, group_size)
+    mixed = (groups.amax(1) - groups.amin(1) > EQUAL_REWARDS).repeat_interleave(group_size)
+    with gathered(policy):
+        energies = gradient_energies(policy, batch, context, mixed.nonzero().flatten()).sum(1)
+    pooled = all_gather_rows(batch.rewards[mixed]), all_gather_rows(energies[mixed])
+    return energy_baselines(batch.rewards, group_size, *pooled)
 
 
 def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:

@@ -5,28 +5,35 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
-from grail_lightning.answers import Verdict
-from grail_lightning.batch import AnswerMasks, GradedBatch, RolloutBatch
+from grail_lightning.answers.verifier import Verdict
+from grail_lightning.batch import AnswerMasks, RolloutBatch
 from grail_lightning.batch.rows import cut_responses
-from grail_lightning.credit import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights
-from grail_lightning.credit.base import uniform_weights
+from grail_lightning.credit.base import (
+    CreditContext,
+    CreditControl,
+    Needs,
+    TokenCredit,
+    TokenWeights,
+    uniform_weights,
+)
 from grail_lightning.credit.saliency import SaliencyCredit
 from grail_lightning.credit.weigh import controlled, weigh
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
-from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
+from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.forward import Forward, find_teacher
 from grail_lightning.step.fused import SaliencyForward
+from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
-from grail_lightning.step.plan import live_rows, loss_mask
-from grail_lightning.tasks import MathTask
-from grail_lightning.tasks.base import Prompt, TokenText
+from grail_lightning.tasks.base import GradedAnswer, Prompt, Task, TokenText
 
 
 def fused_saliency(
@@ -93,18 +100,31 @@ def token_weights(
     return weights if len(batch) else uniform_weights(batch)
 
 
+class _NoTask(Task):
+    """The task of a row without a response, which is never asked for anything but answers and steps."""
+
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
+        raise NotImplementedError
+
+    def answer(self, text: str) -> None:
+        return None
+
+    def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
+        raise NotImplementedError
+
+
 def _row_without_tokens(policy: Policy) -> RolloutBatch:
     """One row with a prompt and with padding in place of a response, as if its advantage and its reward were 0."""
     pad = policy.tokenizer.pad_token_id
     # Two tokens, because a row's last one is not run.
-    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=MathTask())
+    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=_NoTask())
     padded = build_batch(policy, [prompt], 1, [[pad]], [True])
     none, zero = torch.zeros_like(padded.response_mask), torch.zeros(1, device=policy.device)
-    graded = GradedBatch(
+    return RolloutBatch(
         **cut_responses(padded, none.sum(1)).fields(),
         answer=AnswerMasks(whole=none, content=none, marker=none, after=none),
         rewards=zero,
         correct=none.any(1),
         verdicts=[Verdict.missing("")],
+        advantages=zero,
     )
-    return graded.with_advantages(zero)

@@ -1,34 +1,82 @@
-"""Collection of a batch: on policy or one batch ahead; groups that are all right or all wrong may be replaced.
+"""Collection of a batch: on policy, where groups that are all right or all wrong may be replaced, or one batch ahead.
+
+One batch ahead: while a batch trains, the next one is sampled with the weights from before its update. Batch ``k + 1``
+is sampled with the weights that batch ``k`` starts from, so from the second batch on rollouts are one batch off-policy;
+truncated importance weights (`execution.sampler_cap`) correct for it::
+
+    engine   | b0 |    b1    |    b2    |    b3    |
+    trainer       |  train b0  |  train b1  |  train b2  |
+    weights       W0           W1           W2              b1 is sampled with W0, b2 with W1, b3 with W2
+
+A checkpoint waits for the batch in flight and contains its tokens, since the weights that sampled it are gone by then.
+A resumed run grades them again, and equals one that did not stop. The loader's position stays before that batch.
 
 Shapes: ``B`` rows in ``K`` groups.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from grail_lightning.batch import GradedBatch
+from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.batch.rows import join
-from grail_lightning.runtime.collectives import all_reduce, sum_by_name, world_size
-from grail_lightning.step.ahead import Ahead
+from grail_lightning.credit.base import TokenCredit
+from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
+from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
 from grail_lightning.tasks.base import Prompt
 
+_PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
+
+
+def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredit) -> None:
+    """Check that the engine can sample while the policy trains, if that is asked for."""
+    if execution.sample_ahead and credit.needs().continuations:
+        raise ValueError(
+            f"`execution.sample_ahead` must be off with `{type(credit).__name__}`, which asks the engine for "
+            "continuations while it samples the next batch. Set it to false."
+        )
+    if execution.sample_ahead and not engine.samples_elsewhere:
+        raise ValueError(
+            "`execution.sample_ahead` needs an engine that samples elsewhere, with a copy of the weights, such as "
+            f"VLLMServer, but got {type(engine).__name__}, whose weights or device are those of the update. Set "
+            "`model.engine`, or set it to false."
+        )
+
+
+def check_loader(loader: object, execution: Execution) -> None:
+    """Check that the loader supports what is to be sampled beside its batches, before training begins."""
+    for wanted, option, off, method, what in (
+        (execution.refill_rounds, "refill_rounds", 0, "take", "`take` further prompts"),
+        (execution.sample_ahead, "sample_ahead", "false", "peek", "`peek` at its next batch"),
+    ):
+        if wanted and not hasattr(loader, method):
+            raise ValueError(
+                f"`execution.{option}` needs a training loader that can {what}, but got {type(loader).__name__}. Use a "
+                f"data module of grail_lightning.data, or set it to {off}."
+            )
+
 
 def collect(
-    prompts: list[Prompt], sampler: Sampler, ahead: Ahead, loader: object, execution: Execution, step: int
+    prompts: list[Prompt], sampler: Sampler, ahead: Ahead, loader: Any, execution: Execution, step: int
 ) -> tuple[GradedBatch, dict[str, float]]:
     """The graded rollouts of a training batch, and figures to log, over all ranks.
 
     `step` is the number of optimiser steps that the policy has taken.
     """
     if execution.sample_ahead:
-        peek = _that_can("peek", loader, "sample_ahead", "`peek` at its next batch", off="false")
-        return ahead.collect(prompts, sampler, peek, step, execution.steps_per_batch)
+        return ahead.collect(prompts, sampler, loader.peek, step, execution.steps_per_batch)
     return refill(
         sampler(prompts, training_key(step)),
         lambda further, number: sampler(further, training_key(step, number)),
@@ -38,7 +86,7 @@ def collect(
 
 
 def refill(
-    batch: GradedBatch, sample: Callable[[list[Prompt], int], GradedBatch], loader: object, rounds: int
+    batch: GradedBatch, sample: Callable[[list[Prompt], int], GradedBatch], loader: Any, rounds: int
 ) -> tuple[GradedBatch, dict[str, float]]:
     """Replace groups that are all right or all wrong, as far as `rounds` further samplings allow.
 
@@ -52,16 +100,14 @@ def refill(
     """
     if not rounds:
         return batch, {}
-    take = _that_can("take", loader, "refill_rounds", "`take` further prompts", off=0)
     groups = float(len(uniform_groups(batch)))
     drawn, right, made = groups, float(batch.correct.sum()), 0
-    for made in range(1, rounds + 1):
-        dead = uniform_groups(batch)
-        most = int(all_reduce(dead.sum().to(batch.input_ids.device), "max"))
-        if not most:
-            made -= 1
+    while made < rounds:
+        dead = uniform_groups(batch).sum().to(batch.input_ids.device)
+        if not (most := int(all_reduce(dead, "max"))):
             break
-        fresh = sample(take(most * world_size()), made)
+        made += 1
+        fresh = sample(loader.take(most * world_size()), made)
         drawn, right = drawn + len(uniform_groups(fresh)), right + float(fresh.correct.sum())
         batch = _replace(batch, fresh)
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
@@ -72,25 +118,6 @@ def refill(
         "refill/dropped_groups": total["drawn"] - total["kept"],
         "refill/accuracy_drawn": total["right"] / max(total["drawn"] * size, 1),
     }
-
-
-def check_loader(loader: object, execution: Execution) -> None:
-    """Check that the loader supports what is to be sampled beside its batches, before training begins."""
-    if execution.refill_rounds:
-        _that_can("take", loader, "refill_rounds", "`take` further prompts", off=0)
-    if execution.sample_ahead:
-        _that_can("peek", loader, "sample_ahead", "`peek` at its next batch", off="false")
-
-
-def _that_can(method: str, loader: object, option: str, what: str, *, off: object) -> Callable[..., list[Prompt]]:
-    """A method of the training loader that the loaders of `grail_lightning.data` have, and others may lack."""
-    function: Callable[..., list[Prompt]] | None = getattr(loader, method, None)
-    if function is None:
-        raise ValueError(
-            f"`execution.{option}` needs a training loader that can {what}, but got {type(loader).__name__}. Use a "
-            f"data module of grail_lightning.data, or set it to {off}."
-        )
-    return function
 
 
 def uniform_groups(batch: GradedBatch) -> Tensor:
@@ -108,10 +135,170 @@ def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
     places = places[: len(useful)]
     if not len(places):
         return batch
-    size = len(batch) // len(uniform_groups(batch))
-    within, order = torch.arange(size), torch.arange(len(batch))
-    old = (places[:, None] * size + within).flatten()
-    new = (useful[:, None] * size + within).flatten()
-    order[old] = len(batch) + torch.arange(len(old))
-    joined = join(batch, fresh.select(new)).select(order)
+    order = torch.arange(len(batch)).reshape(len(uniform_groups(batch)), -1)
+    size = order.shape[1]
+    new = (useful[:, None] * size + torch.arange(size)).flatten()
+    order[places] = len(batch) + torch.arange(len(new)).reshape(-1, size)
+    joined = join(batch, fresh.select(new)).select(order.flatten())
     return joined.replace(group=batch.group, row=batch.row)
+
+
+# --- one batch ahead ------------------------------------------------------------------------------------------------
+
+
+class AheadBatch(NamedTuple):
+    """This rank's rollouts of a batch that was sampled ahead."""
+
+    batch: SampledBatch
+    step: int  # The number of optimiser steps that the weights had taken with which it was sampled.
+    seconds: float | None = None  # That sampling took; None for a batch that was not sampled in this process.
+
+
+class _Flight(NamedTuple):
+    """A sampling in a thread."""
+
+    result: Future[AheadBatch]
+    sampler: Sampler
+
+
+class Ahead:
+    """The batch in flight: it is sampled in a thread, and kept by checkpoints.
+
+    The thread calls `RolloutEngine.generate` and nothing else of the engine. All collectives are on the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._flight: _Flight | None = None
+        self._restored: dict[str, Any] = {}
+
+    def collect(
+        self, prompts: list[Prompt], sampler: Sampler, peek: Callable[[], list[Prompt]], step: int, num_steps: int
+    ) -> tuple[GradedBatch, dict[str, float]]:
+        """The graded rollouts of a batch, sampled ahead if possible, and figures. The next batch begins to be sampled.
+
+        `peek` returns this rank's prompts of the next batch. The policy has taken `step` optimiser steps, and takes
+        `num_steps` with a batch.
+        """
+        with sampler.clock.phase("sample"):
+            sampled = self._landed(prompts, sampler)
+            sampler.push()  # After the engine has finished with the weights before, and before these change.
+            if sampled is None:
+                sampled = AheadBatch(sampler.draw(prompts, training_key(step)), step)
+            self._begin(sampler, peek(), step, training_key(step + num_steps))
+        figures = {"sampling/staleness": float(step - sampled.step)}
+        if sampled.seconds is not None:
+            figures["time/sample_ahead"] = sampled.seconds
+        return sampler.grade(sampled.batch), figures
+
+    def settle(self) -> None:
+        """Wait until no sampling is in flight, so that the engine can be used for something else."""
+        if self._flight is not None:
+            self._flight.result.result()
+
+    def cancel(self, patience: float | None = None) -> None:
+        """Give up a sampling in flight; wait for the end of its thread, at most `patience` seconds if it is given."""
+        if self._flight is not None and not self._flight.result.done():
+            self._flight.sampler.engine.cancel()
+            wait([self._flight.result], patience)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rollouts of the batch in flight, of all ranks; empty if there is none. A collective, after a wait."""
+        if self._flight is None:
+            return self._restored
+        sampled = self._flight.result.result()
+        ranks = all_gather_objects(_records(sampled.batch))
+        rows = {row: record for records in ranks for row, record in records.items()}
+        return {"step": sampled.step, "options": _options(self._flight.sampler), "rows": rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the batch for the next `collect`; an empty state forgets that of an earlier run."""
+        self.cancel()
+        self._flight, self._restored = None, state
+
+    def _begin(self, sampler: Sampler, prompts: list[Prompt], step: int, key: SeedKey) -> None:
+        """Sample in a thread. It is no pool's, for which an interrupted process would wait at its end."""
+        result: Future[AheadBatch] = Future()
+
+        def sample() -> None:
+            try:
+                if sampler.policy.device.type == "cuda":
+                    torch.cuda.set_device(sampler.policy.device)  # Threads begin with the first one.
+                begun = time.perf_counter()
+                batch = sampler.draw(prompts, key)
+                result.set_result(AheadBatch(batch, step, time.perf_counter() - begun))
+            except BaseException as error:
+                result.set_exception(error)
+
+        self._flight = _Flight(result, sampler)
+        _IN_USE.add(self)
+        threading.Thread(target=sample, name="sample-ahead", daemon=True).start()
+
+    def _landed(self, prompts: list[Prompt], sampler: Sampler) -> AheadBatch | None:
+        """The batch that was in flight, or in the checkpoint; None if there is none, or if it is of other prompts."""
+        if self._flight is not None:
+            sampled: AheadBatch | None = self._flight.result.result()
+            assert sampled is not None
+            sampled_for = [prompt.messages for prompt in sampled.batch.prompts[:: sampler.group_size]]
+            sampled = sampled if sampled_for == [prompt.messages for prompt in prompts] else None
+            reason = "The training loader yields another batch than the one at which it peeked"
+        elif self._restored:
+            sampled = _restore(self._restored, prompts, sampler)
+            reason = "Prompts or sampling are not the checkpoint's"
+        else:
+            return None
+        self._flight, self._restored = None, {}
+        if sampled is None:
+            rank_zero_warn(f"{reason}: a batch that was sampled ahead is sampled anew, with the present weights.")
+        return sampled
+
+
+_IN_USE: WeakSet[Ahead] = WeakSet()
+
+
+def _cancel_all() -> None:
+    """End what is in flight when the process ends, also after an error or an interrupt.
+
+    Lightning calls no hook of a module's then. An interpreter that ends while a thread runs torch may abort.
+    """
+    for ahead in list(_IN_USE):
+        ahead.cancel(_PATIENCE)
+
+
+# Not `atexit`, whose functions are called after the threads of pools, such as an engine's, have been waited for.
+threading._register_atexit(_cancel_all)  # type: ignore[attr-defined]
+
+
+def _options(sampler: Sampler) -> str:
+    """What a batch was sampled with, as text."""
+    return repr((sampler.group_size, sampler.sampling))
+
+
+def _records(batch: SampledBatch) -> dict[int, dict[str, Any]]:
+    """The rollouts as plain values without padding, by the number of the row, which is unique over all ranks."""
+    width, logprobs = batch.prompt_width, batch.sampling_logprobs
+    ids, valid, responses = batch.input_ids.cpu(), batch.attention_mask.cpu(), batch.response_mask.cpu()
+    return {
+        row: {
+            "prompt": ids[k, :width][valid[k, :width]].tolist(),
+            "response": ids[k, width:][responses[k]].tolist(),
+            "finished": bool(batch.finished[k]),
+            "logprobs": None if logprobs is None else logprobs[k].cpu()[responses[k]].tolist(),
+        }
+        for k, row in enumerate(batch.row.tolist())
+    }
+
+
+def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> AheadBatch | None:
+    """This rank's part of the rollouts, also for another number of ranks; None if they answer other prompts."""
+    size = sampler.group_size
+    groups = [number * world_size() + sampler.rank for number in range(len(prompts))]
+    records = [state["rows"].get(group * size + place) for group in groups for place in range(size)]
+    if state["options"] != _options(sampler) or None in records:
+        return None
+    if [record["prompt"] for record in records[::size]] != [sampler.policy.encode(p.messages) for p in prompts]:
+        return None
+    names = ("response", "finished", "logprobs")
+    responses, finished, logprobs = ([record[name] for record in records] for name in names)
+    known = None if None in logprobs else logprobs
+    batch = build_batch(sampler.policy, prompts, size, responses, finished, known)
+    return AheadBatch(sampler.numbered(batch), int(state["step"]))

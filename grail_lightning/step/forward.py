@@ -16,38 +16,27 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
 from grail_lightning.credit.distillation import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import pad_to_longest_rank
 from grail_lightning.step.options import Distillation
 
 
 class Pass(NamedTuple):
-    """The result of a forward pass of a micro-batch.
+    """The result of a forward pass of a micro-batch."""
 
-    Attributes:
-        stats: Log-probabilities and entropy ``[b, t]``, with gradient if autograd is on.
-        tokens_run: The number of tokens that were run; those that rows of a prefix tree have in common count once.
-        weights: The token weights ``[b, t]``, if this pass has found them; else they were known before.
-    """
-
-    stats: TokenStats
-    tokens_run: int
-    weights: TokenWeights | None = None
+    stats: TokenStats  # Log-probabilities and entropy [b, t], with gradient if autograd is on.
+    tokens_run: int  # Tokens that rows of a prefix tree have in common count once.
+    weights: TokenWeights | None = None  # The token weights [b, t], if this pass has found them; else known before.
 
 
 class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
-    Args:
-        policy: The policy that is run.
-        batch: The rollouts, ``B`` rows.
-        context: The context, with token budget and temperature.
-        share: Whether common beginnings of rows are run once.
-        entropy_gradient: Whether the entropy carries a gradient.
-        teacher: The teacher from which the divergence is measured in passes with gradient; None without one.
+    `context` has the token budget and the temperature. With `share` common beginnings of rows are run once. Passes with
+    gradient may let the entropy carry one, and measure the divergence from a teacher.
     """
 
     def __init__(
@@ -97,26 +86,20 @@ class Forward:
         return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share)
 
 
-def reference_logprobs(
-    reference: Reference, trained: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext, *, share: bool
-) -> Tensor:
-    """``[B, T]`` log-probabilities of some rows under the reference of the policy `trained`, zero on the others."""
-    with reference.running(trained) as policy:
+def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> Tensor:
+    """``[B, T]`` log-probabilities of some rows of a batch under the reference, zero on the others."""
+    batch = trained.batch
+    with reference.running(trained.policy) as policy:
         dtype = torch.promote_types(policy.model.dtype, torch.float32)
         logprobs = torch.zeros(batch.response_mask.shape, dtype=dtype, device=batch.response_mask.device)
-        for micro, done in Forward(policy, batch, context, share=share).without_gradient(rows):
+        forward = Forward(policy, batch, trained.context, share=trained.share)
+        for micro, done in forward.without_gradient(rows):
             scatter(logprobs, micro.rows, done.stats.logprobs)
     return logprobs
 
 
 class Teacher:
-    """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout.
-
-    Args:
-        policy: The policy that is trained.
-        batch: The rollouts, ``B`` rows.
-        sentence: The sentence that the problem ends with; {answer} is replaced by the reference answer.
-    """
+    """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout."""
 
     def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
         self.policy, self.batch = policy, with_shown_answers(policy, batch, sentence)
@@ -142,6 +125,4 @@ class Teacher:
 
 def find_teacher(policy: Policy, batch: RolloutBatch, options: Distillation | None, step: int) -> Teacher | None:
     """The teacher of a batch; None if the options ask for none at this optimiser step."""
-    if options is None or not options.strength(step):
-        return None
-    return Teacher(policy, batch, options.sentence)
+    return Teacher(policy, batch, options.sentence) if options is not None and options.strength(step) else None

@@ -17,8 +17,8 @@ from grail_lightning.credit.base import CreditContext, TokenWeights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
 from grail_lightning.credit.weigh import check_weights
 from grail_lightning.distributed.sharding import gathered
-from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 from grail_lightning.step.forward import Forward, Pass
@@ -38,12 +38,12 @@ class SaliencyForward(Forward):
 
     Args:
         policy: The policy. At the first pass of each row it has the weights from before the update.
-        batch: See `Forward`.
-        context: See `Forward`.
+        batch: See `Forward`, also for `context` and `share`.
+        context: See above.
         credit: The method that maps saliency to weights.
         trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows is computed at once.
         clock: The clock that counts saliency as its phase ``credit``.
-        share: See `Forward`.
+        share: See above.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SaliencyForward(Forward):
         stats, saliency = forward_with_saliency(
             self.policy,
             layout,
-            replace(self.target, objective=self.target.objective[rows, :columns]),
+            replace(self.target, explained=self.target.explained[rows, :columns]),
             temperature=self.context.temperature,
             frozen=not torch.is_grad_enabled(),
             in_place=in_place,

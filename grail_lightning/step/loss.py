@@ -1,6 +1,6 @@
-"""The loss of a micro-batch, a summand of the optimiser step's loss.
+"""The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 
-Shapes: ``b`` rows, ``t`` response tokens.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grail_lightning.functional import aggregate, kl_estimate, masked_sum
-from grail_lightning.functional.policy_gradient import importance_ratio
-from grail_lightning.functional.tokens import TokenStats, divergence_of, entropy_of
+from grail_lightning.batch import RolloutBatch, SampledBatch
+from grail_lightning.functional.policy_gradient import aggregate, importance_ratio, kl_estimate
+from grail_lightning.functional.tokens import TokenStats, divergence_of, entropy_of, masked_sum
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.step.options import Objective
-from grail_lightning.step.plan import Plan
 
 SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
+
+
+def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
+    """``[B, T]`` bool: the tokens in the loss, for numerator and denominator alike."""
+    return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
+
+
+def live_rows(batch: RolloutBatch, mask: Tensor, *, everything: bool) -> Tensor:
+    """``[B]`` bool: rows with a token in the loss that have an advantage; with `everything`, also those without."""
+    return mask.any(1) & ((batch.advantages != 0) | everything)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,48 +35,32 @@ class LossCounts:
     """The counts of one optimiser step, over all micro-batches and ranks, by which the loss is divided.
 
     The aggregation ``grpo`` also divides by the number of a row's own tokens, which needs no count.
-
-    Attributes:
-        num_rollouts: The number of rows with a token in the loss.
-        num_tokens: The number of tokens in the loss.
-        max_response_length: The limit of a response in tokens.
     """
 
-    num_rollouts: int
-    num_tokens: int
-    max_response_length: int
+    num_rollouts: int  # Rows with a token in the loss.
+    num_tokens: int  # Tokens in the loss.
+    max_response_length: int  # The limit of a response in tokens.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossInputs:
-    """The tensors from which the loss of a micro-batch is computed.
+    """The tensors from which the loss of a micro-batch is computed; ``[b, t]`` each, but for one."""
 
-    Attributes:
-        stats: Log-probabilities ``[b, t]`` with gradient, and entropy.
-        old_logprobs: ``[b, t]``, under the weights from before the batch's first step.
-        advantages: ``[b, t]``, those of tokens: weights and the additive stage included.
-        mask: ``[b, t]`` bool, the tokens in the loss.
-        ref_logprobs: ``[b, t]``, under the frozen reference; None without a KL term.
-        sampling_logprobs: ``[b, t]``, as the engine reports them; None if it reports none.
-        distillation_strength: ``[b, 1]``, the coefficient of the divergence from the teacher; None without one.
-        sampler_weights: ``[b, t]``, the correction for a sampler that differs from the trainer; None stands for 1.
-    """
-
-    stats: TokenStats
-    old_logprobs: Tensor
-    advantages: Tensor
-    mask: Tensor
-    ref_logprobs: Tensor | None = None
-    sampling_logprobs: Tensor | None = None
-    distillation_strength: Tensor | None = None
-    sampler_weights: Tensor | None = None
+    stats: TokenStats  # Log-probabilities with gradient, and entropy.
+    old_logprobs: Tensor  # Under the weights from before the batch's first step.
+    advantages: Tensor  # Those of tokens: weights and the additive stage included.
+    mask: Tensor  # Bool, the tokens in the loss.
+    ref_logprobs: Tensor | None = None  # Under the frozen reference; None without a KL term.
+    sampling_logprobs: Tensor | None = None  # As the engine reports them; None if it reports none.
+    distillation_strength: Tensor | None = None  # [b, 1], the coefficient of the KL to the teacher; None without one.
+    sampler_weights: Tensor | None = None  # The correction for a sampler that differs from the trainer; None is 1.
 
 
-def count_denominators(plan: Plan, index: int) -> LossCounts:
-    """The denominators of an optimiser step, from its rows on all ranks, including rows that are not run."""
-    counted = plan.mask[plan.steps[index].to(plan.mask.device)]
+def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> LossCounts:
+    """The denominators of an optimiser step, from all of its rows on all ranks, including rows that are not run."""
+    counted = mask[rows.to(mask.device)]
     rollouts, tokens = all_reduce(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
-    return LossCounts(num_rollouts=rollouts, num_tokens=tokens, max_response_length=plan.max_response_length)
+    return LossCounts(num_rollouts=rollouts, num_tokens=tokens, max_response_length=max_response_length)
 
 
 def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCounts) -> tuple[Tensor, dict[str, Tensor]]:

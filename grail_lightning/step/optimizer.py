@@ -1,26 +1,21 @@
-"""The optimiser's step, its schedule, and its options after a resume."""
+"""The optimiser's step, and the options of the optimiser and its schedule after a resume."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import HALF
 from grail_lightning.runtime.seeds import seeded
-
-_SCHEDULED = {"lr", "momentum", "betas"}  # The options that torch's schedules write into.
 
 
 def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
@@ -50,45 +45,30 @@ def take_step(
     """Clip the gradients to `max_norm` (None only measures), take a step, and return the norm and the learning rate.
 
     Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
-
-    Args:
-        gradients: The gradients of the step.
-        optimizer: The optimiser of the trainable weights.
-        max_norm: See above.
-        seed: The seed of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since
-            they must round replicated weights alike.
-        warn_if_unmoved: Whether to warn if a step that should change the parameters changes none. The caller sets it
-            until the first such step.
+    `seed` is that of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since they
+    must round replicated weights alike. The caller sets `warn_if_unmoved` until a step should have changed weights.
 
     Raises:
         ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.
     """
-    norm = gradients.clip(max_norm)
-    figures = {"grad_norm": norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
+    norm, rate = gradients.clip(max_norm), float(optimizer.param_groups[0]["lr"])
     if not math.isfinite(norm):
         raise ValueError(
-            f"`grad_norm` must be finite, but got {norm} at learning rate {figures['learning_rate']:g}. This step was "
+            f"`grad_norm` must be finite, but got {norm} at learning rate {rate:g}. This step was "
             "not taken, and the last checkpoint is unchanged: resume from it with a lower learning rate or "
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
-    watch = _watching(gradients.weights, figures) if warn_if_unmoved else nullcontext()
-    with watch, seeded(gradients.weights[0].device, seed):
+    weights = gradients.weights
+    before = [_first_entries(w) for w in weights] if warn_if_unmoved and norm > 0 and rate > 0 else []
+    with seeded(weights[0].device, seed):
         optimizer.step()
-    return figures
-
-
-@contextmanager
-def _watching(watched: list[Tensor], metrics: dict[str, float]) -> Iterator[None]:
-    """Warn if the optimiser step inside changes no parameter although it should: the logged figures can hide that."""
-    before = [_first_entries(p) for p in watched]
-    yield
-    should_move = metrics["grad_norm"] > 0 and metrics["learning_rate"] > 0
-    if should_move and all(torch.equal(old, _first_entries(p)) for old, p in zip(before, watched, strict=True)):
-        rank_zero_warn(
-            f"No parameter moved in a step with gradient norm {metrics['grad_norm']:.3g} and learning rate "
-            f"{metrics['learning_rate']:.3g}: {explain_stuck_weights(watched)}"
+    if before and all(torch.equal(old, _first_entries(w)) for old, w in zip(before, weights, strict=True)):
+        rank_zero_warn(  # No figure of the run would show it.
+            f"No parameter moved in a step with gradient norm {norm:.3g} and learning rate {rate:.3g}: "
+            f"{explain_stuck_weights(weights)}"
         )
+    return {"grad_norm": norm, "learning_rate": rate}
 
 
 def explain_stuck_weights(weights: list[Tensor]) -> str:
@@ -102,69 +82,45 @@ def explain_stuck_weights(weights: list[Tensor]) -> str:
     return "it is too small even for float32. Raise the learning rate, or `execution.max_grad_norm` for plain SGD."
 
 
-def _first_entries(parameter: Tensor) -> Tensor:
-    """A copy of the first few entries; of this rank's shard if the parameter is sharded."""
-    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+def _first_entries(weight: Tensor) -> Tensor:
+    """A copy of the first few entries; of this rank's shard if the weight is sharded."""
+    local: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
     return local.detach().flatten()[:4096].clone()
 
 
-def steps_beyond(trainer: Trainer, planned: int) -> int:
-    """The number of a batch's planned optimiser steps that exceed `max_steps`."""
-    return max(0, trainer.global_step + planned - trainer.max_steps) if trainer.max_steps >= 0 else 0
-
-
-def with_schedule(optimizer: Optimizer, make: Callable[[Any], Any] | None) -> OptimizerLRScheduler:
-    """The optimiser in Lightning's form, with the schedule made by `make`, if any, which counts optimiser steps."""
-    if make is None:
-        return optimizer
-    scheduler = make(optimizer)  # It adds `initial_lr` to the groups.
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-def configured_options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The options of each parameter group, for `keep_options`; copies, since schedules may fill a rate in place."""
-    return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
-def option_record(options: list[dict[str, Any]], make: Callable[[Any], Any] | None) -> dict[str, Any]:
-    """The configured options and schedule as plain values, so that a resumed run can detect changes by the user."""
-    return {"options": _plain(options), "schedule": _plain(_rehearse(options, make, steps=0)[1])}
-
-
-def keep_options(
-    optimizer: Any,
-    scheduler: Any,
-    options: list[dict[str, Any]],
-    make: Callable[[Any], Any] | None,
-    before: Mapping[str, Any] | None,
-    steps: int,
-) -> None:
-    """After a resume, apply options of the optimiser and of its schedule that the user has changed.
-
-    Unchanged options keep their values from the checkpoint, since schedules and some optimisers write into them. A
-    changed schedule, or one of a changed learning rate, continues as if the run had begun with it.
+class ConfiguredOptions:
+    """The options of an optimiser and its schedule as configured; a checkpoint then restores those of its own run.
 
     Args:
-        optimizer: The optimiser with its restored state.
-        scheduler: The scheduler with its restored state; None without one.
-        options: The options of each parameter group, from `configured_options`.
-        make: The schedule that is configured now.
-        before: The `option_record` of the run that saved the checkpoint; without it all options count as changed.
-        steps: The number of optimiser steps that the run has taken.
+        optimizer: The optimiser, before it has a schedule or a restored state.
+        make_schedule: A function from an optimiser to its schedule; None without one.
+
+    Attributes:
+        groups: The options of each parameter group; copies, since schedules may fill a rate in place.
     """
-    record = option_record(options, make)
-    if record == before:
-        return
-    rehearsed, state = _rehearse(options, make, steps)
-    another = before is None or record["schedule"] != before["schedule"]
-    for k, group in enumerate(optimizer.param_groups):
-        now, then = record["options"][k], None if before is None else before["options"][k]
-        changed = {name for name, value in now.items() if then is None or name not in then or then[name] != value}
-        if another:
-            changed |= _SCHEDULED & group.keys() | rehearsed[k].keys() - now.keys()
-        group.update({name: rehearsed[k][name] for name in changed})
-    if another and scheduler is not None:
-        scheduler.load_state_dict(state)
+
+    def __init__(self, optimizer: Optimizer, make_schedule: Callable[[Any], Any] | None) -> None:
+        self.groups, self._make_schedule = _options_of(optimizer), make_schedule
+        kinds = [kind for kind in type(optimizer).__mro__ if issubclass(kind, Optimizer)]
+        self._arguments = {name for kind in kinds for name in inspect.signature(kind).parameters}
+
+    def apply(self, optimizer: Any, scheduler: Any, num_steps: int) -> None:
+        """Put them into an optimiser and a scheduler with restored states, as after `num_steps` optimiser steps.
+
+        So what the user has changed for a resume has its effect, and a schedule is where it would be if the run had
+        begun with it; without a change it is where it was. What is no argument of the optimiser's constructor keeps the
+        value from the checkpoint, since some optimisers count in their options.
+        """
+        groups = [copy.deepcopy(group) | {"params": [torch.zeros(0)]} for group in self.groups]
+        rehearsal = _Idle(groups, copy.deepcopy(self.groups[0]))
+        if self._make_schedule is not None:
+            rehearsed = self._make_schedule(rehearsal)
+            for _ in range(num_steps):
+                rehearsal.step()
+                rehearsed.step()
+            scheduler.load_state_dict(rehearsed.state_dict())
+        for group, begun, options in zip(optimizer.param_groups, self.groups, _options_of(rehearsal), strict=True):
+            group |= {k: value for k, value in options.items() if k in self._arguments or k not in begun}
 
 
 class _Idle(Optimizer):
@@ -174,24 +130,5 @@ class _Idle(Optimizer):
         """Do nothing; schedules count the calls."""
 
 
-def _rehearse(
-    options: list[dict[str, Any]], make: Callable[[Any], Any] | None, steps: int
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The options of each group and the state of the configured schedule after the given number of steps."""
-    groups = [copy.deepcopy(group) | {"params": [torch.zeros(0)]} for group in options]
-    optimizer = _Idle(groups, copy.deepcopy(options[0]))
-    scheduler = None if make is None else make(optimizer)
-    if scheduler is not None:
-        for _ in range(steps):
-            optimizer.step()
-            scheduler.step()
-    return configured_options(optimizer), None if scheduler is None else scheduler.state_dict()
-
-
-def _plain(value: object) -> object:
-    """Tensors as numbers, also inside dictionaries and lists, so that `==` compares them."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+def _options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from grail_lightning.credit.distillation import SENTENCE, check_sentence
-from grail_lightning.functional import clipped_surrogate
 from grail_lightning.functional.advantages import Scaling
-from grail_lightning.functional.policy_gradient import Aggregation, Estimator, Level, Surrogate, sampler_correction
+from grail_lightning.functional.policy_gradient import (
+    Aggregation,
+    Estimator,
+    Level,
+    Surrogate,
+    clipped_surrogate,
+    sampler_correction,
+)
 
 _AUTO_CAP = 2.0
 
@@ -68,6 +74,10 @@ class Objective:
         aggregation: Aggregation of token losses: grpo, dr_grpo or dapo.
         scale_rewards: Divisor of the advantages: none; the standard deviation of the group, or of the batch over all
             ranks; bnpo uses the density of a Beta distribution that is fitted to the mean rewards of all groups.
+        baseline: The share of the group's mean reward that is subtracted from each reward: 1 is GRPO's, 0 trains on
+            right rollouts alone where wrong ones have the reward 0. energy weighs the group's rewards by the mean
+            squared norm of the gradients of rows with this reward in the batch, which needs a further forward pass.
+        train_equal: Whether groups whose rewards are all equal are trained on where the baseline leaves an advantage.
         clip_low: Lower clip range of the ratio.
         clip_high: Upper clip range of the ratio; .inf is off.
         ratio_cap: Upper bound on the unclipped ratio (two-sided or dual clip); null is off.
@@ -84,6 +94,8 @@ class Objective:
 
     aggregation: Aggregation = "dr_grpo"
     scale_rewards: Scaling = "none"
+    baseline: float | Literal["energy"] = 1.0
+    train_equal: bool = False
     clip_low: float = 0.2
     clip_high: float = 0.28
     ratio_cap: float | None = None
@@ -100,6 +112,10 @@ class Objective:
         for name in ("kl_coefficient", "entropy_coefficient"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"`objective.{name}` must be finite and ≥ 0, but got {getattr(self, name)}.")
+        if isinstance(self.baseline, float | int) and not 0 <= self.baseline <= 1:
+            raise ValueError(
+                f"`objective.baseline` must lie in [0, 1] or be energy, but got {self.baseline}. 1 is GRPO's."
+            )
         one = torch.ones(1, 1)  # A trial call: `clipped_surrogate` checks the clip ranges and the cap.
         self.token_losses(one, one, one, one.bool())
 

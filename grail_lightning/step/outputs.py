@@ -47,10 +47,7 @@ class StepOutput:
     """
 
     def __init__(
-        self,
-        batch: GradedBatch,
-        weights: TokenWeights | None = None,
-        metrics: dict[str, float] | None = None,
+        self, batch: GradedBatch, weights: TokenWeights | None = None, metrics: dict[str, float] | None = None
     ) -> None:
         self.batch, self.weights, self.metrics = batch, weights, metrics or {}
 

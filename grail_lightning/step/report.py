@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,16 @@ Kind = Literal["mean", "std", "min", "max"]
 SHOWN = ("reward", "accuracy")
 
 
+class _Part(NamedTuple):
+    """A rank's part in a figure."""
+
+    kind: Kind
+    size: float
+    total: float
+    squares: float = 0.0  # The sum of squared deviations from this rank's mean.
+    extreme: float = 0.0
+
+
 class Tally:
     """Statistics over the values of all ranks, in one collective.
 
@@ -36,54 +46,49 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[Kind, tuple[float, ...]]] = {}
+        self._parts: dict[str, _Part] = {}
 
     def add(self, name: str, values: Tensor, kind: Kind = "mean") -> None:
         """Add this rank's values, of any shape; NaN is left out."""
         flat = values.detach().double().flatten()
         flat = flat[~flat.isnan()]
-        if not len(flat):
-            return
-        extreme = flat.min() if kind == "min" else flat.max()
-        centre = flat.mean()
-        parts = (flat.sum(), (flat - centre).square().sum(), centre, extreme)
-        self._parts[name] = (kind, (float(len(flat)), *torch.stack(parts).tolist()))
+        if len(flat):
+            extreme = flat.min() if kind == "min" else flat.max()
+            parts = torch.stack([flat.sum(), (flat - flat.mean()).square().sum(), extreme])  # One transfer.
+            self._parts[name] = _Part(kind, float(len(flat)), *parts.tolist())
 
     def add_mean(self, name: str, mean: Mean) -> None:
         """Add a mean, given as sum and count."""
         if mean.size:
-            self._parts[name] = ("mean", (mean.size, mean.total, 0.0, 0.0, 0.0))
+            self._parts[name] = _Part("mean", mean.size, mean.total)
 
     def compute(self) -> dict[str, float]:
         """The figures by name, the same on all ranks. A collective."""
-        ranks = all_gather_objects(self._parts)
-        of_ranks: dict[str, list[tuple[Kind, tuple[float, ...]]]] = {}
-        for rank in ranks:
+        of_ranks: dict[str, list[_Part]] = {}
+        for rank in all_gather_objects(self._parts):
             for name, part in rank.items():
                 of_ranks.setdefault(name, []).append(part)
-        figures = {name: _combine(parts[0][0], [part for _, part in parts]) for name, parts in of_ranks.items()}
+        figures = {name: _combine(parts) for name, parts in of_ranks.items()}
         return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
-def _combine(kind: Kind, parts: list[tuple[float, ...]]) -> float:
-    """One figure from the count, sum, squared deviations, mean and extremum of each rank."""
-    count, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
-    if kind in ("min", "max"):
-        return (min if kind == "min" else max)(part[4] for part in parts)
+def _combine(parts: list[_Part]) -> float:
+    """One figure from the parts of the ranks."""
+    kind, size = parts[0].kind, sum(p.size for p in parts)
+    mean = sum(p.total for p in parts) / size
     if kind == "mean":
-        return total / count
-    mean = total / count
-    squares = sum(part[2] + part[0] * (part[3] - mean) ** 2 for part in parts)
-    return math.sqrt(squares / (count - 1)) if count > 1 else math.nan
+        return mean
+    if kind == "std":
+        squares = sum(p.squares + p.size * (p.total / p.size - mean) ** 2 for p in parts)
+        return math.sqrt(squares / (size - 1)) if size > 1 else math.nan
+    return (min if kind == "min" else max)(p.extreme for p in parts)
 
 
-def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str, float]:
+def loss_figures(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str, float]:
     """Means over tokens and ranks of the sums that the micro-batches of an optimiser step returned, if any.
 
-    Args:
-        sums: Sums by name, which include the number of ``tokens`` and the ``loss``. The loss is summed, not averaged.
-        run: The number of tokens that were run.
-        asked: The number of tokens of the same rows without sharing; the last token of a row is not run.
+    The sums include the number of ``tokens`` and the ``loss``, which is summed, not averaged. `run` tokens were run in
+    place of the `asked` ones that the same rows have without sharing.
     """
     local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
     total = sum_by_name(local | {"run": float(run), "asked": float(asked)})
@@ -94,10 +99,10 @@ def step_means(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str,
     return {"loss": loss, "shared_tokens": 1 - ran / whole} | {name: value / tokens for name, value in total.items()}
 
 
-def report(
+def batch_figures(
     batch: RolloutBatch, weights: TokenWeights, entropies: Tensor, steps: dict[StepKind, Tensor] | None
 ) -> dict[str, float]:
-    """The figures of a step: of its rollouts and of their credit. A collective."""
+    """The figures of a batch: of its rollouts and of their credit. A collective; for the arguments see `add_credit`."""
     tally = Tally()
     add_rollouts(tally, batch)
     add_credit(tally, batch, weights, steps, entropies)
@@ -119,9 +124,8 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     tally.add("accuracy", batch.correct)
     tally.add("frac_reward_zero_std", _in_dead_group(batch, batch.rewards))
     tally.add("frac_correct_zero_std", _in_dead_group(batch, batch.correct.float()))
-    tally.add("completions/mean_length", lengths)
-    tally.add("completions/min_length", lengths, "min")
-    tally.add("completions/max_length", lengths, "max")
+    for kind in ("mean", "min", "max"):
+        tally.add(f"completions/{kind}_length", lengths, kind)
     tally.add("completions/clipped_ratio", ~batch.finished)
     tally.add("completions/mean_terminated_length", lengths[batch.finished])
     if batch.sampling_logprobs is not None:
@@ -194,7 +198,5 @@ def _as_mean(value: float | Mean, rows: int) -> Mean:
 def _in_dead_group(batch: GradedBatch, values: Tensor) -> Tensor:
     """``[B]`` bool: rows in whose group all rows have the same entry of ``values [B]``."""
     _, place = torch.unique(batch.group, return_inverse=True)
-    number = int(place.max()) + 1 if len(place) else 0
-    low = values.new_zeros(number).scatter_reduce(0, place, values, "amin", include_self=False)
-    high = values.new_zeros(number).scatter_reduce(0, place, values, "amax", include_self=False)
-    return (high - low <= EQUAL_REWARDS)[place]
+    low, high = (values.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
+    return (high - low <= EQUAL_REWARDS)[place]  # There are at most as many groups as rows.

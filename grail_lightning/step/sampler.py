@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
-from grail_lightning.answers import Verifier
+from grail_lightning.answers.verifier import Verifier
 from grail_lightning.batch import GradedBatch, RolloutBatch, SampledBatch, Sampling
 from grail_lightning.credit.base import Continuations, Outcomes, Place
 from grail_lightning.distributed.sharding import gathered
-from grail_lightning.engines import RolloutEngine, build_batch
+from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.checks import check_logprobs, check_rollouts
 from grail_lightning.grading import grade_and_locate
-from grail_lightning.policy import Policy
+from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed
@@ -25,9 +26,8 @@ from grail_lightning.tasks.base import Prompt, TokenText
 def training_key(step: int, sampling: int = 0) -> SeedKey:
     """The key of the random numbers of a training batch, sampled ahead or not.
 
-    Args:
-        step: The number of optimiser steps that the policy will have taken when the batch trains.
-        sampling: 0, or the number of the further sampling that replaces groups that are all right or all wrong.
+    The policy will have taken `step` optimiser steps when the batch trains. `sampling` is 0, or the number of the
+    further sampling that replaces groups that are all right or all wrong.
     """
     return "train", step, sampling
 
@@ -51,35 +51,22 @@ def sample_rollouts(
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Samples and grades this rank's share of a batch.
+    """Samples and grades this rank's rows of a batch."""
 
-    Attributes:
-        group_size: The number of responses to each prompt.
-        sampling: The sampling options.
-        policy: The policy whose weights sample.
-        engine: The engine that samples.
-        verifier: The verifier that compares answers; the reward is that of the prompt's task.
-        clock: The clock of the phases ``sample`` and ``grade``.
-        rank: The index of this process among the ranks.
-        sampler_cap: `execution.sampler_cap` in training, with which the engine has to report log-probabilities.
-    """
-
-    group_size: int
+    group_size: int  # Responses to each prompt.
     sampling: Sampling
-    policy: Policy
+    policy: Policy  # Its weights sample.
     engine: RolloutEngine
-    verifier: Verifier
-    clock: PhaseClock
-    rank: int
-    sampler_cap: float | None = None
+    verifier: Verifier  # It compares answers; the reward is that of the prompt's task.
+    clock: PhaseClock  # Of the phases ``sample`` and ``grade``.
+    rank: int  # The index of this process among the ranks.
+    sampler_cap: float | None = None  # `execution.sampler_cap` in training; the engine then reports log-probabilities.
 
     def __call__(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
-        """Graded responses with located answers, from the present weights.
+        """Graded responses to this rank's prompts, from the present weights.
 
-        Args:
-            prompts: This rank's prompts.
-            key: The key of the random numbers, together with the run's seed and the rank; or a list with the seed of
-                each row.
+        The key of the random numbers is joined by the run's seed and the rank; or it is a list with the seed of each
+        row.
         """
         whole = nullcontext() if self.engine.own_weights else gathered(self.policy)
         with self.clock.phase("sample"), whole:
@@ -114,12 +101,7 @@ class Sampler:
 
 
 class SampledContinuations(Continuations):
-    """Continuations that the run's engine samples.
-
-    Args:
-        sampler: What samples and grades the rollouts of training.
-        step: The number of optimiser steps taken so far, a key of the random numbers.
-    """
+    """Continuations that the sampler of training samples; `step`, the optimiser steps so far, is a key of the draws."""
 
     def __init__(self, sampler: Sampler, step: int) -> None:
         self.sampler, self.step = sampler, step
@@ -150,14 +132,14 @@ class SampledContinuations(Continuations):
         if not places:
             return 0
         longest = self._limit(places)
-        room = getattr(self.sampler.policy.model.config.get_text_config(), "max_position_embeddings", None)
+        room = getattr(self.sampler.policy.model.config.get_text_config(), "max_position_embeddings", math.inf)
         prompts = batch.prompt_lengths.tolist()
-        affordable = max(0, budget) // (number * longest)
-        for k, place in enumerate(places[:affordable]):
+        affordable = places[: max(0, budget) // (number * longest)]
+        for k, (row, length) in enumerate(affordable):
             # The first place of a call sets the limit of all; the original limit was possible by itself.
-            if k and room is not None and prompts[place.row] + place.length + longest > room:
+            if k and prompts[row] + length + longest > room:
                 return k
-        return min(affordable, len(places))
+        return len(affordable)
 
     def _limit(self, places: list[Place]) -> int:
         return self.sampler.sampling.max_response_length - min((place.length for place in places), default=0)
@@ -167,24 +149,21 @@ class SampledContinuations(Continuations):
 
         The prompts are token ids, so that nothing is tokenised again.
         """
-        keys = batch.row.tolist()
+        policy, limit, keys = self.sampler.policy, self.sampler.sampling.max_response_length, batch.row.tolist()
         prompts, seeds = [], []
         for row, length in places:
             prompt = batch.attention_mask[row, : batch.prompt_width].nonzero().flatten()
             ids = [*batch.input_ids[row, prompt].tolist(), *batch.response_ids[row, :length].tolist()]
-            text = self.sampler.policy.tokenizer.decode(ids)
-            prompts.append(replace(batch.prompts[row], messages=TokenText(text, ids)))
+            prompts.append(replace(batch.prompts[row], messages=TokenText(policy.tokenizer.decode(ids), ids)))
             seeds += [derive_seed(run_seed(), "continuation", self.step, keys[row], length, k) for k in range(number)]
         sampling = replace(self.sampler.sampling, max_response_length=self._limit(places))
-        sampled = sample_rollouts(self.sampler.engine, self.sampler.policy, prompts, number, sampling, seeds)
+        sampled = sample_rollouts(self.sampler.engine, policy, prompts, number, sampling, seeds)
         responses, finished = [], []
         lengths = sampled.response_lengths.tolist()
         for k, (row, length) in enumerate(place for place in places for _ in range(number)):
-            room = self.sampler.sampling.max_response_length - length
-            own = sampled.response_ids[k, : min(lengths[k], room)].tolist()
+            own = sampled.response_ids[k, : min(lengths[k], limit - length)].tolist()
             responses.append([*batch.response_ids[row, :length].tolist(), *own])
-            finished.append(bool(sampled.finished[k]) and lengths[k] <= room)
-        asked = [batch.prompts[row] for row, _ in places]
-        whole = build_batch(self.sampler.policy, asked, number, responses, finished)
-        graded = grade_and_locate(whole, self.sampler.verifier, self.sampler.policy.tokenizer)
+            finished.append(bool(sampled.finished[k]) and lengths[k] <= limit - length)
+        whole = build_batch(policy, [batch.prompts[row] for row, _ in places], number, responses, finished)
+        graded = grade_and_locate(whole, self.sampler.verifier, policy.tokenizer)
         return graded, int(sampled.response_mask.sum())

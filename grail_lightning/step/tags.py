@@ -10,14 +10,14 @@ from __future__ import annotations
 GROUPS = ("train", "policy", "credit", "speed", "val", "test")
 # The group of a figure, by what stands before the first slash of its name.
 GROUP_OF = {
-    **dict.fromkeys(("reward", "reward_std", "rewards", "accuracy", "verdict", "completions", "refill"), "train"),
-    **dict.fromkeys(("frac_reward_zero_std", "frac_correct_zero_std"), "train"),
-    **dict.fromkeys(
-        ("loss", "grad_norm", "learning_rate", "kl", "distillation_kl", "clip_ratio", "sampling"), "policy"
-    ),
-    **dict.fromkeys(("entropy", "entropy_sampled"), "policy"),
-    **dict.fromkeys(("time", "step_time", "tokens_per_second", "num_tokens", "shared_tokens"), "speed"),
-    "peak_memory_gb": "speed",
+    name: group
+    for group, names in {
+        "train": "reward reward_std rewards accuracy verdict completions refill frac_reward_zero_std "
+        "frac_correct_zero_std",
+        "policy": "loss grad_norm learning_rate kl distillation_kl clip_ratio sampling entropy entropy_sampled",
+        "speed": "time step_time tokens_per_second num_tokens shared_tokens peak_memory_gb",
+    }.items()
+    for name in names.split()
 }
 
 

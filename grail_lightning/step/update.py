@@ -6,28 +6,81 @@ Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from grail_lightning.batch import RolloutBatch, SampledBatch
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.micro_batch import MicroBatch, scatter
+from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
-from grail_lightning.runtime.collectives import world_size
+from grail_lightning.runtime.collectives import all_reduce, world_size
+from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import token_advantages
 from grail_lightning.step.forward import Forward, Pass, reference_logprobs
-from grail_lightning.step.loss import LossInputs, count_denominators, micro_batch_loss
+from grail_lightning.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.plan import Plan, plan_steps
-from grail_lightning.step.report import step_means
+from grail_lightning.step.report import loss_figures
 
 Backward = Callable[[Tensor, bool], None]
 """``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
 step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The rows that each optimiser step of a batch trains on."""
+
+    mask: Tensor  # [B, T] bool, the tokens in the loss.
+    live: Tensor  # [B] bool on the CPU, rows that can contribute a gradient. Others are counted, but not run.
+    steps: list[Tensor]  # The rows of each optimiser step, long on the CPU.
+
+
+def plan_steps(
+    batch: RolloutBatch,
+    token_weights: TokenWeights,
+    objective: Objective,
+    execution: Execution,
+    *,
+    refreshed: bool = False,
+    seed: int,
+) -> Plan:
+    """Cut a batch into optimiser steps, equally many on every rank; `seed` is that of the order of groups.
+
+    If no rank has a live row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so
+    that a run without a learning signal ends.
+
+    Rows with an additive term that is not 0 are trained on without an advantage, too; weights that are `refreshed`
+    before each further step may add to any row later.
+    """
+    mask = loss_mask(batch, objective)
+    live = live_rows(batch, mask, everything=objective.trains_all_rows)
+    if token_weights.additive is not None:
+        live = live | (mask.any(1) & ((token_weights.additive != 0).any(1) | refreshed))
+    steps: list[Tensor] = []
+    if all_reduce(live.sum(), "sum"):
+        for number in range(execution.updates_per_batch):
+            generator = torch.Generator().manual_seed(derive_seed(seed, number))
+            steps += split_groups(batch, execution.mini_batches, generator)
+    return Plan(mask=mask, live=live.cpu(), steps=steps or [torch.zeros(0, dtype=torch.long)])
+
+
+def split_groups(batch: SampledBatch, mini_batches: int, generator: torch.Generator) -> list[Tensor]:
+    """The rows of each mini-batch of one pass: whole groups, in random order if there is more than one mini-batch.
+
+    If a batch has fewer groups than mini-batches (as the last batch may), the mini-batches at the end are empty.
+    """
+    group = batch.group.cpu()
+    groups = torch.unique(group)
+    if mini_batches > 1:
+        groups = groups[torch.randperm(len(groups), generator=generator)]
+    # `tensor_split` accepts any number of parts; `chunk` may return fewer.
+    return [torch.isin(group, part).nonzero().flatten() for part in torch.tensor_split(groups, mini_batches)]
 
 
 class OldLogprobs:
@@ -38,12 +91,8 @@ class OldLogprobs:
 
     *Recorded*: rows that the first step has scored have their log-probabilities recorded for later passes.
 
-    *Computed before*: rows of later steps need their old log-probabilities before the first step changes the weights.
-    With dropout and several steps this holds for all rows: the first step has dropout, but the sampler had none.
-
-    Args:
-        plan: The optimiser steps.
-        policy: The policy that is trained.
+    *Computed before*: rows that the first step does not run need their old log-probabilities before it changes the
+    weights. With dropout and several steps these are all rows: the first step has dropout, but the sampler had none.
     """
 
     def __init__(self, plan: Plan, policy: Policy) -> None:
@@ -85,14 +134,16 @@ class Update:
 
     Args:
         forward: The forward pass of micro-batches.
-        weights: The token weights; those of rows whose first pass returns weights are replaced then.
-        plan: The optimiser steps.
+        token_weights: The token weights; those of rows whose first pass returns weights are replaced then.
         objective: What is optimised.
         execution: How it is run.
-        ref_logprobs: ``[B, T]``, under the frozen reference; None without a KL term.
-        refreshed: Whether the token weights are replaced before each further step.
+        max_response_length: The limit of a response in tokens, a denominator of Dr. GRPO.
+        seed: The seed of the order of groups.
+        refreshed: Whether the token weights are replaced before each further step (`reweigh`).
 
     Attributes:
+        plan: The optimiser steps.
+        ref_logprobs: ``[B, T]``, under the frozen reference; None before `compute_before` and without a KL term.
         token_advantages: ``[B, T]``, with the weights that are known so far.
         entropies: ``[B, T]`` in nats, from the first forward pass with gradient of each row; zero on rows without one.
     """
@@ -100,32 +151,39 @@ class Update:
     def __init__(
         self,
         forward: Forward,
-        weights: TokenWeights,
-        plan: Plan,
+        token_weights: TokenWeights,
+        *,
         objective: Objective,
         execution: Execution,
-        ref_logprobs: Tensor | None = None,
+        max_response_length: int,
+        seed: int,
         refreshed: bool = False,
     ) -> None:
-        self.forward, self.batch, self.plan, self.ref_logprobs = forward, forward.batch, plan, ref_logprobs
+        self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
         self.objective, self.execution, self.refreshed = objective, execution, refreshed
-        self.old_logprobs = OldLogprobs(plan, forward.policy)
-        self.reweigh(weights)
+        self.plan = plan_steps(self.batch, token_weights, objective, execution, refreshed=refreshed, seed=seed)
+        self.ref_logprobs: Tensor | None = None
+        self.old_logprobs = OldLogprobs(self.plan, forward.policy)
+        self.reweigh(token_weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
         self._has_entropy = torch.zeros(len(self.batch), dtype=torch.bool)
 
-    def reweigh(self, weights: TokenWeights) -> None:
+    def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
-        self._weights = weights
-        self.token_advantages = token_advantages(self.batch.advantages, weights)
+        self._known_weights = token_weights
+        self.token_advantages = token_advantages(self.batch.advantages, token_weights)
 
     def token_weights(self) -> TokenWeights:
         """The token weights of the batch: those that were known before the passes, or that passes have returned."""
-        weights = self.forward.found_weights()
-        return self._weights if weights is None else weights
+        returned = self.forward.found_weights()
+        return self._known_weights if returned is None else returned
 
-    def compute_before(self) -> None:
-        """Compute the old log-probabilities that need the policy's weights from before the first of several steps."""
+    def compute_before(self, reference: Reference | None = None) -> None:
+        """Compute log-probabilities under the reference, and those that need the weights from before the first step."""
+        if reference is not None and self.objective.kl_coefficient:
+            self.ref_logprobs = reference_logprobs(reference, self.forward, self.plan.live.nonzero().flatten())
+        if len(self.plan.steps) == 1:  # On every rank alike: the passes are collectives.
+            return
         for micro, done in self.forward.without_gradient(self.old_logprobs.rows_before()):
             self._take_weights(micro, done)
             self.old_logprobs.record(micro, done.stats)
@@ -135,7 +193,9 @@ class Update:
 
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
-        counts, rows = count_denominators(self.plan, index), self.plan.run_in(index)
+        rows = self.plan.steps[index]
+        counts = count_denominators(self.plan.mask, rows, self.max_response_length)
+        rows = rows[self.plan.live[rows]]
         parts, tokens_run = self.forward.cut(rows), 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
@@ -152,10 +212,10 @@ class Update:
             backward(loss * world_size(), number == len(parts))
         # The last token of a row predicts nothing and is not run.
         asked = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
-        return step_means(sums, run=tokens_run, asked=asked)
+        return loss_figures(sums, run=tokens_run, asked=asked)
 
     def _take_weights(self, micro: MicroBatch, done: Pass) -> None:
-        """Use the token weights that a pass has found."""
+        """Use the token weights that a pass has returned."""
         if done.weights is not None:
             advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
             scatter(self.token_advantages, micro.rows, token_advantages(advantages, done.weights))
@@ -194,32 +254,3 @@ class Update:
         advantages = self.batch.advantages[rows, None]
         taught = advantages > 0 if options.only_positive else torch.ones_like(advantages, dtype=torch.bool)
         return options.strength(forward.context.step) * taught
-
-
-def prepare(
-    forward: Forward,
-    weights: TokenWeights,
-    objective: Objective,
-    execution: Execution,
-    reference: Reference | None,
-    *,
-    limit: int,
-    seed: int,
-    refreshed: bool = False,
-) -> Update:
-    """Plan the optimiser steps of a batch; compute log-probabilities that need the weights from before the first one.
-
-    `limit` is that of a response in tokens, `seed` that of the order of groups; for the others see `Update`.
-    """
-    batch = forward.batch
-    plan = plan_steps(
-        batch, objective, execution, max_response_length=limit, weights=weights, refreshed=refreshed, seed=seed
-    )
-    ref_logprobs = None
-    if reference is not None and objective.kl_coefficient:
-        rows, share = plan.live.nonzero().flatten(), execution.share_prefixes
-        ref_logprobs = reference_logprobs(reference, forward.policy, batch, rows, forward.context, share=share)
-    update = Update(forward, weights, plan, objective, execution, ref_logprobs, refreshed)
-    if len(plan.steps) > 1:  # On every rank alike: the passes are collectives.
-        update.compute_before()
-    return update

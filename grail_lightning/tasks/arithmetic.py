@@ -106,18 +106,12 @@ class ProblemSpace:
     operators: str = "+-"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.min_terms <= self.max_terms:
+        numbers = 2 <= self.min_terms <= self.max_terms and 0 <= self.min_operand <= self.max_operand < 10**9
+        if not numbers or self.operators not in ("+", "-", "+-", "-+"):
             raise ValueError(
-                f"`min_terms` and `max_terms` must satisfy 2 <= min_terms <= max_terms, "
-                f"but got {self.min_terms} and {self.max_terms}."
+                "`problems` must have 2 <= min_terms <= max_terms, 0 <= min_operand <= max_operand < 10^9, and the "
+                f"operators '+', '-' or '+-', but got {self}."
             )
-        if not 0 <= self.min_operand <= self.max_operand < 10**9:
-            raise ValueError(
-                f"`min_operand` and `max_operand` must satisfy 0 <= min_operand <= max_operand < 10^9, "
-                f"but got {self.min_operand} and {self.max_operand}."
-            )
-        if self.operators not in ("+", "-", "+-", "-+"):
-            raise ValueError(f"`operators` must be '+', '-' or '+-', but got {self.operators!r}.")
 
     def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
         """Distinct problems of one split, always the same for the same arguments."""
@@ -256,12 +250,13 @@ class Chain:
     """Compares a response, line by line, with the computations that solve its problem."""
 
     problem: Problem
+    suggested: str = ""  # The operator that the words of each step suggest; by default the right one.
     due: int = 0  # The number of terms that are done.
     value: int = 0  # The total that the response states after them.
     pattern: ClassVar[re.Pattern[str]] = equation("+-")
 
     def __post_init__(self) -> None:
-        self.value = self.problem.operands[0]
+        self.value, self.suggested = self.problem.operands[0], self.suggested or self.problem.operators
 
     def label(self, text: str, answers: Sequence[AnswerSpan]) -> list[Step]:
         """The steps of a response, whose answers are given in order of appearance."""
@@ -275,8 +270,11 @@ class Chain:
         if match is None:
             kind: StepKind = "slip" if _ATTEMPT.search(text, start, stop) else "filler"
             return [Step(start=start, stop=stop, kind=kind)]
-        steps = self.steps(match)
-        self.value, self.due = int(match["c"]), self.advance(match["sign"], int(match["b"]))
+        a, sign, b, c = int(match["a"]), match["sign"], int(match["b"]), int(match["c"])
+        operation, of_operation = self._operation(a, sign, b)
+        result, of_result = self._result(a, sign, b, c, operation)
+        steps = self.steps(match, (operation, of_operation), (result, of_result))
+        self.value, self.due = c, self.advance(sign, b)
         return steps
 
     def _answer(self, text: str, span: AnswerSpan) -> list[Step]:
@@ -292,32 +290,39 @@ class Chain:
             value = calculate(value, sign, b)
         return value
 
-    def steps(self, match: re.Match[str]) -> list[Step]:
-        """The steps of a line ``a sign b = c``."""
-        kind, part = self._classify(int(match["a"]), match["sign"], int(match["b"]), int(match["c"]))
-        return [Step(start=match.start(), stop=match.end(), kind=kind, result=match.span(part))]
-
-    def _classify(self, a: int, sign: str, b: int, c: int) -> tuple[StepKind, str]:
-        """The kind of a line, and the name of the part that decides it."""
+    def _operation(self, a: int, sign: str, b: int) -> tuple[StepKind, str]:
+        """The kind of what a line computes, and the name of the part that decides it."""
         right = self.problem.totals[self.due]
         if a not in (self.value, right):
             return "slip", "a"
-        if not self.is_term(self.due, sign, b):
-            return "slip", "term"
+        if self.due == len(self.problem.terms):
+            return "slip", "sign"
+        if sign != self.problem.operators[self.due]:
+            misled = sign == self.suggested[self.due] and b == self.problem.terms[self.due][1]
+            return ("misconception" if misled else "slip"), "sign"
+        return ("sound" if a == right else "inherited"), "sign"
+
+    def _result(self, a: int, sign: str, b: int, c: int, operation: StepKind) -> tuple[StepKind, str]:
+        """The kind of the result of a line, and the name of the part that decides it."""
+        if self.due < len(self.problem.terms) and b != self.problem.terms[self.due][1]:
+            return "slip", "b"
         if (wrong := wrong_result(a, sign, b, c)) is not None:
             return wrong, "c"
-        return ("sound" if a == right else "inherited"), "c"
+        return ("sound" if operation == "sound" else "inherited"), "c"
+
+    def steps(self, match: re.Match[str], operation: tuple[StepKind, str], result: tuple[StepKind, str]) -> list[Step]:
+        """The step of a line ``a sign b = c``: its first error decides."""
+        kind, part = result if operation[0] in ("sound", "inherited") else operation
+        part = "term" if part in ("sign", "b") else part
+        return [Step(start=match.start(), stop=match.end(), kind=kind, result=match.span(part))]
 
     def advance(self, sign: str, b: int) -> int:
         """The number of terms that are done after a line with this term."""
-        for done, index in ((1, 0), (2, 1), (0, -1)):
-            if self.is_term(self.due + index, sign, b):
+        terms = self.problem.terms
+        for done, index in ((1, self.due), (2, self.due + 1), (0, self.due - 1)):
+            if 0 <= index < len(terms) and terms[index] == (sign, b):
                 return self.due + done
-        return min(self.due + 1, len(self.problem.terms))
-
-    def is_term(self, index: int, sign: str, b: int) -> bool:
-        """Whether this is the term at an index, which may lie outside the problem."""
-        return 0 <= index < len(self.problem.terms) and self.problem.terms[index] == (sign, b)
+        return min(self.due + 1, len(terms))
 
 
 def _parts(text: str, answers: Sequence[AnswerSpan]) -> Iterator[AnswerSpan | tuple[int, int]]:

@@ -121,21 +121,40 @@ class Reward:
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
         self.function = import_function(spec.function, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
-        self._taken, self._required = _columns(self.function, self.path)
-        if self._taken is not None and (unknown := sorted(self.arguments.keys() - self._taken)):
+        self._columns, self._required = self._signature()
+
+    def _signature(self) -> tuple[set[str] | None, set[str]]:
+        """The names of the columns that the function takes, None for any, and of those that it must be given."""
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # A function written in C may have no signature.
+            return None, set()
+        try:
+            leading = [*signature.bind_partial([], []).arguments]
+        except TypeError:
+            leading = []
+        if not leading or {"prompts", "completions"} & set(
+            leading
+        ):  # TRL's would be given other texts than it expects.
+            takes = f"{', '.join(leading)}, as TRL's rewards do" if leading else signature
             raise ValueError(
-                f"The reward `{self.path}` takes {sorted(self._taken)}, but got the `arguments` {unknown}. "
-                "Correct their names, or add the parameters to the function."
+                f"The reward `{self.path}` must take responses and references first, and columns by their names, but "
+                f"takes {takes}. Write `def {self.path.rpartition('.')[2]}(responses, references, **columns)`."
             )
-        if self._taken is not None and self.path in _BUILT_IN:
-            empty: dict[str, Any] = {name: [] for name in self._taken & {"correct", "lengths", "ends_with_answer"}}
-            try:  # A call with empty lists checks the arguments.
-                self.function([], [], **(empty | self.arguments))
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: "
-                    f"{error}. See docs/your_reward.md."
-                ) from error
+        try:
+            signature.bind_partial([], [], **self.arguments)
+            if self.function is overlong:  # A call without responses checks the values.
+                overlong([], [], lengths=[], **self.arguments)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: {error}. It "
+                f"takes {signature}. See docs/your_reward.md."
+            ) from error
+        named = [parameter for parameter in signature.parameters.values() if parameter.name not in leading]
+        required = {
+            p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        }
+        return None if any(p.kind is p.VAR_KEYWORD for p in named) else {p.name for p in named}, required
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns without which the function cannot be called."""
@@ -156,7 +175,7 @@ class Reward:
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Callable[[], Values]:
         """Call the function. What is returned waits for its values, if it is ``async``, and checks them."""
-        given = {key: column for key, column in columns.items() if self._taken is None or key in self._taken}
+        given = {key: column for key, column in columns.items() if self._columns is None or key in self._columns}
         with self._explained(given, len(responses)):
             returned = self.function(list(responses), list(references), **(given | self.arguments))
             if inspect.isawaitable(returned):
@@ -203,26 +222,3 @@ def _name(function: Callable[..., Any]) -> str:
 
 async def _values(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
-
-
-def _columns(function: Callable[..., Any], path: str) -> tuple[set[str] | None, set[str]]:
-    """The names of the columns that a function takes, None for any, and of those that it must be given."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # A function written in C may have no signature.
-        return None, set()
-    try:
-        leading = signature.bind_partial([], []).arguments
-    except TypeError:
-        raise ValueError(
-            f"The reward `{path}` must take responses and references, and columns by their names, but takes "
-            f"{signature}. Write `def {path.rpartition('.')[2]}(responses, references, **columns)`."
-        ) from None
-    if {"prompts", "completions"} & leading.keys():  # It would be given other texts than it expects.
-        raise ValueError(
-            f"The reward `{path}` must take responses and references first, but takes {', '.join(leading)}, as TRL's "
-            f"rewards do. Write `def {path.rpartition('.')[2]}(responses, references, **columns)`."
-        )
-    named = [parameter for parameter in signature.parameters.values() if parameter.name not in leading]
-    required = {p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return None if any(p.kind is p.VAR_KEYWORD for p in named) else {p.name for p in named}, required

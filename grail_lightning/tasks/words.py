@@ -32,7 +32,6 @@ from grail_lightning.tasks.arithmetic import (
     equation,
     split_rng,
     worked_lines,
-    wrong_result,
 )
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
@@ -137,15 +136,13 @@ class WordProblemSpace:
     comparisons: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_steps <= self.max_steps <= 10:
+        numbers = 1 <= self.min_steps <= self.max_steps <= 10 and 3 <= self.largest < 10**6
+        signs = set(self.operators)
+        if not numbers or not signs or len(signs) < len(self.operators) or not signs <= set(EVENTS):
             raise ValueError(
-                "`min_steps` and `max_steps` must satisfy 1 <= min_steps <= max_steps <= 10, "
-                f"but got {self.min_steps} and {self.max_steps}."
+                "`problems` must have 1 <= min_steps <= max_steps <= 10, 3 <= largest < 10^6, and as operators some of "
+                f"+, - and *, once each, but got {self}."
             )
-        if not 3 <= self.largest < 10**6:
-            raise ValueError(f"`largest` must lie between 3 and 999,999, but got {self.largest}.")
-        if not self.operators or len(set(self.operators)) < len(self.operators) or set(self.operators) - set(EVENTS):
-            raise ValueError(f"`operators` must be some of +, - and *, once each, but got {self.operators!r}.")
 
     def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, str | int]]:
         """Distinct problems of one split, always the same for the same arguments, as rows.
@@ -222,15 +219,15 @@ class WordProblemTask(MathTask):
         if chain is None:
             return None
         suggested = str(prompt.columns.get("suggested") or "")
-        if len(suggested) != len(chain.terms):
-            suggested = chain.operators
-        return WordChain(chain, suggested=suggested).label(text, self.answer_spans(text))
+        return _WordChain(chain, suggested if len(suggested) == len(chain.terms) else "").label(
+            text, self.answer_spans(text)
+        )
 
 
 @lru_cache(maxsize=4096)
 def _chain(solution: str) -> Problem | None:
     """The chain of a worked solution: each line goes on from the result of the line before."""
-    found = [match for line in solution.split("\n") if (match := WordChain.pattern.fullmatch(line))]
+    found = [match for line in solution.split("\n") if (match := _WordChain.pattern.fullmatch(line))]
     if not found:
         return None
     operands = [int(found[0]["a"]), *(int(match["b"]) for match in found)]
@@ -240,41 +237,18 @@ def _chain(solution: str) -> Problem | None:
     return problem if list(problem.totals) == stated and begun == stated[:-1] else None
 
 
-@dataclass
-class WordChain(Chain):
+class _WordChain(Chain):
     """Compares a response with its problem, in two steps a line."""
 
-    suggested: str = ""  # The operator that the words of each step suggest.
     pattern: ClassVar[re.Pattern[str]] = equation("+-*")
 
-    def steps(self, match: re.Match[str]) -> list[Step]:
+    def steps(self, match: re.Match[str], operation: tuple[StepKind, str], result: tuple[StepKind, str]) -> list[Step]:
         """The operation and the result of a line ``a sign b = c``."""
-        operation, of_operation = self._operation(int(match["a"]), match["sign"], int(match["b"]))
-        result, of_result = self._result(match, operation)
         middle = match.end("sign")
         return [
-            Step(start=match.start(), stop=middle, kind=operation, result=match.span(of_operation)),
-            Step(start=middle, stop=match.end(), kind=result, result=match.span(of_result)),
+            Step(start=match.start(), stop=middle, kind=operation[0], result=match.span(operation[1])),
+            Step(start=middle, stop=match.end(), kind=result[0], result=match.span(result[1])),
         ]
-
-    def _operation(self, a: int, sign: str, b: int) -> tuple[StepKind, str]:
-        right = self.problem.totals[self.due]
-        if a not in (self.value, right):
-            return "slip", "a"
-        if self.due == len(self.problem.terms):
-            return "slip", "sign"
-        if sign != self.problem.operators[self.due]:
-            misled = sign == self.suggested[self.due] and b == self.problem.terms[self.due][1]
-            return ("misconception" if misled else "slip"), "sign"
-        return ("sound" if a == right else "inherited"), "sign"
-
-    def _result(self, match: re.Match[str], operation: StepKind) -> tuple[StepKind, str]:
-        a, sign, b, c = int(match["a"]), match["sign"], int(match["b"]), int(match["c"])
-        if self.due < len(self.problem.terms) and b != self.problem.terms[self.due][1]:
-            return "slip", "b"
-        if (wrong := wrong_result(a, sign, b, c)) is not None:
-            return wrong, "c"
-        return ("sound" if operation == "sound" else "inherited"), "c"
 
     def advance(self, sign: str, b: int) -> int:
         """The number of terms that are done; a line with the due number does the due term, whatever its operation."""

@@ -209,7 +209,7 @@ def test_every_leaf_and_alignment_is_the_gradient_of_the_whole_model(
 def test_fused_saliency_and_loss_gradients_equal_those_of_the_whole_model(name, head, trained, policies, batch):
     policy = policies(name, head, trained)
     rows = batch.select(torch.tensor([0, 1]))
-    target = SaliencyTarget(objective=rows.answer.whole, rows=torch.ones(2, dtype=torch.bool))
+    target = SaliencyTarget(explained=rows.answer.whole, rows=torch.ones(2, dtype=torch.bool))
     layout = policy.layout(rows)
     stats, saliency = forward_with_saliency(policy, layout, target, temperature=TEMPERATURE)
     assert golden_error(saliency(), _saliency(policy, batch)[:2], rows.response_mask) < CLOSE[name]

@@ -104,7 +104,7 @@ class Beside(SaliencyCredit):
 
     def target(self, policy, batch):
         rows = batch.answer.whole.any(1) & (batch.advantages != 0)
-        return SaliencyTarget(objective=batch.answer.whole, rows=rows)
+        return SaliencyTarget(explained=batch.answer.whole, rows=rows)
 
     def weights_from(self, scores, policy, batch, context):
         weights = uniform_weights(batch)

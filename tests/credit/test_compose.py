@@ -88,7 +88,7 @@ def test_composed_methods_need_what_their_parts_need():
         assert composed(GRAIL()).needs().refresh == "rollout"
         assert composed(DGPO()).needs().reference
         assert composed(Resampled()).needs().continuations
-        assert composed(prime).needs().training is prime.training
+        assert composed(prime).needs().training is prime.needs().training
         assert (composed(GRAIL()).needs().saliency is None) == (composed is not WarmUp)
     assert Product(Uniform(), Uniform()).needs() == Needs()
 

@@ -25,7 +25,8 @@ from grail_lightning.step.fused import SaliencyForward
 from grail_lightning.step.options import Distillation, Objective
 from tests.batches import rollouts
 from tests.runs import Watch, batches, module, problems, sampled, trainer
-from tests.steps import backward, update_of
+from tests.steps import backward, largest_gap, update_of
+from tests.tolerance import assert_near, roundings
 
 SAMPLING = Sampling(max_response_length=40)
 
@@ -93,14 +94,13 @@ def test_weights_and_gradients_are_those_of_a_separate_pass(
     credit = WarmUp(GRAIL(saliency=SaliencyOptions(leaf=leaf, alignment=alignment)), steps=6)
     apart, expected = _run(load_policy("arithmetic").double().train(), batch, credit, share=False, **cuts)
     beside, found = _run(load_policy("arithmetic").double().train(), batch, credit, share=True, **cuts)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-7, atol=1e-12)
-    torch.testing.assert_close(found.values, expected.values, rtol=1e-7, atol=1e-9)
+    assert_near(found.scores, expected.scores, 1, torch.float32)
+    assert_near(found.values, expected.values, 1, torch.float32)
     assert found.metrics == expected.metrics
     assert len(beside) == len(apart) == mini_batches * updates_per_batch
+    # The weights move between the steps: a rounding in the first gradient is in all that follow.
     for ours, theirs in zip(beside, apart, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in theirs:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-8)
+        assert largest_gap(ours, theirs) <= roundings(64, torch.float32)
 
 
 CHECKPOINTED = Loading(gradient_checkpointing=True)
@@ -142,8 +142,8 @@ def test_adapters_over_frozen_embeddings_can_share(batch):
 class Remapped(GRAIL):
     """Maps scores otherwise."""
 
-    def map(self, scores, mask, eligible):
-        return super().map(scores, mask, eligible).square()
+    def map(self, scores, mask):
+        return super().map(scores, mask).square()
 
 
 class Renamed(GRAIL):
@@ -158,7 +158,7 @@ class WholeResponse(SaliencyCredit):
 
     def target(self, policy, batch):
         rows = torch.ones(len(batch), dtype=torch.bool)
-        return SaliencyTarget(objective=batch.response_mask, rows=rows, leaf="middle", alignment="token")
+        return SaliencyTarget(explained=batch.response_mask, rows=rows, leaf="middle", alignment="token")
 
     def weights_from(self, scores, policy, batch, context):
         largest = scores.amax(1, keepdim=True).clamp(min=1e-30)

@@ -5,7 +5,6 @@ from dataclasses import fields, replace
 import torch
 
 from grail_lightning.credit import BilevelOptions, CreditContext, OARGradient
-from grail_lightning.credit.oar import gradient_scores
 from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
 from tests.credit.closeness import golden_error
@@ -44,10 +43,11 @@ def test_scores_equal_the_golden_tensors_end_to_end(golden, golden_policy, golde
         golden["oar_g.noise"][rows],
         golden["oar_g.scores"][rows],
     )
-    ours = gradient_scores(golden_policy, batch, noise, alignment="predictor", product="noisy")
+    credit = OARGradient(alignment="predictor", product="noisy")
+    ours = credit.gradient_scores(golden_policy, batch, noise, _context())
     assert golden_error(ours, expected, batch.response_mask) < roundings(1000, torch.float32)
     monkeypatch.setattr(Policy, "hidden", _hidden_without_positions)
-    same = gradient_scores(golden_policy, batch, noise, alignment="predictor", product="noisy")
+    same = credit.gradient_scores(golden_policy, batch, noise, _context())
     assert golden_error(same, expected, batch.response_mask) < roundings(100, torch.float32)
 
 

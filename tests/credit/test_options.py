@@ -81,9 +81,9 @@ def test_an_option_out_of_range_is_named(make, message):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (DGPO(), "`DGPO` needs the frozen reference, but the context has none"),
-        (PRIME(), "`PRIME` needs the frozen reference and the model that it trains"),
-        (Resampled(), "`Resampled` needs continuations, but the context has none"),
+        (DGPO(), r"`DGPO` needs `CreditContext\.reference`, but got None"),
+        (PRIME(), r"`PRIME` needs `CreditContext\.second`, but got None.* `fit` alone"),
+        (Resampled(), r"`Resampled` needs `CreditContext\.continuations`, but got None"),
     ],
     ids=["DGPO", "PRIME", "Resampled"],
 )

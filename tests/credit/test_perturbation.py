@@ -9,7 +9,6 @@ import torch
 
 from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import CreditContext, OARPerturbation
-from grail_lightning.credit.oar import perturbation_scores
 from tests.conftest import GOLDEN
 from tests.credit.closeness import golden_error
 from tests.tolerance import near, roundings
@@ -72,14 +71,9 @@ def _by_hand(policy, batch, row, token, distribution):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
 def test_each_score_equals_that_of_a_separate_forward_pass(distribution, share, golden_policy, exact_batch):
-    found = perturbation_scores(
-        golden_policy,
-        exact_batch,
-        torch.tensor([1, 2]),
-        token_budget=900,
-        distribution=distribution,
-        share_prefix=share,
-    )
+    two = torch.tensor([0.0, -1.0, 1.0, 0.0, 0.0, 0.0])
+    credit = OARPerturbation(distribution, share_prefix=share)
+    found = credit(golden_policy, exact_batch.replace(advantages=two), _context(900)).scores
     for row in (1, 2):
         first = exact_batch.answer.whole[row].nonzero()[0].item()
         for token in (0, 7, first - 1):
@@ -125,5 +119,6 @@ def test_models_with_recurrent_states_run_every_sequence_whole(golden_policy, ex
     vars(policy).pop("supports_kv_continuation", None)  # What the copied policy has found out.
     widths = set()
     policy.decoder.register_forward_hook(lambda _m, _i, out: widths.add(out.last_hidden_state.shape[1]))
-    perturbation_scores(policy, exact_batch, torch.tensor([1]), token_budget=900)
+    one = torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+    OARPerturbation()(policy, exact_batch.replace(advantages=one), _context(900))
     assert len(widths) == 1

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import PrefixWeights, TreeAdvantage
-from grail_lightning.credit.tree import marked_states, numbers
-from grail_lightning.policy.layout import response_nodes
+from grail_lightning.credit.tree import numbers
 from grail_lightning.step.advantages import token_advantages
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context
@@ -161,12 +160,14 @@ def test_states_of_a_users_own(arithmetic, batch):
     weights = TreeAdvantage(state=f"{__name__}.lines")(arithmetic, batch, context())
     first = weights.additive[1, : len("7+5=2\n")]
     assert first.tolist() == pytest.approx([-0.5] * len(first))
-    states = marked_states(batch, arithmetic, every_character)
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
-    for row in range(4):
-        n = len(tokens_of(batch, row)) - 1  # The end token has no character.
-        pairs = [(s, m) for s, m in zip(states.after[row, :n].tolist(), nodes[row, :n].tolist(), strict=True)]
-        assert len(set(pairs)) == len({s for s, _ in pairs}) == len({m for _, m in pairs})
+    # Texts so far as states are the prefixes, up to the end token, which has no character.
+    own, prefix = (
+        TreeAdvantage(state=state)(arithmetic, batch, context()).additive
+        for state in (f"{__name__}.every_character", "prefix")
+    )
+    for row in range(len(batch)):
+        n = len(tokens_of(batch, row)) - 1
+        assert own[row, :n].tolist() == pytest.approx(prefix[row, :n].tolist(), abs=1.2e-6)
 
 
 def nothing(text):
@@ -203,6 +204,3 @@ def test_what_a_users_function_returns_is_checked(name, message, arithmetic, bat
     with pytest.raises(ValueError, match=message) as error:
         TreeAdvantage(state=f"{__name__}.{name}")(arithmetic, batch, context())
     assert "\n" not in str(error.value)
-
-
-# --- in training ------------------------------------------------------------------------------------------------------

@@ -70,19 +70,22 @@ def test_filters_take_values_lists_and_ranges(tmp_path):
 
 BAD_ROWS = {
     "no column": ({"problem": "p", "anwser": "2"}, r"there is no column `answer`. The columns are: problem, anwser"),
-    "empty answer": ({"problem": "p", "answer": " "}, r"`answer` must not be empty"),
-    "null problem": ({"problem": None, "answer": "2"}, r"`problem` must not be empty"),
+    "empty answer": ({"problem": "p", "answer": " "}, r"`answer` must be text that is not empty"),
+    "null problem": ({"problem": None, "answer": "2"}, r"`problem` must be text that is not empty"),
     "list": ({"problem": ["p"], "answer": "2"}, r"`problem` must be text or a number, but got \['p'\]"),
-    "no answers": ({"problem": "p", "answer": []}, "`answer` must not be empty"),
-    "an empty one": ({"problem": "p", "answer": ["1", ""]}, "`answer` must not be empty"),
+    "no answers": ({"problem": "p", "answer": []}, "`answer` must be text that is not empty"),
+    "an empty one": ({"problem": "p", "answer": ["1", ""]}, "`answer` must be text that is not empty"),
     "list of lists": ({"problem": "p", "answer": [["1"]]}, "`answer` must be text or a number"),
-    "not a number": ('{"problem": "p", "answer": NaN}', r"`answer` must be a finite number, but got nan"),
-    "overflow": ('{"problem": 1e999, "answer": 1}', r"`problem` must be a finite number, but got inf"),
-    "digits": (f'{{"problem": "p", "answer": {"9" * 5000}}}', r"Exceeds the limit .* Write the number as text"),
+    "not a number": ('{"problem": "p", "answer": NaN}', r"`answer` must be .* a finite number, but got nan"),
+    "overflow": ('{"problem": 1e999, "answer": 1}', r"`problem` must be .* a finite number, but got inf"),
+    "digits": (f'{{"problem": "p", "answer": {"9" * 5000}}}', r"malformed JSON .Exceeds the limit"),
     "no object": (["p", "2"], r"expected an object with named columns, but got \['p', '2'\]"),
-    "malformed": ('{"problem": "p", "answer": \n', r"malformed JSON \(Expecting value"),
+    "malformed": ('{"problem": "p", "answer": \n', r"malformed JSON .Expecting value"),
     # JSON can write half of a surrogate pair; the tokenizer of a run would stop at it, hours later perhaps.
-    "surrogate": ({"problem": "p", "answer": "1", "source": "a\ud83d"}, "`source` must be valid Unicode, but holds"),
+    "surrogate": (
+        {"problem": "p", "answer": "1", "source": "a\ud83d"},
+        "`source` must be valid Unicode, but holds",
+    ),
 }
 
 
@@ -90,17 +93,25 @@ BAD_ROWS = {
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, case):
     row, message = BAD_ROWS[case]
     path = write(tmp_path, [{"problem": "p", "answer": "1"}, "\n", row])  # the empty line counts
-    with pytest.raises(ValueError, match=rf"train.jsonl, line 3: {message}"):
+    with pytest.raises(ValueError, match=rf"train.jsonl, line 3:? {message}"):
         load(val=path)
 
 
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        ('[\n{"problem": "p", "answer": "1"},\n{"problem": "p" "answer": "1"}]', "a.json", "a.json, line 3: malformed"),
+        (
+            '[\n{"problem": "p", "answer": "1"},\n{"problem": "p" "answer": "1"}]',
+            "a.json",
+            "a.json, line 3: malformed JSON",
+        ),
         ("", "a.jsonl", "a.jsonl must hold at least one row, but it is empty"),
         ("[]", "a.json", "must hold at least one row, but it is empty"),
-        ('{"problem": "é", "answer": "1"}'.encode("latin-1"), "a.jsonl", "must be UTF-8 text, but byte 13 is not"),
+        (
+            '{"problem": "é", "answer": "1"}'.encode("latin-1"),
+            "a.jsonl",
+            r"a.jsonl, line 1: malformed JSON .*can.t decode byte 0xe9.*must be UTF-8",
+        ),
         ([{"problem": "p", "answer": 2.5}, {"problem": "p", "answer": float("inf")}], "a.parquet", "row 2: `answer`"),
         ([{"question": "p"}], "a.parquet", r"row 1: there is no column `problem`. The columns are: question\."),
         (b"PAR1", "a.parquet", r"Cannot load the dataset '.*a\.parquet': Arrow"),
@@ -145,8 +156,7 @@ def test_a_name_that_may_be_on_the_hub_is_not_looked_for_before_it_is_needed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weight": 0}, "`weight` of .* must be a positive number, but got 0"),
-        ({"limit": 0}, "`limit` of .* must be at least 1 row, but got 0"),
+        ({"limit": 0}, "`limit` of `a` must be at least 1, but got 0"),
         ({"where": {"level": {"minimum": 3}}}, "`where` of .* must give for `level` a value, a list of"),
     ],
 )
@@ -284,21 +294,22 @@ def mine(base, change):
 
 
 WRONG = {
-    "nothing": (lambda p: None, r"`Mine\.prompt` must return a `Prompt`, but got NoneType\. Return `Prompt\(messages"),
-    "ids": (lambda p: replace(p, messages=[1, 2]), r"`messages` are text or a list of .*, but got \[1, 2\]\."),
-    "no message": (lambda p: replace(p, messages=[]), r"`messages` are text or a list of .*, but got \[\]\."),
-    "no role": (lambda p: replace(p, messages=[{"content": "1"}]), r"but got \[\{'content': '1'\}\]\."),
-    "a number": (lambda p: replace(p, reference=12), r"`reference` is a str, but got int \(12\)"),
-    "no task": (lambda p: replace(p, task=None), r"`task` is a Task, but got NoneType"),
+    "nothing": (lambda p: None, "None"),
+    "ids": (lambda p: replace(p, messages=[1, 2]), r"Prompt\(messages=\[1, 2\]"),
+    "no message": (lambda p: replace(p, messages=[]), r"Prompt\(messages=\[\]"),
+    "no role": (lambda p: replace(p, messages=[{"content": "1"}]), r"Prompt\(messages=\[\{'content': '1'\}\]"),
+    "a number": (lambda p: replace(p, reference=12), "reference=12"),
+    "no task": (lambda p: replace(p, task=None), "task=None"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
 def test_a_prompt_that_is_something_else_is_an_error_that_names_the_task(change, message):
+    message = rf"`Mine\.prompt` must return a `Prompt` of .*, but got .*{message}"
     with pytest.raises(ValueError, match=message):
         load("train", train=[{"problem": "7+5?", "answer": "12"}], task=mine(MathTask, change))
     with pytest.raises(ValueError, match=message):
-        ArithmeticData(task=mine(ArithmeticTask, change)).load("train")
+        ArithmeticData(num_train=1, task=mine(ArithmeticTask, change)).load("train")
 
 
 def test_conversations_and_texts_pass_and_a_row_that_a_task_refuses_is_named(tmp_path):

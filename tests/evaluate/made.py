@@ -6,13 +6,7 @@ import numpy as np
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluate.records import (
-    Sample,
-    SampleWriter,
-    read_evaluation,
-    set_digest,
-    write_evaluation,
-)
+from grail_lightning.evaluate.records import Sample, SampleWriter, set_digest, write_evaluation
 
 SAMPLING = {"max_response_length": 64, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": []}
 HOSTILE = [
@@ -65,31 +59,25 @@ def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **fac
     writer = SampleWriter(folder, 0)
     for name, right in datasets.items():
         for index in list(range(len(right)))[::order]:
-            writer.write(
-                [_sample(name, ids[name][index], index, k, bool(right[index, k]), text) for k in range(num_samples)]
-            )
+            place = {"dataset": name, "problem": ids[name][index], "index": index, "seed": index}
+            place |= {"finished": bool(index % 4)} | dict.fromkeys(("prompt", "reference", "response"), text)
+            writer.write([_drawn(place, k, bool(right[index, k])) for k in range(num_samples)])
     writer.close()
-    assert read_evaluation(folder)["num_samples"] == num_samples
     return folder
 
 
-def _sample(dataset, problem, index, number, correct, text):
-    return Sample(
-        dataset=dataset,
-        problem=problem,
-        index=index,
-        sample=number,
-        prompt=text,
-        reference=text,
-        response=text,
-        prediction="1" if correct else "2",
-        correct=correct,
-        status="right" if correct else "wrong" if number else "missing",
-        layer="text",
-        num_tokens=10 + index % 5 + number,
-        finished=bool(index % 4),
-        seed=index,
-    )
+def _drawn(place, number, correct):
+    status, prediction = ("right", "1") if correct else ("wrong" if number else "missing", "2")
+    tokens = 10 + place["index"] % 5 + number
+    return sample(**place, sample=number, status=status, prediction=prediction, correct=correct, num_tokens=tokens)
+
+
+def sample(**changes):
+    """A sample of one problem."""
+    names = {"dataset": "d", "problem": "0" * 16, "index": 0, "sample": 0}
+    texts = {"prompt": "p", "reference": "", "response": "", "prediction": None}
+    verdict = {"correct": False, "status": "wrong", "layer": "none"}
+    return Sample(**{**names, **texts, **verdict, "num_tokens": 3, "finished": True, "seed": 0, **changes})
 
 
 def config(seed=0, name="run", credit="GRAIL", **options):

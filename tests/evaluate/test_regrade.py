@@ -9,9 +9,8 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, Preflight
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.evaluate import Sample, read_evaluation, read_samples
-from grail_lightning.evaluate.command import evaluation as main
 from grail_lightning.evaluate.records import SampleWriter, write_evaluation
-from grail_lightning.evaluate.regrade import regraded
+from grail_lightning.evaluation import main, regraded
 from tests.data.recorder import write
 from tests.evaluate.tested import run_test
 from tests.runs import module, trainer

@@ -1,3 +1,5 @@
+"""Intervals and tests beside SciPy's, known closed forms, and simulations."""
+
 import itertools
 import math
 
@@ -8,97 +10,94 @@ import torch
 
 from grail_lightning.evaluate.statistics import (
     average_interval,
+    difference,
     difference_interval,
+    estimate,
     holm,
     mean_interval,
     ratio_interval,
+    seed_spread,
     sign_flip_p,
 )
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
+RNG = np.random.default_rng
+
 
 def _interval(correct, k=1):
     """The interval of pass@k of `[N, n]` right and wrong samples."""
-    n, c = correct.shape[1], correct.sum(1)
+    n, c = correct.shape[1], torch.as_tensor(correct).sum(1)
     return mean_interval(pass_at_k(n, c, k), pass_at_k_variance(n, c, k))
 
 
 def _wilson(p, n):
-    z = 1.959964
-    centre, half = (p + z * z / (2 * n)) / (1 + z * z / n), math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return centre - z * half / (1 + z * z / n), centre + z * half / (1 + z * z / n)
+    return tuple(scipy.stats.binomtest(round(p * n), n).proportion_ci(method="wilson"))
 
 
-def _drawn(number, samples, rate, spread, generator):
-    """Samples of `number` problems; their difficulty is the same, drawn evenly about `rate`, or all or nothing."""
-    if spread == "all or nothing":
-        chances = (torch.rand(number, generator=generator) < rate).double()
-    else:
-        width = min(rate, 1 - rate) if spread == "even" else 0.0
-        chances = rate + width * (2 * torch.rand(number, generator=generator, dtype=torch.float64) - 1)
-    return torch.rand(number, samples, generator=generator, dtype=torch.float64) < chances[:, None]
+# The interval of one run.
 
 
-@pytest.mark.parametrize("spread", ["none", "even", "all or nothing"])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize("number", [30, 200, 500])
+@pytest.mark.parametrize(
+    ("number", "samples", "rate", "spread"),
+    [
+        (30, 1, 0.1, "none"),
+        (30, 3, 0.5, "even"),
+        (30, 3, 0.9, "all or nothing"),
+        (200, 3, 0.1, "even"),
+        (200, 1, 0.5, "all or nothing"),
+        (200, 3, 0.9, "none"),
+        (500, 3, 0.1, "all or nothing"),
+        (500, 3, 0.5, "none"),
+        (500, 1, 0.9, "even"),
+    ],
+)
 def test_the_interval_covers_the_truth(number, samples, rate, spread):
-    generator = torch.Generator().manual_seed(0)
-    repetitions = 300
-    covered = 0
-    for _ in range(repetitions):
-        low, high = _interval(_drawn(number, samples, rate, spread, generator))
+    """Difficulties are the same, evenly drawn, or all or nothing; the benchmark measures all pairs, more closely."""
+    draw, covered = RNG(0), 0
+    for _ in range(300):
+        chances = rate + (min(rate, 1 - rate) if spread == "even" else 0) * (2 * draw.random((number, 1)) - 1)
+        if spread == "all or nothing":
+            chances = (draw.random((number, 1)) < rate).astype(float)
+        low, high = _interval(draw.random((number, samples)) < chances)
         covered += low <= rate <= high
-    # Three standard errors of a share of 0.95 in 300 repetitions are 0.038; the benchmark measures more closely.
-    assert covered / repetitions >= 0.912
+    assert covered / 300 >= 0.912, "three standard errors of 300 repetitions below 0.95"
 
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_problems_that_are_all_solved_alike_are_not_certainty(k):
-    third = torch.tensor([[True, False, False]]).expand(30, -1)
-    low, high = _interval(third, k)
+    low, high = _interval(np.tile([True, False, False], (30, 1)), k)
     mean = {1: 1 / 3, 2: 2 / 3}[k]
     assert low < mean < high
     # No narrower than 90 independent samples would tell, no wider than 30 problems of yes and no.
-    least, most = (tuple(edge for edge in _wilson(mean, n)) for n in (90, 30))
-    assert most[1] - most[0] > high - low
-    assert high - low > (least[1] - least[0] if k == 1 else 0.1)
+    least, most = (edges[1] - edges[0] for edges in (_wilson(mean, n) for n in (90, 30)))
+    assert most > high - low > (least if k == 1 else 0.1)
 
 
 def test_with_many_problems_the_interval_is_mean_and_standard_error():
-    generator = torch.Generator().manual_seed(0)
-    correct = _drawn(20_000, 4, 0.4, "even", generator)
-    low, high = _interval(correct)
-    shares = correct.double().mean(1)
-    half = 1.959964 * float(shares.std()) / math.sqrt(len(shares))
+    draw = RNG(0)
+    shares = (draw.random((20_000, 4)) < 0.8 * draw.random((20_000, 1))).mean(1)
+    known = scipy.stats.norm.interval(0.95, shares.mean(), scipy.stats.sem(shares))
     # Wilson's correction is of the order of 1/N, one percent of the half width here.
-    assert low == pytest.approx(float(shares.mean()) - half, abs=0.01 * half)
-    assert high == pytest.approx(float(shares.mean()) + half, abs=0.01 * half)
+    assert mean_interval(shares, shares * 0) == pytest.approx(known, abs=0.005 * (known[1] - known[0]))
 
 
 def test_where_each_problem_is_a_yes_or_a_no_the_interval_is_wilsons():
-    correct = torch.tensor([True, False, False, False]).repeat(10)[:, None]
+    correct = np.tile([True, False, False, False], 10)[:, None]
     assert _interval(correct) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
-    assert _interval(correct.expand(-1, 4)) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
-    assert _interval(torch.tensor([[True, False]])) == pytest.approx(_wilson(0.5, 1), rel=1e-6)
-    assert all(math.isnan(limit) for limit in _interval(torch.zeros(0, 3, dtype=torch.bool)))
-    assert all(math.isnan(limit) for limit in difference_interval([], []))
+    assert _interval(correct.repeat(4, 1)) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
+    assert _interval(np.array([[True]])) == pytest.approx(_wilson(1, 1), rel=1e-6)
+    assert _interval(np.zeros((30, 1), dtype=bool)) == pytest.approx(_wilson(0, 30), abs=1e-9), "no certainty"
+    assert all(math.isnan(limit) for limit in (*mean_interval([], []), *difference_interval([], [])))
 
 
-@pytest.mark.parametrize("weights", [None, [0.75, 0.25]])
-def test_the_interval_of_an_average_adds_weighted_half_widths_in_quadrature(weights):
-    one, two = weights or (0.5, 0.5)
-    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], weights)
+@pytest.mark.parametrize(("one", "two"), [(0.5, 0.5), (0.75, 0.25)])
+def test_the_interval_of_an_average_adds_weighted_half_widths_in_quadrature(one, two):
+    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], [one, two])
     assert low == pytest.approx(one * 0.4 + two * 0.6 - math.hypot(one * 0.3, two * 0.4))
     assert high == pytest.approx(one * 0.4 + two * 0.6 + math.hypot(one * 0.03, two * 0.04))
 
 
-def test_nothing_right_is_not_certainty():
-    low, high = _interval(torch.zeros(30, 1, dtype=torch.bool))
-    # Wilson at 0 of n: upper limit z²/(n + z²).
-    assert low == pytest.approx(0, abs=1e-12)
-    assert high == pytest.approx(1.959964**2 / (30 + 1.959964**2), rel=1e-4)
+# The interval of a difference of two runs.
 
 
 @pytest.mark.parametrize("better", [0, 3, 30])
@@ -108,34 +107,27 @@ def test_for_yes_and_no_the_interval_of_a_difference_is_bonett_and_prices(better
     # Bonett and Price (2012): one is added to both counts of problems that differ.
     p12, p21 = (better + 1) / (n + 2), (worse + 1) / (n + 2)
     half = scipy.stats.t.ppf(0.975, n - 1) * math.sqrt((p12 + p21 - (p12 - p21) ** 2) / (n + 2))
-    low, high = difference_interval(d, np.zeros(n))
-    assert (low, high) == pytest.approx((p12 - p21 - half, p12 - p21 + half))
+    assert difference_interval(d, np.zeros(n)) == pytest.approx((p12 - p21 - half, p12 - p21 + half))
 
 
 def test_with_many_problems_the_interval_of_a_difference_is_students():
-    d = np.random.default_rng(0).choice([-2 / 3, -1 / 3, 0, 1 / 3, 2 / 3], 50_000)
+    d = RNG(0).choice([-2 / 3, -1 / 3, 0, 1 / 3, 2 / 3], 50_000)
     known = scipy.stats.ttest_1samp(d, 0).confidence_interval()
     assert difference_interval(d, np.zeros(len(d))) == pytest.approx(tuple(known), abs=0.001 * (known[1] - known[0]))
 
 
-def test_runs_that_agree_everywhere_are_not_certainly_equal():
+def test_problems_that_differ_alike_or_not_at_all_are_not_certainty():
     low, high = difference_interval(np.zeros(30), np.zeros(30))
-    # Of 30 problems none differs: at most 3/30 do, by the rule of three.
     assert -high == low
-    assert 0.05 < high < 0.1
-
-
-def test_a_difference_of_all_problems_alike_has_the_noise_of_its_samples():
-    third = np.full(30, 1 / 3)
-    low, high = difference_interval(third, np.full(30, 2 / 9 / 3))
-    least = 1.96 * math.sqrt(2 / 9 / 3 / 30)
-    assert high - low > 2 * least
+    assert 0.05 < high < 0.1, "of 30 problems none differs: at most 3/30 do, by the rule of three"
+    low, high = difference_interval(np.full(30, 1 / 3), np.full(30, 2 / 9 / 3))
     assert low < 1 / 3 < high
+    assert high - low > 2 * 1.96 * math.sqrt(2 / 9 / 3 / 30), "the noise of its samples"
 
 
 @pytest.mark.parametrize("number", [2, 5, 9])
 def test_signs_are_enumerated_as_scipy_does(number):
-    draw = np.random.default_rng(number)
+    draw = RNG(number)
     for _ in range(20):
         d = draw.choice([-1.0, -2 / 3, -1 / 3, 0.1, 1 / 3, 2 / 3], number)
         known = scipy.stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf).pvalue
@@ -143,33 +135,144 @@ def test_signs_are_enumerated_as_scipy_does(number):
         assert sign_flip_p(np.append(d, [0.0, 0.0])) == pytest.approx(known)
 
 
-@pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (7, 3), (10, 10)])
-def test_for_yes_and_no_the_sign_flip_test_is_mcnemars(better, worse):
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (7, 3), (10, 10), (20, 0), (21, 0)])
+def test_for_yes_and_no_the_sign_flip_test_is_mcnemars_of_up_to_twenty_problems(better, worse):
     known = scipy.stats.binomtest(better, better + worse, 0.5).pvalue if better + worse else 1.0
-    assert sign_flip_p([1.0] * better + [-1.0] * worse) == pytest.approx(known)
+    found = sign_flip_p([1.0] * better + [-1.0] * worse + [0.0] * 1000)
+    assert found == (None if better > 20 else pytest.approx(known))
 
 
-def test_signs_of_many_problems_are_not_enumerated():
-    assert sign_flip_p(np.ones(21)) is None
-    assert sign_flip_p(np.append(np.ones(20), np.zeros(1000))) == pytest.approx(2 / 2**20)
-
-
-def test_holm_is_the_closed_test_of_bonferronis():
+def test_holm_is_the_closed_test_of_bonferronis_and_leaves_out_what_was_not_tested():
     """The corrected p-value of a hypothesis is the largest Bonferroni p-value of the sets that contain it."""
-    draw = np.random.default_rng(0)
-    for number in range(1, 7):
+    draw = RNG(0)
+    for number in range(7):
         p = list(draw.random(number) ** 3)
         sets = [s for size in range(1, number + 1) for s in itertools.combinations(range(number), size)]
         closed = [max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(number)]
         assert holm(p) == pytest.approx(closed)
+        assert holm([math.nan, *p, math.nan]) == pytest.approx([math.nan, *closed, math.nan], nan_ok=True)
 
 
-def test_what_was_not_tested_does_not_count_in_a_family():
-    corrected = holm([math.nan, 0.02, math.nan, 0.03])
-    assert corrected[1::2] == pytest.approx([0.04, 0.04])
-    assert math.isnan(corrected[0])
-    assert math.isnan(corrected[2])
-    assert holm([]) == []
+# Several seeds and datasets.
+
+
+def _shares(problems, seeds, rate=0.5, of_seeds=0.0, seed=0):
+    """The shares of four samples and their noise, ``[N, S]`` each."""
+    draw = RNG(seed)
+    chance = rate + 0.2 * draw.uniform(-1, 1, (problems, 1)) + of_seeds * draw.standard_normal((1, seeds))
+    shares = draw.binomial(4, chance.clip(0, 1)) / 4
+    return shares, shares * (1 - shares) / 4
+
+
+def _compared(ours, theirs, paired=True):
+    return difference([ours], [theirs], [(np.zeros_like(ours), np.zeros_like(theirs))], [1.0], paired)
+
+
+def test_one_seed_has_the_interval_of_its_problems_and_of_the_average_of_its_datasets():
+    parts = [_shares(40, 1, 0.2, seed=1), _shares(200, 1, 0.7, seed=2)]
+    means, known = [t.mean() for t, _ in parts], [mean_interval(t[:, 0], n[:, 0]) for t, n in parts]
+    alone = estimate(*([part] for part in parts[0]), [1.0])
+    assert (alone.value, alone.low, alone.high) == pytest.approx((means[0], *known[0]))
+    both = estimate([t for t, _ in parts], [n for _, n in parts], [40 / 240, 200 / 240])
+    assert both.value == pytest.approx(np.concatenate([t for t, _ in parts]).mean())
+    assert (both.low, both.high) == pytest.approx(average_interval(means, known, [40 / 240, 200 / 240]))
+
+
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_seeds_that_differ_widely_have_students_interval_over_seeds(seeds):
+    shares, noise = _shares(400, seeds, of_seeds=0.08)
+    known = scipy.stats.ttest_1samp(shares.mean(0), 0).confidence_interval()
+    # The problems' part is added, so it is not narrower; here the seeds' part is the larger one.
+    found = estimate([shares], [noise], [1.0])
+    assert (found.low, found.high) == pytest.approx((max(0.0, known.low), min(1.0, known.high)), abs=1e-9)
+
+
+def test_the_excess_of_seeds_is_their_variance_component():
+    """Var(mean) of a crossed design: the seeds' part is estimated without bias before it is cut off at 0."""
+    apart, alike = (
+        [seed_spread([_shares(200, 8, of_seeds=of_seeds, seed=seed)[0]], [1.0]) for seed in range(200)]
+        for of_seeds in (0.05, 0.0)
+    )
+    assert np.mean([spread.excess for spread in apart]) == pytest.approx(0.05**2 / 8, rel=0.1)
+    assert np.mean([spread.excess for spread in alike]) < 0.1 * 0.05**2 / 8
+    # What sampling causes alone stays in the variance: p(1 - p)/4 samples of 200 problems and 8 seeds.
+    p = 0.5 + np.linspace(-0.2, 0.2, 1001)
+    assert np.mean([s.variance for s in alike]) == pytest.approx((p * (1 - p)).mean() / 4 / 200 / 8, rel=0.1)
+
+
+def test_seeds_that_are_good_on_all_datasets_are_not_averaged_out():
+    """Two datasets whose figures rise and fall together with the seed, and two with opposite ones."""
+    up = np.full((100, 1), 0.5) + np.array([[-0.1, 0.0, 0.1]])
+    together, opposite = (seed_spread([up, other], [0.5, 0.5]) for other in (up, 1 - up))
+    assert together.variance == pytest.approx(0.1**2 / 3)
+    assert opposite.variance == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_difference_of_two_runs_pairs_their_problems():
+    theirs = (RNG(0).random((200, 1)) < 0.5).astype(float)
+    ours = theirs.copy()
+    ours[:30] = 1.0
+    found, d = _compared(ours, theirs), (ours - theirs)[:, 0]
+    assert (found.value, found.low, found.high) == pytest.approx((d.mean(), *difference_interval(d, np.zeros(200))))
+    assert d.sum() <= 20
+    assert found.p_value == pytest.approx(2 / 2 ** int(d.sum())), "only problems that differ count, exactly"
+
+
+def test_where_many_problems_differ_the_p_value_is_below_the_level_if_the_interval_leaves_0_out():
+    seen = set()
+    for seed in range(60):
+        ours, theirs = (_shares(120, 1, rate, seed=seed * 2 + k)[0] for k, rate in enumerate((0.56, 0.5)))
+        found = _compared(ours, theirs)
+        out = not found.low <= 0 <= found.high
+        assert out == (found.p_value < 0.05)
+        seen.add(out)
+        plain = scipy.stats.ttest_1samp((ours - theirs)[:, 0], 0).pvalue
+        assert found.p_value == pytest.approx(plain, rel=0.25) or plain < 0.01  # The tails are where they differ.
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_seeds_that_differ_widely_have_students_test_over_seeds(paired):
+    ours, _ = _shares(300, 4, 0.6, of_seeds=0.06, seed=1)
+    theirs, _ = _shares(300, 4 if paired else 3, 0.5, of_seeds=0.06, seed=2)
+    found = _compared(ours, theirs, paired=paired)
+    a, b = ours.mean(0), theirs.mean(0)
+    known = scipy.stats.ttest_rel(a, b) if paired else scipy.stats.ttest_ind(a, b, equal_var=False)
+    assert found.p_value == pytest.approx(known.pvalue, rel=0.05)
+    assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval()), abs=0.005)
+    assert found.seeds.df == pytest.approx(known.df)
+
+
+def test_one_seed_of_a_method_says_nothing_about_others():
+    ours, theirs = _shares(100, 1, seed=1)[0], _shares(100, 3, of_seeds=0.2, seed=2)[0]
+    found = _compared(ours, theirs, paired=False)
+    assert found.seeds is None
+    known = difference_interval(ours[:, 0] - theirs.mean(1), np.zeros(100))
+    assert (found.low, found.high) == pytest.approx(known)
+
+
+@pytest.mark.parametrize("comparisons", [1, 7])
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_a_detectable_difference_gives_students_test_a_power_of_80_percent(seeds, comparisons):
+    ours, theirs = (_shares(300, seeds, of_seeds=0.06, seed=k)[0] for k in (1, 2))
+    found = _compared(ours, theirs)
+    d = (ours - theirs).mean(0 if seeds > 1 else 1)
+    error = scipy.stats.sem(d) if seeds > 1 else (found.high - found.low) / 2 / scipy.stats.t.ppf(0.975, 299)
+    assert error == pytest.approx(scipy.stats.sem(d), rel=0.05)
+    limit = scipy.stats.t.ppf(1 - 0.025 / comparisons, len(d) - 1)
+    power = scipy.stats.nct.sf(limit, len(d) - 1, found.detectable(comparisons) / error)
+    assert power == pytest.approx(0.8, abs=1e-4)
+
+
+def test_equal_runs_do_not_differ():
+    same, _ = _shares(50, 3)
+    found = _compared(same, same)
+    assert (found.value, found.p_value) == (0.0, 1.0)
+    assert found.low < 0 < found.high
+    assert found.detectable() > 0
+
+
+# Mean lengths.
 
 
 def test_a_mean_length_of_problems_with_as_many_responses_has_students_interval():
@@ -183,12 +286,11 @@ def test_a_mean_length_of_problems_with_as_many_responses_has_students_interval(
 
 
 def test_a_mean_length_of_right_responses_is_covered_where_long_problems_have_few_of_them():
-    generator = np.random.default_rng(0)
+    draw, covered = RNG(0), 0
     # A problem is right with the probability p, evenly drawn, and then has 100 · (2 - p) tokens: E[xy]/E[x] = 400/3.
-    covered = 0
     for _ in range(400):
-        p = generator.uniform(size=40)
-        right = generator.binomial(3, p)
+        p = draw.uniform(size=40)
+        right = draw.binomial(3, p)
         low, high = ratio_interval([100 * (2 - p) * right], [right])
         covered += low <= 400 / 3 <= high
     assert 0.92 <= covered / 400 <= 0.98

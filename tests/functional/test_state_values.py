@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from grail_lightning.functional.state_values import Visits, count_visits, state_values, value_changes
+from grail_lightning.functional.advantages import Visits, count_visits, state_values, value_changes
 
 
 def _random_paths(seed, merge):

@@ -1,21 +1,13 @@
-"""Chains of additions and subtractions: their splits, labels and demonstrations, and the packaged policy."""
+"""Chains of additions and subtractions: their splits, labels and demonstrations."""
 
 import itertools
 import random
 import re
-import time
-from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import grail_lightning
 from grail_lightning.tasks import ArithmeticTask, Problem, ProblemSpace, demonstration, misconception, split_of
 
-ASSET = Path(grail_lightning.__file__).parent / "assets" / "arithmetic"
 TASK = ArithmeticTask()
 P = "7+5-3+8"  # The problem of most cases: 7+5 = 12, 12-3 = 9, 9+8 = 17.
 
@@ -88,10 +80,10 @@ def test_the_split_of_a_problem_is_the_same_on_every_machine():
 @pytest.mark.parametrize(
     ("options", "number", "split", "message"),
     [
-        ({"min_terms": 1}, 1, "test", "2 <= min_terms <= max_terms, but got 1 and 5"),
-        ({"max_terms": 4}, 1, "test", "2 <= min_terms <= max_terms, but got 5 and 4"),
-        ({"min_operand": -1}, 1, "test", "0 <= min_operand <= max_operand < 10\\^9, but got -1 and 9"),
-        ({"operators": "*"}, 1, "test", r"`operators` must be '\+', '-' or '\+-', but got '\*'"),
+        ({"min_terms": 1}, 1, "test", "2 <= min_terms <= max_terms, .*but got ProblemSpace.min_terms=1"),
+        ({"max_terms": 4}, 1, "test", "2 <= min_terms <= max_terms"),
+        ({"min_operand": -1}, 1, "test", "0 <= min_operand <= max_operand < 10\\^9, .*min_operand=-1"),
+        ({"operators": "*"}, 1, "test", r"operators '\+', '-' or '\+-', but got .*operators='\*'"),
         ({}, 1, "dev", "`split` must be one of train, validation, test, but got 'dev'"),
         (
             {"min_terms": 2, "max_terms": 2, "max_operand": 3},
@@ -192,28 +184,6 @@ def test_a_line_that_tries_and_is_no_equation_is_a_slip_without_a_result(line):
     assert labels(P, line) == [(line, "slip", None)]
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.text(alphabet="0123456789+-=\n \\boxed{}٣é\r\0", max_size=80) | st.text(max_size=40))
-@example("\\boxed{7+5=12\n}")
-@example("\\boxed{\\boxed{1}}7+5=12")
-def test_any_text_is_labelled_and_its_steps_are_ordered_ranges_of_it(text):
-    steps = TASK.label_steps(text, prompt_of(P))
-    borders = [border for step in steps for border in (step.start, step.stop)]
-    assert borders == sorted(borders)
-    assert all(0 <= step.start < step.stop <= len(text) for step in steps)
-    assert all(s.start <= s.result[0] <= s.result[1] <= s.stop for s in steps if s.result is not None)
-
-
-@pytest.mark.parametrize(
-    "piece", ["7+5=12\n", "1", "-", "a", "7+", "\\boxed{1}", "\\boxed{", "{", "\n", " ", "\\boxed{}7"]
-)
-def test_labelling_takes_linear_time(piece):
-    text = piece * (400_000 // len(piece))
-    start = time.perf_counter()
-    TASK.label_steps(text, prompt_of(P))
-    assert time.perf_counter() - start < 20  # Linear: under a second. Quadratic: hours.
-
-
 # ---- demonstrations
 
 
@@ -243,45 +213,3 @@ def test_demonstrations_err_as_often_as_asked_and_are_labelled_so():
     # A slip is drawn on the lines that show no misconception.
     assert counts["slip"] / (lines - counts["misconception"]) == pytest.approx(0.1, abs=0.015)
     assert counts["filler"] / lines == pytest.approx(0.2, abs=0.02)
-
-
-# ---- the packaged policy
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(ASSET)
-
-
-def test_any_text_survives_the_tokenizer(tokenizer):
-    @settings(max_examples=200, deadline=None)
-    @given(st.text())
-    @example("\\boxed{17} \\boxed{-3}\r\n\t👩‍👩‍👧 ü 한국어 \x00 1234 ٣")
-    @example("".join(map(chr, range(0x20, 0x250))))
-    def survives(text):
-        assert tokenizer.decode(tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False) == text
-
-    survives()
-    # Bytes that are no UTF-8 by themselves have tokens as well: 256 of one byte each.
-    assert len([token for token in tokenizer.get_vocab() if len(token) == 1]) == 256
-    pieces = tokenizer.tokenize("Compute 12-3.12-3=-9\n\\boxed{-9}")
-    assert pieces == ["ComputeĠ", *"12-3.12-3=-9", "Ċ", "\\boxed", *"{-9}"]
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-def test_the_packaged_policy_is_small_and_right_on_30_to_50_percent_of_its_samples(tokenizer):
-    assert sum(file.stat().st_size for file in ASSET.iterdir()) <= 4 * 2**20
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(ASSET)
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    problems = ProblemSpace().sample(400, "validation", seed=1)
-    prompts = [str(prompt_of(p.expression).messages) for p in problems]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    with torch.no_grad():
-        ids = model.generate(**inputs, max_new_tokens=56, do_sample=True)[:, inputs["input_ids"].shape[1] :]
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    right = [TASK.answer(text) == str(p.answer) for text, p in zip(texts, problems, strict=True)]
-    # The standard error of 400 samples is 2.5 points.
-    assert 0.30 <= sum(right) / len(right) <= 0.50
-    labelled = {kind for text, p in zip(texts, problems, strict=True) for kind in kinds(p.expression, text)}
-    assert {"sound", "slip", "misconception", "inherited"} <= labelled

@@ -1,22 +1,12 @@
-"""Word problems: their splits and worked solutions, the labels of steps, and the policy that was made for them."""
+"""Word problems: their splits and worked solutions, and the labels of steps."""
 
 import random
 import re
-import time
-from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-import grail_lightning
-from grail_lightning.batch import Sampling
-from grail_lightning.data import WordProblemData
-from grail_lightning.policy import load_policy
 from grail_lightning.tasks import WordProblemSpace, WordProblemTask, word_demonstration
-from tests.runs import sampled
 
-ASSET = Path(grail_lightning.__file__).parent / "assets" / "words"
 SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 PLAIN = WordProblemSpace(max_steps=4, operators="+-*")
 TASK = WordProblemTask()
@@ -66,8 +56,8 @@ def test_draws_are_reproducible_and_splits_have_nothing_in_common():
     ("options", "message"),
     [
         ({"min_steps": 3, "max_steps": 2}, "1 <= min_steps <= max_steps <= 10"),
-        ({"largest": 1}, "`largest` must lie between 3 and"),
-        ({"operators": "+/"}, r"`operators` must be some of \+, - and \*"),
+        ({"largest": 1}, "3 <= largest < 10\\^6, .*largest=1"),
+        ({"operators": "+/"}, r"operators some of \+, - and \*"),
         ({"max_steps": 1, "largest": 3, "operators": "*"}, "hardly has 100000 different problems"),
     ],
 )
@@ -186,25 +176,6 @@ def test_labels_need_a_solution_that_is_a_chain_and_work_without_suggestions():
     assert TASK.label_steps("8+5=13", TASK.prompt(bare)) is None
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.text(alphabet="0123456789+-*=\n #.coinsé\r\0", max_size=80) | st.text(max_size=40))
-@example("#### #### 8+5=13\n8*5=1")
-def test_any_text_is_labelled_and_its_steps_are_ordered_ranges_of_it(text):
-    steps = TASK.label_steps(text, TASK.prompt(ROW))
-    borders = [border for step in steps for border in (step.start, step.stop)]
-    assert borders == sorted(borders)
-    assert all(0 <= step.start < step.stop <= len(text) for step in steps)
-    assert all(s.start <= s.result[0] <= s.result[1] <= s.stop for s in steps if s.result is not None)
-
-
-@pytest.mark.parametrize("piece", ["8+5=13\n", "1", "-", "a", "7*", "#### 1", "####", "\n", "999999999*999999999=1\n"])
-def test_labelling_takes_linear_time(piece):
-    text = piece * (400_000 // len(piece))
-    start = time.perf_counter()
-    TASK.label_steps(text, TASK.prompt(ROW))
-    assert time.perf_counter() - start < 20  # Linear: under a second. Quadratic: hours.
-
-
 def test_demonstrated_mistakes_are_labelled_as_what_they_are():
     for seed, problem in enumerate(SPACE.draw(300, "train")):
         row, hints = problem.row(), [*zip(problem.chain.operators, problem.suggested, strict=True)]
@@ -217,16 +188,3 @@ def test_demonstrated_mistakes_are_labelled_as_what_they_are():
         slipped = labels(word_demonstration(problem, random.Random(seed), 1.0, 0.0), row)
         assert [kind for _, kind, _ in slipped[1::2]] == ["slip"] * len(hints)
         assert {kind for _, kind, _ in slipped[::2]} <= {"sound", "inherited"}
-
-
-def test_the_packaged_policy_is_small_and_right_on_40_to_55_percent_of_its_samples():
-    assert sum(file.stat().st_size for file in ASSET.iterdir()) <= 4 * 2**20
-    policy = load_policy("words").eval()
-    data = WordProblemData(num_val=400, seed=1, problems=SPACE, task=TASK)
-    (asked,) = data.load("val")
-    batch = sampled(policy, list(asked.prompts), 1, Sampling(max_response_length=64), seed=0)
-    right = [TASK.answer(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
-    # The standard error of 400 samples is 2.5 points.
-    assert 0.35 <= sum(right) / len(right) <= 0.6
-    labelled = {s.kind for text, p in zip(batch.texts, batch.prompts, strict=True) for s in TASK.label_steps(text, p)}
-    assert {"sound", "slip", "misconception", "inherited"} <= labelled

@@ -1,0 +1,259 @@
+"""Methods that read the policy's distribution, each against loops over the model's own logits, one row at a time."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from grail_lightning.credit import DGPO, RLSD, UCAS, AdvantageReweighting, HighEntropy, OptimalBaseline
+from grail_lightning.credit.distillation import with_sentence
+from grail_lightning.functional.certainty import quantile_of_all
+from grail_lightning.step.advantages import token_advantages
+from tests.credit.rollouts import context, row_logits
+from tests.runs import Watch, batches, module, trainer
+from tests.tolerance import near
+
+TEMPERATURE = 0.7
+REWARDS = torch.tensor([1.0, 0.0, 0.25, 0.5, 0.5, 2.0])
+
+
+def _scaled(policy, batch, row):
+    """The logits of each token of a row at the sampling temperature, and the token."""
+    return zip(row_logits(policy, batch, row) / TEMPERATURE, batch.response_ids[row].tolist(), strict=False)
+
+
+def _compare(found, expected, number, scale=0.0):
+    """Rows ``[B, T]`` against lists; padding must be 0."""
+    for row, values in enumerate(expected):
+        assert found[row, : len(values)].tolist() == near(values, number, torch.float32, scale)
+        assert (found[row, len(values) :] == 0).all()
+
+
+def _entropies(policy, batch):
+    return [
+        [-sum(p * math.log(p) for p in torch.softmax(z, -1).tolist() if p) for z, _ in _scaled(policy, batch, row)]
+        for row in range(len(batch))
+    ]
+
+
+def test_high_entropy_keeps_the_top_fifth_of_the_batch(golden_policy, batch):
+    weights = HighEntropy()(golden_policy, batch, context(temperature=TEMPERATURE))
+    rows = _entropies(golden_policy, batch)
+    everything = sorted(h for row in rows for h in row)
+    place = 0.8 * (len(everything) - 1)
+    below = everything[int(place)]
+    threshold = below + (everything[int(place) + 1] - below) * (place - int(place))
+    _compare(weights.values, [[float(h >= threshold) for h in row] for row in rows], 0)
+    _compare(weights.scores, rows, 100)
+    assert weights.values.sum().item() / len(everything) == pytest.approx(0.2, abs=2 / len(everything))
+    everywhere = HighEntropy(share=1.0)(golden_policy, batch, context()).values
+    assert torch.equal(everywhere.bool(), batch.response_mask)
+
+
+def test_the_quantile_is_that_of_torch():
+    values = torch.rand(37)
+    for q in (0.0, 0.3, 0.8, 1.0):
+        assert quantile_of_all(values, q).item() == near(torch.quantile(values.double(), q).item(), 1000)
+    assert quantile_of_all(values[:0], 0.5) == 0
+
+
+def test_reweighting_grows_with_the_tokens_probability(golden_policy, batch):
+    found = AdvantageReweighting()(golden_policy, batch, context(temperature=TEMPERATURE)).values
+    expected = [
+        [0.2 * torch.softmax(z, -1)[token].item() + 0.8 for z, token in _scaled(golden_policy, batch, row)]
+        for row in range(5)
+    ]
+    _compare(found, [*expected, [1.0] * int(batch.response_lengths[5])], 16)  # The last row has no advantage.
+
+
+@pytest.mark.parametrize("tail", ["zero", "own"])
+def test_the_optimal_baseline_weighs_rows_by_the_energy_of_their_gradient(tail, golden_policy, batch):
+    batch = batch.replace(rewards=REWARDS)
+    sums = []
+    for row in range(len(batch)):
+        total, own = 0.0, []
+        for z, token in _scaled(golden_policy, batch, row):
+            p = torch.softmax(z, -1)
+            total += (1 - 2 * p[token] + (p * p).sum()).item()
+            own.append(total)
+        sums.append(own)
+    expected = []
+    for row, own in enumerate(sums):
+        line = []
+        for t in range(len(own)):
+            there = [j for j in range(6) if batch.group[j] == batch.group[row] and t < len(sums[j])]
+            baseline = sum(REWARDS[j].item() * sums[j][t] for j in there) / sum(sums[j][t] for j in there)
+            line.append(REWARDS[row].item() - (0.0 if len(there) == 1 and tail == "zero" else baseline))
+        expected.append(line)
+    weights = OptimalBaseline(tail)(golden_policy, batch, context(temperature=TEMPERATURE))
+    _compare(token_advantages(batch.advantages, weights), expected, 1000, 1.0)
+    lone = sum(value == 0 for line in expected for value in line)
+    assert (lone > 0) == (tail == "own"), "some positions are reached by one row alone"
+    dead = batch.replace(advantages=batch.advantages * torch.tensor([0, 0, 0, 1, 1, 1]))
+    found = OptimalBaseline(tail)(golden_policy, dead, context(temperature=TEMPERATURE)).additive
+    assert (found[:3] == 0).all(), "a group without an advantage has none"
+    assert torch.equal(found[3:], weights.additive[3:])
+
+
+# --- UCAS -------------------------------------------------------------------------------------------------------------
+
+
+def _ucas(policy, batch, standardise):
+    """The token advantages of the formula, as lists."""
+    sums, logits = [], []
+    for row in range(len(batch)):
+        pairs = list(_scaled(policy, batch, row))
+        sums.append(sum((z.logsumexp(-1) - z.mean()).item() for z, _ in pairs))
+        logits.append([(z[token] * TEMPERATURE).item() for z, token in pairs])
+    low, high = min(min(own) for own in logits), max(max(own) for own in logits)
+    result = []
+    for row, own in enumerate(logits):
+        members = [s for s, g in zip(sums, batch.group.tolist(), strict=True) if g == batch.group[row]]
+        mean = sum(members) / len(members)
+        std = math.sqrt(sum((s - mean) ** 2 for s in members) / (len(members) - 1))
+        sure = (sums[row] - mean) / (std + 1e-6) if standardise else sums[row] - mean
+        advantage = batch.advantages[row].item()
+        shaped = advantage * math.exp(-0.25 * sure if advantage > 0 else 0.35 * sure)
+        lowered = [shaped - 0.05 * (u - low) / (high - low) for u in own]
+        result.append([max(a, 0.0) if shaped > 0 else a for a in lowered])
+    return result
+
+
+def test_ucas_lowers_advantages_by_certainty(golden_policy, batch):
+    advantages = batch.advantages.clone()
+    advantages[0] = 0.03  # small enough for the floor
+    batch = batch.replace(advantages=advantages)
+    weights = UCAS()(golden_policy, batch, context(temperature=TEMPERATURE))
+    found = token_advantages(batch.advantages, weights)
+    _compare(found, _ucas(golden_policy, batch, standardise=True), 100, 0.01)
+    first = found[0][batch.response_mask[0]]
+    assert 0 < (first == 0).sum() < len(first), "the floor is exact, and not everywhere"
+    assert first.min() == 0
+    assert found[5][batch.response_mask[5]].max() <= 0, "no advantage: the second stage alone"
+    assert found[5].min() < 0
+
+
+def test_only_the_centred_certainty_of_ucas_is_clamped_in_the_exponent(golden_policy, batch):
+    """Two rows of nearly the same certainty, so that the formula itself is within the limit."""
+    batch = batch.select(torch.tensor([1, 1, 0, 3])).replace(
+        group=torch.tensor([0, 0, 1, 1]), row=torch.arange(4), advantages=torch.tensor([1.0, -1.0, 1.0, -1.0])
+    )
+    weights = UCAS(standardise=False)(golden_policy, batch, context(temperature=TEMPERATURE))
+    found = token_advantages(batch.advantages, weights)
+    _compare(found[:2], _ucas(golden_policy, batch, standardise=False)[:2], 100, 0.01)
+    sums = weights.scores[2:].sum(1)
+    assert (sums[0] - sums[1]).abs() / 2 * 0.25 > 20, "far beyond the limit"
+    # C is c for row 2 and −c for row 3, so that both exponents, −0.25·c and 0.35·(−c), have the sign of −c.
+    limit = math.exp(-20 if sums[0] > sums[1] else 20)
+    assert weights.values[2:].amax(1).tolist() == pytest.approx([limit, limit])
+    assert weights.values.isfinite().all()
+
+
+# --- DGPO -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [1.0, 0.0, 2.0])
+def test_dgpo_is_a_softmax_of_distance_times_entropy(power, golden_policy, reference, batch):
+    given = context(temperature=TEMPERATURE, reference=reference)
+    expected = []
+    for row in range(5):
+        powers = []
+        for (own, _), (other, _) in zip(
+            _scaled(golden_policy, batch, row), _scaled(reference, batch, row), strict=True
+        ):
+            p, q = (torch.softmax(z, -1).tolist() for z in (own, other))
+            overlap = sum(math.sqrt(a * b) for a, b in zip(p, q, strict=True))
+            entropy = -sum(a * math.log(a) for a in p) / math.log(len(p))
+            powers.append(math.exp((1 - overlap) * entropy**power / 0.1))
+        expected.append([len(powers) * x / sum(powers) for x in powers])
+        assert max(expected[-1]) > 1.05
+    found = DGPO(entropy_power=power, temperature=0.1)(golden_policy, batch, given).values
+    _compare(found, [*expected, [1.0] * int(batch.response_lengths[5])], 300, 2.0)
+
+
+def test_dgpo_is_uniform_where_the_policy_is_the_reference(golden_policy, batch):
+    found = DGPO()(golden_policy, batch, context(reference=golden_policy)).values
+    assert found[batch.response_mask].tolist() == near([1.0] * int(batch.response_mask.sum()), 1000, torch.float32)
+
+
+def test_a_run_keeps_the_policy_before_training_as_the_reference():
+    watch, ours = Watch(), module(credit=DGPO())
+    trainer(3, watch).fit(ours, batches(3, size=8))
+    assert ours.reference is not None
+    first, *_, last = (output.weights.scores.abs().max().item() for output in watch.outputs)
+    assert first < 1e-5, "at the first step the policy is the reference"
+    assert last > 10 * first
+    assert last > 1e-5
+
+
+# --- RLSD -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _logprobs(policy, prompt, response, temperature):
+    ids = [*policy.tokenizer(prompt)["input_ids"], *response]
+    logits = policy.model(torch.tensor([ids]), use_cache=False).logits[0].double() / temperature
+    start = len(ids) - len(response)
+    return [logits[start + t - 1].log_softmax(0)[token].item() for t, token in enumerate(response)]
+
+
+def _rlsd(teacher, student, batch, row, share, temperature, sentence):
+    """The weights of one row."""
+    response = batch.response_ids[row, : int(batch.response_lengths[row])].tolist()
+    prompt = batch.prompts[row].messages
+    shown = prompt.removesuffix("\n") + " " + sentence.replace("{answer}", str(10 * row)) + "\n"
+    sign = math.copysign(1, batch.advantages[row].item())
+    gaps = zip(
+        _logprobs(teacher, shown, response, temperature), _logprobs(student, prompt, response, temperature), strict=True
+    )
+    return [1 - share + share * min(max(math.exp(sign * (t - s)), 0.8), 1.2) for t, s in gaps]
+
+
+@pytest.mark.parametrize("sentence", ["The correct answer is {answer}.", r"($\frac{{answer}}{1}$)"])
+def test_rlsd_compares_the_policy_with_itself_when_it_is_shown_the_answer(sentence, golden_policy, batch):
+    # Step 20 of 50: λ = 0.5 · 0.6 = 0.3.
+    found = RLSD(sentence=sentence)(golden_policy, batch, context(step=20, temperature=TEMPERATURE)).values
+    expected = [_rlsd(golden_policy, golden_policy, batch, row, 0.3, TEMPERATURE, sentence) for row in range(5)]
+    _compare(found, [*expected, [1.0] * int(batch.response_lengths[5])], 100)
+    assert found[:5][batch.response_mask[:5]].unique().numel() > 20, "not all of them are clipped"
+
+
+def test_after_the_decay_the_weights_of_rlsd_are_one_and_cost_nothing(golden_policy, batch):
+    def refused(*_):
+        raise AssertionError("a forward pass")
+
+    hook = golden_policy.decoder.register_forward_pre_hook(refused)
+    try:
+        weights = RLSD()(golden_policy, batch, context(step=50))
+    finally:
+        hook.remove()
+    assert torch.equal(weights.values, batch.response_mask.float())
+
+
+def test_the_teacher_of_rlsd_lags_until_it_is_refreshed(golden_policy, batch):
+    policy, credit = copy.deepcopy(golden_policy), RLSD(refresh_steps=4)
+    credit.load_state_dict({})  # A checkpoint without a teacher: it begins with a copy.
+    before = copy.deepcopy(policy)
+    first = credit(policy, batch, context(step=0)).scores
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.05)
+    after = {name: p.clone() for name, p in policy.named_parameters()}
+    lagging = credit(policy, batch, context(step=3))
+    expected = _rlsd(before, policy, batch, 1, 0.5 * 47 / 50, 1.0, credit.sentence)
+    assert lagging.values[1, : len(expected)].tolist() == near(expected, 100, torch.float32)
+    assert all(torch.equal(after[name], p) for name, p in policy.named_parameters()), "the policy itself is untouched"
+    refreshed = credit(policy, batch, context(step=4)).scores
+    current = RLSD(refresh_steps=1)(policy, batch, context(step=4)).scores
+    torch.testing.assert_close(refreshed, current)
+    assert (refreshed - lagging.scores).abs().max() > 1e-3
+    assert (refreshed - first).abs().max() > 1e-3
+
+
+def test_the_sentence_is_appended_to_the_last_user_turn():
+    assert with_sentence("Compute 1+1.\n", "It is 2.") == "Compute 1+1. It is 2.\n"
+    turns = [{"role": role, "content": text} for role, text in (("system", "Think."), ("user", "1+1?"), ("tool", "So"))]
+    shown = with_sentence(turns, "It is 2.")
+    assert [turn["content"] for turn in shown] == ["Think.", "1+1? It is 2.", "So"]
+    assert turns[1]["content"] == "1+1?", "the prompt itself is untouched"
