@@ -13,6 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
@@ -38,6 +39,7 @@ from grail_lightning.cli.trainer_options import (
     as_list,
     check_devices,
     check_options,
+    fsdp2_options,
     log_beside_training,
     strategy_options,
 )
@@ -107,7 +109,9 @@ class GrailCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, with a progress bar unless it is switched off, and with one folder for all checkpoints."""
-        config = self.config_init[self.subcommand].trainer
+        options, config = (c[self.subcommand].trainer for c in (self.config, self.config_init))
+        if isinstance(options.strategy, Namespace) and isinstance(config.strategy, ModelParallelStrategy):
+            kwargs["strategy"] = type(config.strategy)(**fsdp2_options(options))
         callbacks = as_list(config.callbacks)
         wanted = config.enable_progress_bar is not False
         if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):

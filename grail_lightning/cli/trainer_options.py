@@ -9,6 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -70,29 +71,38 @@ def strategy_options(strategy: object) -> object:
     return Namespace(class_path=path, init_args=Namespace())  # type: ignore[no-untyped-call]
 
 
-def check_devices(trainer: Trainer) -> None:
-    """Replace the mesh sizes "auto": shard over all devices, without Lightning's tensor parallelism within a node.
+def fsdp2_options(trainer: Namespace) -> dict[str, Any]:
+    """The arguments of FSDP2 with sizes of its mesh: with "auto" Lightning would split layers within a node.
 
     Raises:
-        ValueError: If the sizes do not fit the devices, or torchrun or SLURM has not started as many processes as there
-            are devices: the run would wait for others. Lightning asks for this only if it starts processes by itself.
+        ValueError: If the sizes that are given do not fit the devices.
     """
-    strategy, devices = trainer.strategy, trainer.num_devices * trainer.num_nodes
-    check_strategy(strategy)
-    environment = getattr(strategy, "cluster_environment", None)
+    on_cuda = trainer.accelerator in ("auto", "gpu", "cuda") and CUDAAccelerator.is_available()
+    kind: Any = CUDAAccelerator if on_cuda else CPUAccelerator
+    each = kind.auto_device_count() if trainer.devices == "auto" else kind.parse_devices(trainer.devices)
+    devices = (each if isinstance(each, int) else len(each)) * trainer.num_nodes
+    given = dict(trainer.strategy.get("init_args") or {})
+    sizes = {"data_parallel_size": devices, "tensor_parallel_size": 1}
+    got = [size if given.get(name, "auto") == "auto" else given[name] for name, size in sizes.items()]
+    if got != [devices, 1]:
+        raise ValueError(
+            f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
+            f"never split, but got {got[0]} and {got[1]}. Leave both out of `trainer.strategy`."
+        )
+    return given | sizes
+
+
+def check_devices(trainer: Trainer) -> None:
+    """Check the strategy, and that torchrun or SLURM has started as many processes as there are devices.
+
+    Raises:
+        ValueError: If a policy cannot be trained under the strategy, or the run would wait for processes. Lightning
+            asks for their number only if it starts them by itself.
+    """
+    check_strategy(trainer.strategy)
+    environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is not None and environment.creates_processes_externally:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
-    if isinstance(strategy, ModelParallelStrategy):
-        if strategy._data_parallel_size == "auto":
-            strategy._data_parallel_size = devices
-        if strategy._tensor_parallel_size == "auto":
-            strategy._tensor_parallel_size = 1
-        sizes = strategy._data_parallel_size, strategy._tensor_parallel_size
-        if sizes != (devices, 1):
-            raise ValueError(
-                f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
-                f"never split, but got {sizes[0]} and {sizes[1]}. Leave both out of `trainer.strategy`."
-            )
 
 
 class StageCSVLogger(CSVLogger):

@@ -18,8 +18,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from grail_lightning.policy.options import first_line
+from grail_lightning.runtime.files import UNFINISHED, whole_file
 
-_PART = ".part"  # The suffix of a checkpoint that is being written.
+_PART = ".part"  # The suffix of a folder of shards that is being written.
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -43,26 +44,17 @@ class DurableCheckpointIO(TorchCheckpointIO):
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        target = Path(path)
-        part = target.with_name(target.name + _PART)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
+            with whole_file(Path(path)) as part, part.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(target)
         except (OSError, RuntimeError) as error:
             # torch hides the operating system's error behind a RuntimeError about its file format.
             reason = error.__context__ if isinstance(error.__context__, OSError) else error
             number, text = getattr(reason, "errno", None) or errno.EIO, getattr(reason, "strerror", None) or reason
-            raise OSError(
-                number,
-                f"A checkpoint could not be written, and an earlier one of this name is unchanged: {text}",
-                str(target),
-            ) from error
-        finally:
-            part.unlink(missing_ok=True)
+            message = f"A checkpoint could not be written, and an earlier one of this name is unchanged: {text}"
+            raise OSError(number, message, str(path)) from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
@@ -149,8 +141,8 @@ def _is_whole(file: Path) -> bool:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the incomplete files in a folder of checkpoints that were left by killed runs."""
-    for part in folder.glob(f"*.ckpt{_PART}"):
+    """Remove the incomplete checkpoints in a folder that were left by killed runs."""
+    for part in [*folder.glob(f"*.ckpt{_PART}"), *folder.glob(f".*.ckpt.*{UNFINISHED}")]:
         _remove(part)
 
 

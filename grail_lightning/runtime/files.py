@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 LOCK = ".grail_lightning.lock"
+UNFINISHED = ".unfinished"  # The suffix of a file that is being written.
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def whole_file(file: Path) -> Iterator[Path]:
     """A path to write to, which becomes `file` when the context ends without an error. Its folder is created."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # Processes on several machines may write the file at once.
-    unfinished = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}.unfinished")
+    unfinished = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}{UNFINISHED}")
     try:
         yield unfinished
         unfinished.replace(file)

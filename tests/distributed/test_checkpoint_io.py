@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import tracemalloc
 import types
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, read_state, remove_parts
+from grail_lightning.runtime.files import UNFINISHED
 
 LARGE = 1 << 21  # Numbers of a checkpoint of 8 MiB.
 STATE = {"state_dict": {"a": torch.zeros(3000)}, "global_step": 3, "pytorch-lightning_version": "2.6.0"}
@@ -46,10 +48,12 @@ def _write_for_ever(file):
         save(file, step, LARGE)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # The child writes files alone.
 def test_a_writer_that_is_killed_while_its_file_grows_leaves_the_one_before_whole(tmp_path):
-    file, part = tmp_path / "last.ckpt", tmp_path / "last.ckpt.part"
-    writer = multiprocessing.get_context("forkserver").Process(target=_write_for_ever, args=(file,))
+    file = tmp_path / "last.ckpt"
+    writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(file,))
     writer.start()
+    part = tmp_path / f".last.ckpt.{socket.gethostname()}.{writer.pid}{UNFINISHED}"
     while not (file.exists() and 0 < _size(part) < 4 * LARGE):
         assert writer.is_alive()
     writer.kill()
