@@ -1,6 +1,6 @@
-"""A short run on two CPU processes, printed as JSON by each; `tests/test_ranks.py` starts it.
+"""Short runs on two CPU processes, printed as JSON by each; `tests/test_ranks.py` starts it.
 
-python tests/two_ranks.py ddp|fsdp2 GRAIL|OARGradient|Uniform
+python tests/two_ranks.py ddp|fsdp2 GRAIL|DGPO|OARGradient ...
 """
 
 import json
@@ -20,8 +20,8 @@ from tests.draws import without_ties
 from tests.runs import Watch, module, strategy_of, trainer
 
 
-def main(strategy, credit):
-    torch.set_num_threads(1)
+def run_case(strategy, credit):
+    """Fit, validate and report."""
     # A small budget gives the ranks different numbers of micro-batches; five problems, uneven shares.
     # Rows apart, so that replicated and sharded weights round alike.
     ours = module(
@@ -41,6 +41,12 @@ def main(strategy, credit):
         "metrics": {k: v for k, v in watch.outputs[-1].metrics.items() if not k.startswith("time/")},
     }
     print("\n" + json.dumps(report), flush=True)
+
+
+def main(strategy, *credits):
+    torch.set_num_threads(1)
+    for credit in credits:
+        run_case(strategy, credit)
 
 
 if __name__ == "__main__":
