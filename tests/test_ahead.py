@@ -127,7 +127,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_did_not_stop(stops, uni
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_ranks_resume_with_the_batch_in_flight_of_both(strategy, tmp_path):
     """Three and two prompts of each batch."""
-    printed = run_script(Path(__file__).with_name("ahead_on_ranks.py"), strategy, tmp_path, ranks=2)
+    printed = run_script(Path(__file__).with_name("runs_on_ranks.py"), "ahead", 2, strategy, tmp_path, ranks=2)
     reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
     assert [report["rank"] for report in reports] == [0, 1]
     for report in reports:

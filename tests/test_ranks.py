@@ -12,12 +12,13 @@ import torch
 import grail_lightning
 from grail_lightning.policy import load_policy
 from tests.processes import run_script
+from tests.steps import sums
 from tests.tolerance import assert_near, near, roundings
 
 # What the tests below ask of one script, so that one pair of processes runs it all; slow ones run by themselves.
 TOGETHER = {
-    ("two_ranks.py", "ddp"): ("GRAIL", "DGPO"),
-    ("two_ranks.py", "fsdp2"): ("GRAIL", "DGPO"),
+    ("runs_on_ranks.py", "ddp"): ("GRAIL", "DGPO"),
+    ("runs_on_ranks.py", "fsdp2"): ("GRAIL", "DGPO"),
     ("same_rollouts.py", "one"): ("GRAIL", "nothing", "GRAIL-half", "nothing-half"),
     ("same_rollouts.py", "ddp"): ("GRAIL", "GRAIL-half"),
     ("same_rollouts.py", "fsdp2"): (
@@ -29,7 +30,9 @@ TOGETHER = {
 
 @cache
 def _reports(script, strategy, cases):
-    printed = run_script(Path(__file__).with_name(script), strategy, *cases, ranks=1 if strategy == "one" else 2)
+    ranks = 1 if strategy == "one" else 2
+    how = ["strategies", ranks] if script == "runs_on_ranks.py" else []
+    printed = run_script(Path(__file__).with_name(script), *how, strategy, *cases, ranks=ranks)
     reports = [[json.loads(line) for line in rank.stdout.splitlines() if line.startswith("{")] for rank in printed]
     for number, of_rank in enumerate(reports):
         assert [report["rank"] for report in of_rank] == [number] * len(cases)
@@ -56,7 +59,7 @@ def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
 
 @pytest.mark.parametrize("credit", ["GRAIL", "DGPO", pytest.param("OARGradient", marks=pytest.mark.slow)])
 def test_sharded_weights_train_as_replicated_ones_do(credit):
-    replicated, sharded = (_run(kind, credit, "two_ranks.py") for kind in ("ddp", "fsdp2"))
+    replicated, sharded = (_run(kind, credit, "runs_on_ranks.py") for kind in ("ddp", "fsdp2"))
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["texts"] == theirs["texts"]
         assert ours["weights"] == near(theirs["weights"], 64 if credit == "OARGradient" else 16, torch.float32)
@@ -66,7 +69,7 @@ def test_sharded_weights_train_as_replicated_ones_do(credit):
 
 
 def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
-    first, second = _run("ddp", "GRAIL", "two_ranks.py")
+    first, second = _run("ddp", "GRAIL", "runs_on_ranks.py")
     assert first["texts"] != second["texts"]
     assert first["weights"] == second["weights"]
     assert "credit/eligible" in first["metrics"]
@@ -160,10 +163,11 @@ def test_sharded_blocks_run_common_prefixes_once():
 )
 def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(ranks, credit, tmp_path):
     """To the bit: the optimiser's state comes back from a checkpoint, and the export has the same weights."""
-    printed = run_script(Path(__file__).with_name("interrupted.py"), ranks, tmp_path, credit, ranks=ranks)
+    script = Path(__file__).with_name("runs_on_ranks.py")
+    printed = run_script(script, "interrupted", ranks, tmp_path, credit, ranks=ranks)
     reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
     assert [report["rank"] for report in reports] == [*range(ranks)]
-    begun = _sums(load_policy("arithmetic"))
+    begun = sums(load_policy("arithmetic").parameters())
     for report in reports:
         for figure in ("texts", "norms", "weights", "second"):
             assert report[figure]["resumed"] == report[figure]["whole"], figure
@@ -171,12 +175,7 @@ def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(rank
         assert report["second"]["whole"] != begun
         assert report["norms"]["resumed"] > 0
         assert report["weights"]["resumed"] != begun
-    assert _sums(load_policy(str(tmp_path / "export"))) == near(reports[0]["weights"]["resumed"], 64)
-
-
-def _sums(policy):
-    flat = [p.detach().double().flatten() for p in policy.parameters()]
-    return [(w * torch.linspace(1, 2, len(w), dtype=torch.float64)).sum().item() for w in flat]
+    assert sums(load_policy(str(tmp_path / "export")).parameters()) == near(reports[0]["weights"]["resumed"], 64)
 
 
 def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those_of_one_process():
