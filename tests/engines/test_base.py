@@ -63,7 +63,7 @@ WRONG = {
     ),
     "no prompts": (
         lambda b: b.replace(input_ids=b.response_ids, attention_mask=b.response_mask),
-        r"`input_ids` of prompts and responses, but got 6 columns beside `response_ids` of 6",
+        r"`input_ids` as an integer tensor of shape \[6, 7\] on cpu, but got int32 of shape \[6, 6\]",
     ),
     "rows": (_put("row", 3, 2), r"rows that `row` numbers from 0, but got 2 in row 3\. "),
     "groups": (

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.vllm.server import deal
 from grail_lightning.policy import Loading, load_policy
 from tests.runs import problems
 from tests.shell import SHORT, fails
@@ -178,22 +177,17 @@ def test_weights_that_do_not_fit_are_one_line(policy, served, engine_of):
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of):
+def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of, monkeypatch):
     with SmallServer() as one, SmallServer() as two, SmallServer() as three:
         alone, shared = engine_of(one), engine_of(three, two)
         for engine in (alone, shared):
             engine.update_weights(policy)
         assert texts(alone, DRAWN, 5) == texts(shared, DRAWN, 5)
         asked = [len(completions(server)) for server in (one, two, three)]
-        assert asked == [10 + PROBES, 4 + PROBES, 6 + PROBES]
-
-
-def test_prompts_are_dealt_in_turn_and_ranks_begin_with_different_servers():
-    a, b, c = [1], [2], [3]
-    assert deal([a, a, b, b, c, c], 2, rank=0) == [[0, 1, 4, 5], [2, 3]]
-    assert deal([a, a, b, b, c, c], 2, rank=1) == [[2, 3], [0, 1, 4, 5]]
-    assert deal([a, b, a], 1, rank=5) == [[0, 1, 2]]
-    assert deal([], 2, rank=0) == [[], []]
+        assert asked == [10 + PROBES, 4 + PROBES, 6 + PROBES], "prompts are dealt in turn, a group to one server"
+        monkeypatch.setattr("grail_lightning.engines.vllm.server.rank", lambda: 1)
+        texts(shared, DRAWN, 1)
+        assert len(completions(two)) == 4 + PROBES + 2, "ranks begin with different servers"
 
 
 def test_requests_are_in_flight_side_by_side_and_at_most_as_many_as_asked_for(policy, served, engine_of):
@@ -209,7 +203,8 @@ def test_requests_are_in_flight_side_by_side_and_at_most_as_many_as_asked_for(po
         time.sleep(0.05)
         with lock:
             flying -= 1
-        handler.say({"choices": [{"token_ids": [5] * 8, "logprobs": {"token_logprobs": [-1.0] * 8}}]})
+        choice = {"token_ids": [5] * 8, "logprobs": {"token_logprobs": [-1.0] * 8}, "finish_reason": "length"}
+        handler.say({"choices": [choice]})
 
     served.faults += [counted] * 20
     texts(engine, number=10)
@@ -243,8 +238,7 @@ def goes_unnoticed(served):
 
     def change(handler):
         served.restart()
-        ids, logprobs = served.worker.complete(handler.asked["prompt"], handler.asked)
-        handler.say({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]})
+        handler.say(served.worker.complete(handler.asked["prompt"], handler.asked))
 
     return change
 
@@ -271,7 +265,7 @@ def test_a_failure_or_a_restart_changes_no_response(fault, place, policy, served
     assert not served.faults
     assert "8 responses are sampled again" in caplog.text
     if fault.startswith("restarts"):
-        assert "has other weights than the last push (those it was started with" in caplog.text
+        assert "has other weights than the last push" in caplog.text
 
 
 @pytest.mark.parametrize("takes_them", [True, False])
@@ -318,7 +312,7 @@ def test_a_server_that_always_fails_ends_the_run_with_the_reason(policy, served,
     engine = engine_of(served)
     engine.update_weights(policy)
     served.faults += [answers_with(500)] * 100
-    with pytest.raises(ValueError, match=rf"{served.url} failed 3 times to sample 8 responses \(status 500: not now\)"):
+    with pytest.raises(ValueError, match=rf"{served.url} failed 3 times to sample 8 responses \(status 500: .*not now"):
         texts(engine)
 
 
@@ -326,7 +320,7 @@ def test_what_a_server_refuses_is_one_line_at_once(policy, served, engine_of):
     engine = engine_of(served)
     engine.update_weights(policy)
     served.faults += [answers_with(400)]
-    with pytest.raises(ValueError, match=rf"{served.url} refused a prompt: status 400: not now"):
+    with pytest.raises(ValueError, match=rf"{served.url} refused /v1/completions \(status 400: .*not now"):
         texts(engine)
 
 
@@ -383,16 +377,17 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_what_else_a_server_refuses_is_what_it_said(status, served, engine_of):
     served.refuses = status
-    said = rf"{served.url} refused `grail_status` \(status {status}: not now\)"
-    with pytest.raises(ValueError, match=said) as raised:
+    said = rf"{served.url} refused /collective_rpc \(status {status}: .*not now.*VLLM_API_KEY"
+    with pytest.raises(ValueError, match=said):
         engine_of(served).check("arithmetic", Loading())
-    assert "DEV_MODE" not in str(raised.value)
-    assert ("VLLM_API_KEY" in str(raised.value)) == (status in (401, 403))
 
 
 @pytest.mark.parametrize("server", [{"worker": None}, {"dev_mode": False}])
 def test_a_server_that_takes_no_weights_is_named_with_what_to_do(server, engine_of):
-    with SmallServer(**server) as made, pytest.raises(ValueError, match=f"{made.url} takes no weights .*--worker-ext"):
+    with (
+        SmallServer(**server) as made,
+        pytest.raises(ValueError, match=f"{made.url} refused .* takes weights"),
+    ):
         engine_of(made).check("arithmetic", Loading())
 
 
@@ -424,13 +419,13 @@ def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_lo
         url = server.url
     folder = f"--trainer.default_root_dir={tmp_path}"
     said = fails(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
-    assert f"{url} must be a vLLM server, but does not answer (Connection refused)" in said
+    assert f"{url} has not answered for 0 s (Connection refused)" in said
     assert re.search(r"Start it: VLLM_SERVER_DEV_MODE=1 vllm serve /\S+/arithmetic --port \d+ --dtype auto ", said)
 
 
 def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served, engine_of):
     served.loading = time.monotonic() + 1.5
-    with pytest.raises(ValueError, match=r"does not answer \(status 503"):
+    with pytest.raises(ValueError, match=r"has not answered for 0 s \(status 503"):
         engine_of(served).check("arithmetic", Loading())
     engine_of(served, wait_seconds=30).check("arithmetic", Loading())
     assert time.monotonic() > served.loading
