@@ -164,11 +164,11 @@ class SmallServer:
         refuses: The status with which it refuses every question about its workers.
     """
 
-    def __init__(self, worker=Worker, dev_mode=True):
+    def __init__(self, worker=Worker, dev_mode=True, refuses=None):
         self.make, self.dev_mode = worker, dev_mode
         self.worker = worker() if worker is not None else None
         self.faults, self.asked, self.lock = [], [], threading.RLock()
-        self.loading, self.refuses = 0.0, None
+        self.loading, self.refuses = 0.0, refuses
         self._http = _Quiet(("127.0.0.1", 0), Routes)
         self._http.served = self
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
