@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of
-from grail_lightning.credit.base import TokenCredit
+from grail_lightning.credit.base import CreditControl, TokenCredit
 from grail_lightning.runtime.seeds import run_seed
 from grail_lightning.step.tags import tag
 from grail_lightning.tasks.import_path import GIVEN
@@ -124,7 +124,7 @@ def _hyper_parameters(trainer: Trainer, pl_module: LightningModule) -> dict[str,
 
 
 def plain(value: object, depth: int = 0) -> Any:
-    """Options as plain values: those of a record by name, and those of another object with the name of its class."""
+    """Options as plain values by name; those of a credit method, or of an object that is no record, with its class."""
     if isinstance(value, _PLAIN):
         return value
     if depth == _DEPTH:
@@ -132,10 +132,15 @@ def plain(value: object, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return str([plain(item, depth + 1) for item in value])
     if dataclasses.is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
-    shown = {
-        name: plain(item, depth + 1)
-        for name, item in getattr(value, "__dict__", {}).items()
-        if name[0] != "_" and (isinstance(item, (*_PLAIN, TokenCredit)) or dataclasses.is_dataclass(item))
-    }
-    return {"class": type(value).__name__, **shown}
+        options = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    else:
+        options = {
+            name: item for name, item in getattr(value, "__dict__", {}).items() if name[0] != "_" and _is_option(item)
+        }
+    named = isinstance(value, TokenCredit | CreditControl) or not dataclasses.is_dataclass(value)
+    kind = {"class": type(value).__name__} if named else {}
+    return kind | {name: plain(item, depth + 1) for name, item in options.items()}
+
+
+def _is_option(value: object) -> bool:
+    return isinstance(value, (*_PLAIN, TokenCredit)) or dataclasses.is_dataclass(value)

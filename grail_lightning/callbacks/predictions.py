@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from grail_lightning.answers import Alignment
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
-from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns
+from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns, write_tables
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.run_folder import RunFolder, unused
@@ -172,14 +171,11 @@ def _join(parts: list[Path], file: Path) -> int:
     """Join several files into one, remove them, and return the number of rows."""
     import pyarrow.parquet as pq
 
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    with pq.ParquetWriter(unfinished, pq.read_schema(parts[0])) as writer:
-        for part in parts:
-            with pq.ParquetFile(part) as source:
-                for index in range(source.num_row_groups):
-                    writer.write_table(source.read_row_group(index))
-    os.replace(unfinished, file)
-    for part in parts:
+    sources = [pq.ParquetFile(part) for part in parts]
+    groups = (source.read_row_group(index) for source in sources for index in range(source.num_row_groups))
+    write_tables(file, groups, sources[0].schema_arrow)
+    for source, part in zip(sources, parts, strict=True):
+        source.close()
         part.unlink()
     return int(pq.read_metadata(file).num_rows)
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -106,21 +107,16 @@ class KeepRollouts(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Write the batch. The file appears under its name only when it is complete."""
+        """Write the batch."""
         if fast_dev_run(trainer):
             return
-        import pyarrow.parquet as pq
-
         output, step, rank = output_of(outputs), trainer.global_step, trainer.global_rank
         prompts = output.batch.prompts
         columns = rollout_columns(output)
         columns |= {"step": [step] * len(prompts), "rank": [rank] * len(prompts)}
         columns |= {name: [_json(getattr(prompt, name)) for prompt in prompts] for name in ("messages", "columns")}
-        file = self._path / f"step_{step:08d}_rank_{rank:05d}.parquet"
-        unfinished = file.with_name(f".{file.name}.unfinished")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(arrow_table(columns, TRAINING_COLUMNS), unfinished)
-        os.replace(unfinished, file)
+        table = arrow_table(columns, TRAINING_COLUMNS)
+        write_tables(self._path / f"step_{step:08d}_rank_{rank:05d}.parquet", [table], table.schema)
 
 
 def _json(value: object) -> str:
@@ -210,3 +206,15 @@ def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:
 
     schema = pa.schema([(column, typed(kind)) for column, kind in types.items()])
     return pa.table({column: columns[column] for column in types}, schema=schema)
+
+
+def write_tables(file: Path, tables: Iterable[Any], schema: Any) -> None:
+    """Write `pyarrow.Table`s of a schema to a file, which appears when it is complete."""
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    with pq.ParquetWriter(unfinished, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    os.replace(unfinished, file)
