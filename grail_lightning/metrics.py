@@ -86,12 +86,7 @@ class PassAtK(_ProblemMean):
     """
 
     def update(self, correct: Tensor, group: Tensor) -> None:
-        """Add problems, each with all its samples, at least `k`.
-
-        Args:
-            correct: ``[B]`` bool, the right responses.
-            group: ``[B]`` long, the index within this update of the problem that a row answers (`RolloutBatch.group`).
-        """
+        """Add problems with at least `k` samples each: the right ones ``[B]``, and the number of each one's problem."""
         _, problem, num_samples = torch.unique(group.cpu(), return_inverse=True, return_counts=True)
         num_correct = torch.zeros_like(num_samples).index_add(0, problem, correct.cpu().long())
         self._add(pass_at_k(num_samples, num_correct, self.k))
@@ -108,13 +103,9 @@ class MajAtK(_ProblemMean):
     """
 
     def update(self, correct: Tensor, group: Tensor, votes: Tensor) -> None:
-        """Add problems, each with all its samples, at least `k`.
+        """Add problems as in `PassAtK`; `votes` ``[B]`` are equal for equal answers, and negative without one.
 
-        Args:
-            correct: ``[B]`` bool, the right responses.
-            group: ``[B]`` long, the index within this update of the problem that a row answers.
-            votes: ``[B]`` long, equal within a problem for equal answers; negative without an answer
-                (`grail_lightning.answers.answer_classes`).
+        They are those of `grail_lightning.answers.answer_classes`.
         """
         samples: dict[int, list[tuple[int, bool]]] = {}
         for problem, vote, right in zip(group.tolist(), votes.tolist(), correct.tolist(), strict=True):

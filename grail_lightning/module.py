@@ -12,8 +12,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.answers.verifier import Verifier
-from grail_lightning.batch import GradedBatch, Sampling
-from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, Uniform
+from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
+from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
@@ -266,7 +266,7 @@ class GrailModule(pl.LightningModule):
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
         batch = graded.with_advantages(graded.correct.float() * 2 - 1)
-        return StepOutput(batch, token_weights(self.credit, self.control, self._policy, batch, self.credit_context()))
+        return StepOutput(batch, self._weigh(batch))
 
     def take_steps(self, update: Update) -> dict[str, float]:
         """Take the optimiser steps of a batch, or as many as `max_steps` allows; returns the last one's figures."""
@@ -281,8 +281,7 @@ class GrailModule(pl.LightningModule):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if update.refreshed:
-                    context = replace(self.credit_context(), earlier=update.token_weights())
-                    update.reweigh(token_weights(self.credit, self.control, self._policy, update.batch, context))
+                    update.reweigh(self._weigh(update.batch, earlier=update.token_weights()))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
@@ -334,6 +333,10 @@ class GrailModule(pl.LightningModule):
             second=self.second if self.trainer.training else None,
             continuations=SampledContinuations(sampler, self.global_step),
         )
+
+    def _weigh(self, batch: RolloutBatch, earlier: TokenWeights | None = None) -> TokenWeights:
+        context = replace(self.credit_context(), earlier=earlier)
+        return token_weights(self.credit, self.control, self._policy, batch, context)
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

@@ -10,11 +10,11 @@ import base64
 import html
 import io
 import math
-import os
 import re
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from grail_lightning.runtime.console import Parser, refused
 from grail_lightning.runtime.files import write_whole
 
 _ENDINGS = {".md": "markdown", ".csv": "csv", ".html": "html"}
-_MOST_STEPS = 6
+_DIFFERENCE = ("difference", "difference_low", "difference_high")
 _COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
-    *("baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "paired_seeds"),
+    *("baseline", *_DIFFERENCE, "p", "p_holm", "detectable", "paired_seeds"),
 )
 _DESCRIPTION = """Figures of runs with intervals, paired differences with p-values, and learning curves.
 
@@ -51,13 +51,12 @@ _HOW_TO_READ = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Section:
-    """The report on the methods of one task."""
+    """The report on the methods of one task; its texts are without control characters."""
 
-    task: str
-    baseline: str
+    heading: list[str]  # One if the runs belong to a task of a sweep.
     conditions: str
-    # One row for each figure, and one for each step of a curve; see `_COLUMNS`.
-    figures: pd.DataFrame
+    baseline: str
+    figures: pd.DataFrame  # One row for each figure, and one for each step of a curve; see `_COLUMNS`.
     notes: list[str]
 
 
@@ -93,11 +92,6 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             write_whole(options.output, text)
             print(f"Wrote {options.output}.")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What reads the report, such as `head`, has seen enough. Nothing is left for the interpreter to flush.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         return refused("grail_lightning.report", error, choose="file")
     return 0
@@ -135,24 +129,18 @@ def _section(runs: Sequence[Run], baseline: str | None, options: argparse.Namesp
         notes.append(f"The baseline is {base}: {wanted} has no {'samples' if evaluated else 'curve'} here.")
     parts, conditions = [compare_curves(curves, base)], f"{len(runs)} runs, none of which has kept samples."
     if evaluated:
-        pass_at, maj_at = _counts(options, evaluated[0].facts["num_samples"])
-        parts.insert(0, compare(evaluated, base, pass_at, maj_at, common=options.common))
+        number = evaluated[0].facts["num_samples"]
+        pass_at = options.pass_at or ([number] if number > 1 else [])
+        parts.insert(0, compare(evaluated, base, pass_at, options.maj_at, common=options.common))
         conditions = _conditions(evaluated[0], parts[0])
-    figures = pd.concat(parts).reindex(columns=_COLUMNS).assign(task=runs[0].task)
-    notes += _notes(runs, figures)
-    return _Section(task=runs[0].task, baseline=base, conditions=conditions, figures=figures, notes=notes)
-
-
-def _counts(options: argparse.Namespace, num_samples: int) -> tuple[list[int], list[int]]:
-    """The k of each pass@k and of each maj@k."""
-    pass_at = ([num_samples] if num_samples > 1 else []) if options.pass_at is None else options.pass_at
-    for name, numbers in {"pass_at": pass_at, "maj_at": options.maj_at}.items():
-        for k in numbers:
-            if not 1 <= k <= num_samples:
-                raise ValueError(
-                    f"`--{name}` must lie between 1 and the {num_samples} samples of each problem, but got {k}."
-                )
-    return sorted(set(pass_at)), sorted(set(options.maj_at))
+    task, figures = runs[0].task, pd.concat(parts).reindex(columns=_COLUMNS)
+    return _Section(
+        heading=[_plain(f"Trained on task {task}")] if task else [],
+        conditions=_plain(conditions, 1000),
+        baseline=base,
+        figures=figures.assign(task=task),
+        notes=[_plain(note, 1000) for note in notes + _notes(runs, figures)],
+    )
 
 
 def _conditions(run: Run, figures: pd.DataFrame) -> str:
@@ -184,76 +172,43 @@ def _notes(runs: Sequence[Run], figures: pd.DataFrame) -> list[str]:
     return notes
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+def _table(section: _Section) -> pd.DataFrame:
+    """The figures of a section as texts, by figure, dataset and method; without the columns that are empty."""
+    rows = section.figures[section.figures["part"] != "curve"]
+    tested = set(rows["figure"][rows["difference"].notna()])
+    table, index = [], []
+    for row in rows.to_dict("records"):
+        base = row["figure"] in tested and row["method"] == section.baseline
+        detectable = ">1" if row["detectable"] > 1 else _number(row["detectable"])  # No difference is that large.
+        cells = {
+            "problems": _number(row["problems"], ".0f"),
+            "seeds": _number(row["seeds"], ".0f"),
+            "figure [95 %]": _interval(row, ("value", "low", "high")),
+            "difference [95 %]": "baseline" if base else _interval(row, _DIFFERENCE, "+"),
+            "paired": _number(row["paired_seeds"], ".0f"),
+            "p": _p_value(row["p"]),
+            "p (Holm)": _p_value(row["p_holm"]),
+            "detectable": detectable,
+        }
+        table.append(cells)
+        step = f"step {row['step']:.0f}" if row["part"] == "end" else row["dataset"]
+        index.append(tuple(_plain(name) for name in (row["figure"], step, row["method"])))
+    texts = pd.DataFrame(table, index=pd.MultiIndex.from_tuples(index))
+    return texts.loc[:, (texts != "").any()]
 
 
-def _tables(section: _Section) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The tables of a section: titles, and cells as texts, by dataset and method."""
-    figures = section.figures.assign(value_text=[_interval(row) for row in section.figures.to_dict("records")])
-    several = figures["method"].nunique() > 1
-    against = f", and differences from {section.baseline}" if several else ""
-    solved = figures[figures["figure"].str.contains("@", na=False)]
-    for figure, rows in solved.groupby("figure", sort=False):
-        yield f"{figure}{against}", _compared(rows, section.baseline)
-    described = figures[figures["part"].isin(["dataset", "average"]) & ~figures["figure"].isin(solved["figure"])]
-    if len(described):
-        yield "responses: mean length, share cut, share without an answer", _pivot(described, "figure")
-    ends, curves = figures[figures["part"] == "end"], figures[figures["part"] == "curve"]
-    if len(ends):
-        title = f"{CURVE} in training at step {ends['step'].iloc[0]:.0f}, mean over seeds{against}"
-        yield title, _compared(ends, section.baseline)
-        steps = sorted(set.intersection(*(set(of["step"]) for _, of in curves.groupby("method"))))
-        number = min(_MOST_STEPS, len(steps))
-        steps = [steps[round(k * (len(steps) - 1) / max(number - 1, 1))] for k in range(number)]
-        table = _pivot(curves[curves["step"].isin(steps)], "step")
-        yield f"{CURVE} in training, mean over seeds", table.rename(columns="step {:.0f}".format)
-
-
-def _compared(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """A figure with its differences from the baseline; without the columns that are empty."""
-    records = rows.to_dict("records")
-    differences = [_interval(row, "difference", "+") for row in records]
-    columns = {
-        **{name: [_count(row[name]) for row in records] for name in ("problems", "seeds")},
-        f"{records[0]['figure']} [95 %]": list(rows["value_text"]),
-        "difference [95 %]": differences,
-        "paired": [_count(row["paired_seeds"]) for row in records],
-        **{name: [_p_value(row[key]) for row in records] for name, key in {"p": "p", "p (Holm)": "p_holm"}.items()},
-        # No difference is larger than 1.
-        "detectable": [">1" if row["detectable"] > 1 else _figure(row["detectable"]) for row in records],
-    }
-    if any(differences):
-        columns["difference [95 %]"] = [
-            "baseline" if row["method"] == baseline else cell for row, cell in zip(records, differences, strict=True)
-        ]
-    table = pd.DataFrame(columns, index=pd.MultiIndex.from_frame(rows[["dataset", "method"]]))
-    return table.loc[:, (table != "").any()]
-
-
-def _pivot(rows: pd.DataFrame, columns: str) -> pd.DataFrame:
-    """Figures without their differences, side by side."""
-    index = ["dataset", "method"]
-    return rows.pivot_table(index=index, columns=columns, values="value_text", aggfunc="first", sort=False)
-
-
-def _interval(row: Mapping[str, Any], name: str = "value", sign: str = "") -> str:
+def _interval(row: Mapping[str, Any], names: Sequence[str], sign: str = "") -> str:
     """A figure with its interval, as ``0.412 [0.380, 0.445]``; without an interval the figure alone."""
-    low, high = ("low", "high") if name == "value" else (f"{name}_low", f"{name}_high")
-    form = f"{sign}.{1 if row['figure'] == 'tokens' else 3}f"
-    value, *limits = (_figure(row[column], form) for column in (name, low, high))
+    value, *limits = (_number(row[name], f"{sign}.{1 if row['figure'] == 'tokens' else 3}f") for name in names)
     return f"{value} [{', '.join(limits)}]" if all(limits) else value
 
 
-def _figure(value: float, form: str = ".3f") -> str:
+def _number(value: float, form: str = ".3f") -> str:
     return "" if math.isnan(value) else f"{value + 0.0:{form}}"
 
 
 def _p_value(value: float) -> str:
-    return "<0.001" if value < 0.001 else _figure(value)
-
-
-def _count(value: float) -> str:
-    return _figure(value, ".0f")
+    return "<0.001" if value < 0.001 else _number(value)
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -267,24 +222,10 @@ def _plain(text: object, longest: int = 80) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def _written(
-    section: _Section, forms: Mapping[str, str], table_text: Callable[[pd.DataFrame], str], escape: Callable[[str], str]
-) -> list[str]:
-    """The parts of a section in the `forms` of a format; names are without control characters, and escaped."""
-    lines = [forms["heading"].format(escape(_plain(f"Trained on task {section.task}")))] if section.task else []
-    lines.append(forms["text"].format(escape(_plain(section.conditions, 1000))))
-    for title, table in _tables(section):
-        lines.append(forms["title"].format(escape(_plain(title, 160))))
-        index = pd.MultiIndex.from_tuples([tuple(map(_plain, names)) for names in table.index])
-        lines.append(table_text(table.set_axis(index).rename_axis(columns=None)))
-    return [*lines, forms["notes"], *(forms["note"].format(escape(_plain(note, 1000))) for note in section.notes)]
-
-
 def _as_text(sections: Sequence[_Section]) -> str:
     """The report as aligned columns."""
-    forms = {"heading": "\n{}\n", "text": "{}", "title": "\n{}", "notes": "", "note": "{}"}
-    lines = [line for section in sections for line in _written(section, forms, as_text, str)]
-    return "\n".join(lines).lstrip("\n")
+    parts = ((*s.heading, s.conditions, as_text(_table(s)), "\n".join(s.notes)) for s in sections)
+    return "\n\n".join(text for of in parts for text in of)
 
 
 def _as_markdown(sections: Sequence[_Section]) -> str:
@@ -293,13 +234,15 @@ def _as_markdown(sections: Sequence[_Section]) -> str:
     def escape(text: object) -> str:
         return re.sub(r"([\\`*_{}<>|#~&])", r"\\\1", str(text))
 
-    def table_text(table: pd.DataFrame) -> str:
-        head = [["", "method", *table.columns], ["---", "---", *["--:"] * len(table.columns)]]
-        rows = [[escape(cell) for cell in (*names, *cells)] for names, *cells in table.itertuples(name=None)]
-        return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *rows])
-
-    forms = {"heading": "\n## {}\n", "text": "{}", "title": "\n### {}\n", "notes": "", "note": "- {}"}
-    return "\n".join(line for section in sections for line in _written(section, forms, table_text, escape)).lstrip("\n")
+    parts = []
+    for section in sections:
+        table = _table(section)
+        rows = [["", "", "", *table.columns], [*["---"] * 3, *["--:"] * len(table.columns)]]
+        rows += [[escape(cell) for cell in (*names, *cells)] for names, *cells in table.itertuples(name=None)]
+        parts += [f"## {escape(text)}" for text in section.heading]
+        parts += [escape(section.conditions), "\n".join(f"| {' | '.join(row)} |" for row in rows)]
+        parts.append("\n".join(f"- {escape(note)}" for note in section.notes))
+    return "\n\n".join(parts)
 
 
 def _as_csv(sections: Sequence[_Section]) -> str:
@@ -321,13 +264,15 @@ def _as_page(sections: Sequence[_Section]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
         f'content="{policy}"><title>Comparison of runs</title><style>{_STYLE}</style><h1>Runs</h1>'
     ]
-    forms = {"heading": "<h1>{}</h1>", "text": "<p>{}</p>", "title": "<h2>{}</h2>", "notes": "", "note": "<p>{}</p>"}
     for section in sections:
+        lines += [f"<h1>{html.escape(text)}</h1>" for text in section.heading]
         curves = section.figures[section.figures["part"] == "curve"]
         if len(curves):
-            lines.append(f'<img alt="{CURVE} against optimiser steps; a table has it, too" src="{_picture(curves)}">')
+            lines.append(f'<img alt="{CURVE} against optimiser steps" src="{_picture(curves)}">')
         with pd.option_context("display.max_colwidth", None):
-            lines += _written(section, forms, lambda table: str(table.to_html(escape=True, border=0)), html.escape)
+            table = str(_table(section).to_html(escape=True, border=0))
+        lines += [f"<p>{html.escape(section.conditions)}</p>", table]
+        lines += [f"<p>{html.escape(note)}</p>" for note in section.notes]
     return "\n".join(lines)
 
 
@@ -357,4 +302,5 @@ def _picture(curves: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # What reads the report, such as `head`, may have seen enough.
     sys.exit(main())

@@ -26,14 +26,12 @@ class WeightReceiver:
     version and another instance, which is how the trainer notices it.
     """
 
+    grail_instance = f"{os.getpid()}-{time.time_ns()}"
     grail_version: str | None = None
-    grail_instance: str | None = None
     grail_reports: bool = False
 
     def grail_status(self) -> dict[str, Any]:
         """The instance of this process and its dtype, and the version of its weights: None before the first push."""
-        if self.grail_instance is None:
-            self.grail_instance = f"{os.getpid()}-{time.time_ns()}"
         dtype = self.vllm_config.model_config.dtype  # type: ignore[attr-defined]  # The worker's.
         return {
             "instance": self.grail_instance,
@@ -76,28 +74,19 @@ def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def take_weights(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace all weights of the worker's model. The prefix cache has to be emptied afterwards.
+    """Replace all weights of a worker's model by whole tensors, named as in a checkpoint.
 
-    Args:
-        worker: The worker.
-        weights: Names and whole tensors, as in a checkpoint.
+    The prefix cache has to be emptied afterwards.
     """
     # The weights stay ordinary tensors, which can be written into again outside of inference mode.
     with torch.inference_mode(False), torch.no_grad():
         worker.reload_weights(weights_iterator=iter(weights))
-        _repack_heads(worker.model_runner.get_model())
-
-
-def _repack_heads(model: nn.Module) -> None:
-    """On CPUs, repack what layers with tied weights multiply with.
-
-    vLLM keeps a packed copy of a head's weights. `reload_weights` makes it anew only for layers that load weights of
-    their own, so a head that is tied to the embedding would go on with the old ones (seen in 0.32).
-    """
-    for layer in model.modules():
-        weight = getattr(layer, "weight", None)
-        if hasattr(layer, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():
-            layer.quant_method.process_weights_after_loading(layer)  # type: ignore[union-attr,operator]
+        # On CPUs vLLM keeps a packed copy of a head's weights. `reload_weights` makes it anew only for layers that load
+        # weights of their own, so a head that is tied to the embedding would go on with the old ones (seen in 0.32).
+        for layer in worker.model_runner.get_model().modules():
+            weight = getattr(layer, "weight", None)
+            if hasattr(layer, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
 
 
 def report_whole_vocabulary(worker: Any) -> None:
@@ -105,14 +94,11 @@ def report_whole_vocabulary(worker: Any) -> None:
 
     Those are what the trainer computes. vLLM's ``raw_logprobs`` are before the temperature, and its
     ``processed_logprobs``, which must be switched on, are renormalised over the tokens that top-k and top-p leave.
-
-    Raises:
-        ValueError: If the sampler is built in another way than in the releases of vLLM that are known here.
     """
     sampler = worker.model_runner.sampler
-    if hasattr(sampler, "topk_topp_sampler"):
+    if hasattr(sampler, "topk_topp_sampler"):  # vLLM's first model runner.
         sampler.topk_topp_sampler = _BeforeTopKTopP(sampler.topk_topp_sampler)
-    elif hasattr(sampler, "_sample_random"):
+    elif hasattr(sampler, "_sample_random"):  # Its second one.
         sampler._sample_random = _with_logits_before(sampler._sample_random)
     else:
         raise ValueError(
@@ -122,14 +108,13 @@ def report_whole_vocabulary(worker: Any) -> None:
 
 
 class _BeforeTopKTopP(nn.Module):
-    """The draw of vLLM's first model runner, with log-probabilities ``[n, V]`` of the logits that it is given."""
+    """A draw that returns ids ``[n]`` and log-probabilities ``[n, V]``; here those of the logits that it is given."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, logits: Tensor, generators: Any, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The sampled ids ``[n]`` and the log-probabilities of all tokens ``[n, V]``."""
         if k is None and p is None:
             sampled, logprobs = self.inner(logits, generators, k, p)
             return sampled, logprobs
@@ -139,7 +124,7 @@ class _BeforeTopKTopP(nn.Module):
 
 
 def _with_logits_before(draw: Any) -> Any:
-    """The draw of vLLM's second model runner, which returns the logits that log-probabilities are computed from."""
+    """A draw that returns ids and the logits of which log-probabilities are computed; here those that it is given."""
 
     def drawn(logits: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
         before = logits.clone()  # The draw may write into the logits.

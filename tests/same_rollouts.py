@@ -1,8 +1,9 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 GRAIL|OARGradient|PRIME|Uniform|nothing [OPTION ...]
+python tests/same_rollouts.py one|ddp|fsdp2 CASE ...
 
-"nothing" is the learning rate 0. Options: "half" holds the policy in bfloat16, beside float32 masters, which are
+A case is GRAIL, OARGradient, PRIME, Uniform or nothing, which is the learning rate 0, and options after hyphens; each
+prints a report in JSON. "half" holds the policy in bfloat16, beside float32 masters, which are
 reported; "once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row
 whole; "own" gives saliency a forward pass of its own; "recomputed" checkpoints the blocks; "cut" takes two optimiser
 steps a batch, so that the saliency of half of the rows is computed before them.
@@ -83,8 +84,8 @@ def _figures(weights):
     return [whole_tensor(p).double().flatten()[::997].tolist() for p in weights]
 
 
-def main(strategy, credit, *extra):
-    torch.set_num_threads(1)
+def run_case(strategy, credit, *extra):
+    """Fit and report."""
     prompts = problems(PROMPTS * STEPS, seed=3)
     own = {"saliency": SaliencyOptions(fuse=False)} if "own" in extra else {}
     if credit == "PRIME":
@@ -148,6 +149,12 @@ def main(strategy, credit, *extra):
         ),
         flush=True,
     )
+
+
+def main(strategy, *cases):
+    torch.set_num_threads(1)
+    for case in cases:
+        run_case(strategy, *case.split("-"))
 
 
 if __name__ == "__main__":

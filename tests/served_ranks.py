@@ -55,13 +55,13 @@ def main(strategy, *urls):
         expected.update_weights(policy)
         texts = expected.generate(prompts, 1, GREEDY, seed=0).texts
         weights = [p.detach().double().square().sum().item() for p in policy.parameters()]
-    statuses = engine._calls.run(all_of(server.status() for server in engine._servers))
+    workers = engine._await(all_of(server.workers() for server in engine._servers))
     report = {
         "rank": run.global_rank,
         "texts": watch.outputs[-1].batch.texts,
         "weights": weights,
         "pushes": engine._pushes,
-        "versions": sorted({status.version for status in statuses}),
+        "versions": sorted({worker["version"] for server in workers for worker in server}),
         "greedy": greedy,
         "expected": texts,
     }

@@ -8,6 +8,7 @@ from grail_lightning.credit import CreditContext
 from grail_lightning.credit.base import TokenWeights, uniform_weights
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.runtime.collectives import whole_tensor
 from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
@@ -121,6 +122,12 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     for name, p in policy.named_parameters():
         p.data.copy_(start[name])
     return (found, embedded) if credit is None else (found, embedded, update.token_weights())
+
+
+def sums(parameters):
+    """One figure a tensor, of all of its entries in their order."""
+    whole = [whole_tensor(p).double().flatten() for p in parameters]
+    return [(w * torch.linspace(1, 2, len(w), dtype=torch.float64)).sum().item() for w in whole]
 
 
 def largest_gap(ours, theirs):

@@ -60,7 +60,6 @@ FIT = {
     ),
     "checkpoints": (["--checkpoint.dirpath=/proc/x"], f"`dirpath` of ModelCheckpoint {UNWRITABLE}"),
     "last checkpoint": (["--last_checkpoint.folder=/dev/null/x"], f"`folder` of LastCheckpoint {UNWRITABLE}"),
-    "export": (["--export.folder=/dev/null/export"], f"`folder` of ExportPolicy {UNWRITABLE}"),
     "an export that is a file": (["--export.folder=afile"], f"`folder` of ExportPolicy {UNWRITABLE}"),
     "rows of another task": (
         ["--data=MathData", "--data.train=short.jsonl", "--data.task=ArithmeticTask"],
@@ -70,34 +69,21 @@ FIT = {
         ["--data=MathData", "--data.train=long.jsonl"],
         r"8 of 8 prompts of long.jsonl are .* 4,052 tokens .*: line 1 \(8,022 tokens\)",
     ),
-    "a folder for a file": (
-        ["--data=MathData", "--data.train=folder.jsonl"],
-        "`path` must be a file .*, but got folder.jsonl",
-    ),
-    "no Parquet": (
-        ["--data=MathData", "--data.train=t.parquet"],
-        "Cannot load the dataset 't.parquet': ArrowInvalid: Parquet file size is 7 bytes",
-    ),
 }
-PREDICT = {
-    "a folder for predictions": (["--predictions.file=."], r"`predictions.file` must be a file, but \. is a folder"),
-}
+PREDICT = ["--predictions.file=."], r"`predictions.file` must be a file, but \. is a folder"
 
 
 @pytest.mark.parametrize(
     ("subcommand", "options", "message"),
     [
-        pytest.param(subcommand, *case, id=name)
-        for subcommand, cases in {"fit": FIT, "predict": PREDICT}.items()
-        for name, case in cases.items()
+        *(pytest.param("fit", *case, id=name) for name, case in FIT.items()),
+        pytest.param("predict", *PREDICT, id="a folder for predictions"),
     ],
 )
 def test_what_a_run_would_find_out_late_is_found_before_it(subcommand, options, message, capsys, monkeypatch):
     row = '{"problem": "1+1?", "answer": "2"}\n'
     Path("short.jsonl").write_text(row * 8)
     Path("long.jsonl").write_text(row.replace("1+1?", "1+" * 4000) * 8)
-    Path("folder.jsonl").mkdir()
-    Path("t.parquet").write_text("garbage")
     Path("afile").touch()
     assert re.search(message, refused(capsys, monkeypatch, subcommand, *options))
 

@@ -131,7 +131,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         (f"{OVERLONG}{{limit: 100}}}}]", "The reward `overlong` must get `arguments` .*missing 1 required"),
         (f"{OVERLONG}{{limit: 100, buffer: 9}}}}]", "`overlong` must begin below .*longest response, .* 44, but"),
         ("--evaluation.pass_at=[8]", "must lie between 1 and `num_samples`"),
-        ("--evaluation.num_samples=0", "`num_samples` must be at least 1"),
+        ("--evaluation.num_samples=0", "`num_samples` must lie in"),
         ("--model.optimizer.lr=-1", "`optimizer` cannot be used: Invalid learning rate: -1"),
         ("--model.optimizer=LBFGS", "`optimizer` cannot be used: missing a required argument: 'closure'"),
         (

@@ -1,3 +1,5 @@
+"""The whole module under a real Trainer: plain GRPO to the bit, clocks, what is logged, and what stops a run."""
+
 import math
 
 import pytest
@@ -13,6 +15,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.step.tags import GROUP_OF, GROUPS, tag
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
 from tests.tolerance import near
 
@@ -28,7 +31,7 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
     losses, step = [], 0
     for _, prompts in zip(range(num_batches), loader, strict=False):
         batch = engine.generate(prompts, group_size, SAMPLING, derive_seed(0, "train", step, 0, 0))
-        right = [TASK_ANSWER(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
+        right = [_last_box(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
         rewards = torch.tensor(right, dtype=torch.float32).reshape(-1, group_size)
         advantages = (rewards - rewards.mean(1, keepdim=True)).reshape(-1)
         kept = ((advantages != 0) & batch.finished).nonzero().flatten()
@@ -53,9 +56,21 @@ def _grpo_by_hand(loader, num_batches, updates, group_size=4, lr=1e-4):
     return losses, {name: p.detach() for name, p in policy.named_parameters()}
 
 
-def TASK_ANSWER(text):  # noqa: N802
-    """The last box, by hand."""
+def _last_box(text):
     return text.rpartition("\\boxed{")[2].partition("}")[0].strip() if "\\boxed{" in text else None
+
+
+class Logged(CSVLogger):
+    """Keeps the figures of every optimiser step, unrounded."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.figures, self.at = [], []
+
+    def log_metrics(self, metrics, step=None):
+        if "policy/loss" in metrics:
+            self.figures.append(metrics)
+            self.at.append(step)
 
 
 @pytest.mark.parametrize("updates", [1, 3])
@@ -63,131 +78,91 @@ def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, tmp_path):
     loader = batches(3)
     expected_losses, expected = _grpo_by_hand(loader, 3, updates)
     ours = module({"updates_per_batch": updates, "share_prefixes": False})
-    logger = _Losses(tmp_path)
+    logger = Logged(tmp_path)
     trainer(3 * updates, logger=logger).fit(ours, loader)
-    assert logger.losses == expected_losses
+    assert [figures["policy/loss"] for figures in logger.figures] == expected_losses
     assert all(torch.equal(p, expected[name]) for name, p in ours.policy.named_parameters())
     assert len(set(expected_losses)) > 1
 
 
-class _Losses(CSVLogger):
-    """Keeps every loss that is logged, unrounded."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.losses, self.at = [], []
-
-    def log_metrics(self, metrics, step=None):
-        if "policy/loss" in metrics:
-            self.losses.append(metrics["policy/loss"])
-            self.at.append(step)
-
-
-def test_a_run_is_reproduced_bit_for_bit_and_another_seed_is_another_run(monkeypatch):
-    finals = []
-    for seed in ("0", "0", "1"):
+def test_a_run_is_reproduced_bit_for_bit_and_neither_a_control_nor_its_weights_change_what_is_drawn_first(monkeypatch):
+    runs = []
+    for seed, control in (("0", None), ("0", None), ("1", None), ("0", Shuffled())):
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
-        ours = module(credit=GRAIL())
-        trainer(2).fit(ours, batches(2))
-        finals.append(weights(ours))
-    first, again, other = finals
+        ours, watch = module(credit=GRAIL(), control=control), Watch()
+        trainer(2, watch).fit(ours, batches(2))
+        runs.append((weights(ours), watch.outputs[0].batch.texts))
+    (first, texts), (again, _), (other, _), (shuffled, drawn) = runs
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert any(not torch.equal(first[name], shuffled[name]) for name in first)
+    assert drawn == texts
 
 
-def test_a_run_stops_at_max_steps_inside_a_batch_and_logs_every_optimiser_step(tmp_path):
-    watch, logger = Watch(), _Losses(tmp_path)
-    ours = module({"updates_per_batch": 2, "mini_batches": 2})
+def test_a_run_stops_at_max_steps_inside_a_batch_and_schedules_and_logs_count_optimiser_steps(tmp_path):
+    watch, logger = Watch(), Logged(tmp_path)
+    ours = module(
+        {"updates_per_batch": 2, "mini_batches": 2},
+        scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    )
     run = trainer(6, watch, logger=logger)
     run.fit(ours, batches(5))
     assert run.global_step == 6
     assert watch.steps == [4, 6]
     assert logger.at == [1, 2, 3, 4, 5, 6]
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4 / 7)
 
 
 def test_a_dead_run_ends_and_moves_nothing():
     """Greedy rollouts of one group are the same, so that no row is live: each batch is one skipped step."""
     ours = module({"updates_per_batch": 4}, sampling=Sampling(max_response_length=48, temperature=0))
-    watch = Watch()
-    run = trainer(3, watch)
-    before = None
-
-    class Before(Watch):
-        def on_train_start(self, trainer, pl_module):
-            nonlocal before
-            before = weights(pl_module)
-
-    run.callbacks.append(Before())
-    run.fit(ours, batches(5))
+    watch, begun = Watch(), {}
+    watch.on_train_start = lambda trainer, pl_module: begun.update(weights(pl_module))
+    trainer(3, watch).fit(ours, batches(5))
     assert watch.steps == [1, 2, 3]
-    assert all(torch.equal(before[name], p) for name, p in ours.policy.named_parameters())
+    assert all(torch.equal(begun[name], p) for name, p in ours.policy.named_parameters())
     assert all(math.isfinite(v) for v in watch.outputs[-1].metrics.values())
 
 
-def test_schedules_count_optimiser_steps():
-    ours = module(
-        {"updates_per_batch": 2},
-        scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-    )
-    run = trainer(4)
+def test_the_reference_is_loaded_once_for_a_fit_alone_and_neither_trained_nor_saved(tmp_path):
+    trainer(1).fit(plain := module(), batches(1))
+    assert plain.reference is None
+    ours, watch = module({"kl_coefficient": 0.1}), Watch()
+    trainer(1).validate(ours, torch.utils.data.DataLoader([problems(1)], batch_size=None), verbose=False)
+    assert ours.reference is None
+    run = trainer(3, watch)
     run.fit(ours, batches(3))
-    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-4 / 5)
-
-
-def test_only_trainable_parameters_of_the_policy_reach_the_optimiser():
-    ours = module({"kl_coefficient": 0.1})
-    run = trainer(1)
-    run.fit(ours, batches(1))
+    assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
+    assert watch.outputs[-1].metrics["kl"] > 1e-5
     given = {id(p) for group in run.optimizers[0].param_groups for p in group["params"]}
     assert given == {id(p) for p in ours.policy.parameters()}
     assert not any(p.requires_grad for p in ours.reference.policy.parameters())
-
-
-def test_evaluation_loads_no_reference_and_checkpoints_hold_none(tmp_path):
-    ours = module({"kl_coefficient": 0.1})
-    run = trainer(1)
-    run.fit(ours, batches(1))
     run.save_checkpoint(tmp_path / "some.ckpt")
     saved = torch.load(tmp_path / "some.ckpt", weights_only=False)["state_dict"]
     assert not [name for name in saved if "reference" in name]
-    fresh = module({"kl_coefficient": 0.1})
-    trainer(1).validate(fresh, torch.utils.data.DataLoader([problems(1)], batch_size=None), verbose=False)
-    assert fresh.reference is None
-
-
-def test_a_fit_after_a_validation_on_one_module_has_its_reference():
-    ours, watch = module({"kl_coefficient": 0.1}), Watch()
-    trainer(1).fit(plain := module(), batches(1))
-    assert plain.reference is None
-    trainer(1).validate(ours, batches(1), verbose=False)
-    assert ours.reference is None
-    trainer(3, watch).fit(ours, batches(3))
-    assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
-    assert watch.outputs[-1].metrics["kl"] > 1e-5
     kept = ours.reference
     trainer(1).fit(ours, batches(1))
     assert ours.reference is kept
 
 
-def test_half_precision_weights_train():
+class Third(TokenCredit):
+    """Reports a figure that half precision would round."""
+
+    def __call__(self, policy, batch, context):
+        fallback = torch.zeros(len(batch), dtype=torch.bool)
+        return TokenWeights(values=batch.response_mask.float(), fallback=fallback, metrics={"third": 1 / 3})
+
+
+@pytest.mark.parametrize(("credit", "control"), [(GRAIL, Shuffled()), (Third, None)], ids=["GRAIL", "a figure"])
+def test_half_precision_weights_train_and_round_nothing_else(credit, control):
     """The precision plugin changes torch's default dtype; nothing of ours may depend on it."""
     watch = Watch()
-    ours = module({"kl_coefficient": 0.1}, credit=GRAIL(), control=Shuffled())
+    ours = module({"kl_coefficient": 0.1}, credit=credit(), control=control)
     trainer(2, watch, precision="bf16-true").fit(ours, batches(2))
     assert ours.policy.model.dtype == torch.bfloat16
     assert watch.outputs[-1].batch.rewards.dtype == torch.float32
     assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
-
-
-def test_half_precision_does_not_round_what_a_credit_reports():
-    class Third(TokenCredit):
-        def __call__(self, policy, batch, context):
-            fallback = torch.zeros(len(batch), dtype=torch.bool)
-            return TokenWeights(values=batch.response_mask.float(), fallback=fallback, metrics={"third": 1 / 3})
-
-    watch = Watch()
-    trainer(1, watch, precision="bf16-true").fit(module(credit=Third()), batches(1))
-    assert watch.outputs[0].metrics["credit/third"] == 1 / 3
+    assert watch.outputs[0].metrics.get("credit/third", 1 / 3) == 1 / 3
 
 
 def test_adapters_train_against_themselves_switched_off():
@@ -214,15 +189,11 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
             values = batch.response_mask * (1.0 if context.step < 1 else torch.finfo(torch.float32).max)
             return TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool))
 
-    seen = []
-
-    class Keep(Watch):
-        def on_train_batch_end(self, trainer, pl_module, *rest):
-            seen.append(weights(pl_module))
-
+    watch, seen = Watch(), []
+    watch.on_train_batch_end = lambda trainer, pl_module, *rest: seen.append(weights(pl_module))
     ours = module(credit=Huge())
     with pytest.raises(ValueError, match=r"`grad_norm` must be finite, but got (nan|inf) at learning rate 0.0001"):
-        trainer(5, Keep()).fit(ours, batches(5))
+        trainer(5, watch).fit(ours, batches(5))
     (after_one,) = seen
     assert all(torch.equal(p, after_one[name]) for name, p in ours.policy.named_parameters())
     assert all(p.isfinite().all() for p in ours.policy.parameters())
@@ -230,15 +201,10 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
 
 def test_a_step_without_a_row_logs_no_other_steps_figures(tmp_path):
     """One group in three mini-batches: two of them are empty."""
-
-    class Rows(CSVLogger):
-        def log_metrics(self, metrics, step=None):
-            logged.append(metrics)
-
-    logged = []
+    logger = Logged(tmp_path)
     ours = module({"mini_batches": 3, "group_size": 16, "max_grad_norm": None})
-    trainer(3, logger=Rows(tmp_path)).fit(ours, batches(1, size=1))
-    full, *empty = [m for m in logged if "policy/grad_norm" in m]
+    trainer(3, logger=logger).fit(ours, batches(1, size=1))
+    full, *empty = logger.figures
     assert full["policy/entropy"] > 0
     assert full["policy/grad_norm"] > 0
     assert empty[0] == {"policy/loss": 0.0, "policy/grad_norm": 0.0, "policy/learning_rate": 1e-4}
@@ -246,51 +212,62 @@ def test_a_step_without_a_row_logs_no_other_steps_figures(tmp_path):
     assert not {"policy/entropy", "policy/clip_ratio/region_mean"} & empty[1].keys()
 
 
-def test_a_control_does_not_change_which_rollouts_are_drawn():
-    texts = []
-    for control in (None, Shuffled()):
-        watch = Watch()
-        trainer(1, watch).fit(module(credit=GRAIL(), control=control), batches(1))
-        texts.append(watch.outputs[0].batch.texts)
-    assert texts[0] == texts[1]
-
-
-def test_refresh_update_weighs_anew_before_every_optimiser_step():
+@pytest.mark.parametrize(("refresh", "calls"), [("rollout", 1), ("update", 3)])
+def test_refresh_update_weighs_anew_before_every_optimiser_step(refresh, calls):
     class Counted(TokenCredit):
-        def __init__(self, refresh):
-            self.refresh, self.calls = refresh, 0
+        calls = 0
 
         def needs(self):
-            return Needs(refresh=self.refresh)
+            return Needs(refresh=refresh)
 
         def __call__(self, policy, batch, context):
+            assert (context.earlier is None) == (self.calls == 0)
             self.calls += 1
             return TokenWeights(values=batch.response_mask.float(), fallback=torch.zeros(len(batch), dtype=torch.bool))
 
-    for refresh, calls in (("rollout", 1), ("update", 3)):
-        credit = Counted(refresh)
-        trainer(3).fit(module({"updates_per_batch": 3}, credit=credit), batches(1))
-        assert credit.calls == calls
+    credit = Counted()
+    trainer(3).fit(module({"updates_per_batch": 3}, credit=credit), batches(1))
+    assert credit.calls == calls
 
 
-def test_metrics_have_the_names_that_users_know():
+def test_figures_have_the_names_that_users_know_and_a_group_of_their_own_choice():
     watch = Watch()
-    trainer(1, watch).fit(module(credit=GRAIL()), batches(1, size=8))
-    names = set(watch.outputs[0].metrics)
-    assert names >= {
+    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.1, "updates_per_batch": 2}
+    trainer(2, watch).fit(module(objective, credit=GRAIL()), batches(1, size=8))
+    (output,) = watch.outputs
+    assert output.metrics.keys() >= {
         *("reward", "reward_std", "frac_reward_zero_std", "accuracy", "entropy", "loss", "grad_norm", "learning_rate"),
         *(f"completions/{k}" for k in ("mean_length", "min_length", "max_length", "clipped_ratio")),
         *(f"clip_ratio/{k}" for k in ("low_mean", "high_mean", "region_mean")),
         *(f"time/{k}" for k in ("sample", "grade", "credit", "update")),
         *(f"credit/{k}" for k in ("weight_mean", "weight_std", "span_missing", "ess_ratio", "top10_mass")),
-        "credit/fork_auroc_slip",
-        "credit/fork_auroc_surprisal_slip",
-        "credit/flawed_to_sound_weight",
+        *("credit/fork_auroc_slip", "credit/fork_auroc_surprisal_slip", "credit/flawed_to_sound_weight"),
+        *("kl", "sampling/sampling_logp_difference/mean"),
     }
-    output = watch.outputs[0]
     lengths = output.batch.response_mask.sum(1).float()
-    assert output.metrics["completions/mean_length"] == pytest.approx(lengths.mean().item())
+    for figure, expected in (("mean", lengths.mean()), ("min", lengths.min()), ("max", lengths.max())):
+        assert output.metrics[f"completions/{figure}_length"] == pytest.approx(expected.item())
     assert output.metrics["reward"] == pytest.approx(output.batch.correct.float().mean().item())
+    assert output.metrics["reward_std"] == pytest.approx(output.batch.rewards.std().item())
+    assert not [name for name in output.metrics if name.partition("/")[0] not in (*GROUP_OF, *GROUPS)]
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [
+        ("reward", "train/reward"),
+        ("completions/mean_length", "train/completions/mean_length"),
+        ("clip_ratio/region_mean", "policy/clip_ratio/region_mean"),
+        ("time/sample", "speed/time/sample"),
+        ("credit/top10_mass", "credit/top10_mass"),
+        ("val/accuracy", "val/accuracy"),
+        ("of_a_users_module", "train/of_a_users_module"),
+        ("credit", "train/credit"),
+    ],
+)
+def test_a_figure_keeps_its_name_as_the_last_part_of_its_tag(figure, expected):
+    assert tag(figure) == expected
+    assert tag(expected) == expected
 
 
 def test_a_method_may_give_no_weight_to_any_sound_token():

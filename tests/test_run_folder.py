@@ -85,7 +85,7 @@ def test_a_run_has_one_folder_whatever_its_loggers(options, expected, monkeypatc
 def test_a_project_around_the_runs_stays_where_it_is(options, tmp_path):
     before = _project(tmp_path)
     for _ in range(2):
-        with _folder(**options).fresh():
+        with _folder(**options).taken():
             (_folder(**options).path / "config.yaml").write_text("a run's")
     assert before.items() <= _contents(tmp_path).items()
     assert (_folder(**options).path.parent / f"{_folder(**options).path.name}.1" / "config.yaml").is_file()
@@ -96,9 +96,9 @@ def test_a_folder_that_may_be_the_users_is_refused_and_left_alone(name):
     Path("out", name).mkdir(parents=True)
     folder = _folder(logger=False, default_root_dir="out")
     message = rf"must be new or an earlier run's, but out holds {name} and no {MARKER}.*`trainer.default_root_dir`"
-    with pytest.raises(ValueError, match=message), folder.fresh():
+    with pytest.raises(ValueError, match=message), folder.taken():
         pass
-    with pytest.raises(ValueError, match=message), folder.resumed("other/last.ckpt"):
+    with pytest.raises(ValueError, match=message), folder.taken("other/last.ckpt"):
         pass
     assert os.listdir() == ["out"]
     assert os.listdir("out") == [name]
@@ -108,9 +108,9 @@ def test_a_folder_with_other_files_of_the_user_is_used_but_never_moved():
     Path("out").mkdir()
     Path("out", "slurm.log").write_text("mine")
     folder = _folder(logger=False, default_root_dir="out")
-    with folder.fresh():
+    with folder.taken():
         Path("out", "config.yaml").write_text("a run's")
-    with pytest.raises(ValueError, match=r"out holds config\.yaml and no"), folder.fresh():
+    with pytest.raises(ValueError, match=r"out holds config\.yaml and no"), folder.taken():
         pass
     assert _contents(".") == {"out/slurm.log": "mine", "out/config.yaml": "a run's"}
 
@@ -118,13 +118,13 @@ def test_a_folder_with_other_files_of_the_user_is_used_but_never_moved():
 def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked():
     before = _project(Path("out"))
     folder = _folder(logger=False, default_root_dir="out")
-    with folder.resumed("out/checkpoints/last.ckpt"):
+    with folder.taken("out/checkpoints/last.ckpt"):
         pass
     assert _contents("out") == before
-    with pytest.raises(ValueError, match=f"`touch out/{MARKER}`"), folder.fresh():
+    with pytest.raises(ValueError, match=f"`touch out/{MARKER}`"), folder.taken():
         pass
     Path("out", MARKER).touch()
-    with folder.fresh():
+    with folder.taken():
         pass
     assert _contents("out.1") == before | {MARKER: ""}
     assert _contents("out").keys() == {MARKER}
@@ -134,7 +134,7 @@ def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
     folder = _folder(logger=False, default_root_dir="out")
     folder.shared()
     Path("out", "config_validate.yaml").touch()
-    with folder.fresh():
+    with folder.taken():
         pass
     assert os.listdir() == ["out"]
     assert _contents("out").keys() == {MARKER, "config_validate.yaml"}

@@ -102,37 +102,31 @@ def test_options_are_parsed_before_any_run_starts(tmp_path, capsys):
     assert not (tmp_path / "study").exists()
 
 
-def test_runs_end_with_their_outcome_and_a_second_call_skips_them(tmp_path, capsys):
-    file = write(tmp_path, methods={"GRPO": {}})
-    assert call(file) == 0
-    (before,) = records(file).values()
-    assert before["state"] == "finished"
-    assert before["outcome"].startswith("held-out accuracy: ")
-    log = (tmp_path / "study" / "GRPO__sums__0" / "fit.log").stat().st_mtime_ns
-    assert call(file) == 0
-    assert (tmp_path / "study" / "GRPO__sums__0" / "fit.log").stat().st_mtime_ns == log
-    assert "finished" in capsys.readouterr().out
-    # A sweep that was killed between the end of the run and its record.
-    (tmp_path / "study" / "GRPO__sums__0" / "sweep.json").write_text(json.dumps(before | {"state": "started"}))
-    assert call(file) == 0
-    assert list(records(file).values()) == [before]
-    assert before["outcome"] in capsys.readouterr().out
-    changed = write(tmp_path, methods={"GRPO": {}}, options={"trainer.max_steps": 4})
-    assert "there is one with others" in refusal(capsys, main, str(changed))
-
-
-def test_a_run_that_fails_stops_no_other_and_is_tried_again(tmp_path):
+def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_path, capsys):
     callbacks = [{"class_path": "tests.failing.NeedsFile", "init_args": {"file": str(tmp_path / "needed")}}]
     methods = {"Here": {}, "There": {"trainer.callbacks": callbacks}}
     file = write(tmp_path, methods=methods)
     assert call(file, "--jobs=2") == 1
-    found = records(file)
-    assert found["Here__sums__0"]["state"] == "finished"
-    assert found["There__sums__0"]["state"] == "failed"
-    assert str(tmp_path / "needed") in found["There__sums__0"]["outcome"]
+    before = records(file)
+    assert before["Here__sums__0"]["state"] == "finished"
+    assert before["Here__sums__0"]["outcome"].startswith("held-out accuracy: ")
+    assert before["There__sums__0"]["state"] == "failed"
+    assert str(tmp_path / "needed") in before["There__sums__0"]["outcome"]
+    here = tmp_path / "study" / "Here__sums__0"
+    log = (here / "fit.log").stat().st_mtime_ns
     (tmp_path / "needed").touch()
     assert call(file) == 0
+    assert (here / "fit.log").stat().st_mtime_ns == log
     assert records(file)["There__sums__0"]["state"] == "finished"
+    assert records(file)["Here__sums__0"] == before["Here__sums__0"]
+    assert "All runs are finished." in capsys.readouterr().out
+    # A sweep that was killed between the end of the run and its record.
+    (here / "sweep.json").write_text(json.dumps(before["Here__sums__0"] | {"state": "started"}))
+    assert call(file, "--only", "Here") == 0
+    assert records(file)["Here__sums__0"] == before["Here__sums__0"]
+    assert before["Here__sums__0"]["outcome"] in capsys.readouterr().out
+    changed = write(tmp_path, methods=methods, options={"trainer.max_steps": 4})
+    assert "there is one with others" in refusal(capsys, main, str(changed))
 
 
 def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):

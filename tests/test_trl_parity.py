@@ -156,14 +156,39 @@ def _gap(ours, theirs, factor=1.0):
     return max((ours[name] - factor * theirs[name]).abs().max().item() for name in ours) / scale
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_loss_and_gradients_equal_trl_with_clips_at_both_ends_and_both_signs(how, policy, batch, peer):
-    trainer = peer(loss_type=how)
-    loss, theirs = _theirs(trainer, _inputs(batch))
+WEIGHTED = "token weights are advantages of each token"
+NARROW = {"epsilon": 0.03, "epsilon_high": 0.05}  # So that row means of the log-ratio leave the range, too.
+CASES = {  # The aggregation, TRL's options, ours.
+    **{f"clips at both ends and both signs, {how}": (how, {}, {}) for how in HOW},
+    WEIGHTED: ("grpo", {}, {}),
+    "the cap on the ratio is delta": ("dr_grpo", {"delta": 1.5}, {"ratio_cap": 1.5}),
+    **{
+        f"the sequence ratio, one advantage a row, {how}": (
+            how,
+            {"importance_sampling_level": "sequence"} | NARROW,
+            {"level": "sequence", "clip_low": 0.03, "clip_high": 0.05},
+        )
+        for how in ("grpo", "dapo")
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_equal_trl_whatever_the_cut(case, policy, batch, peer):
+    how, options, mine = CASES[case]
+    weights = None
+    if case == WEIGHTED:
+        weights = torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    trainer = peer(loss_type=how, **options)
+    loss, theirs = _theirs(trainer, _inputs(batch, None if weights is None else batch.advantages[:, None] * weights))
     for budget in (16384, 200):
-        metrics, ours = _ours(policy, batch, aggregation=how, token_budget=budget)
+        metrics, ours = _ours(policy, batch, weights, aggregation=how, token_budget=budget, **mine)
         assert metrics["loss"] == near(loss, 1000, torch.float32)
         assert _gap(ours, theirs) <= FLOAT32
+    assert metrics["clip_ratio/region_mean"] > 0.02  # What a case is about is at work.
+    if mine:
+        assert _ours(policy, batch, aggregation=how)[0]["loss"] != near(loss, 1000, torch.float32)
+        return
     # Neither bound, and neither sign, is idle in this batch; TRL counts the same tokens as clipped.
     assert min(metrics["clip_ratio/low_mean"], metrics["clip_ratio/high_mean"]) > 0.02
     live = batch.response_mask[batch.advantages != 0].sum() / batch.response_mask.sum()
@@ -173,37 +198,21 @@ def test_loss_and_gradients_equal_trl_with_clips_at_both_ends_and_both_signs(how
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_token_weights_are_advantages_of_each_token(how, policy, batch, peer):
-    weights = torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)) + 0.5
-    loss, theirs = _theirs(peer(loss_type=how), _inputs(batch, batch.advantages[:, None] * weights))
-    metrics, ours = _ours(policy, batch, weights, aggregation=how)
-    assert metrics["loss"] == near(loss, 1000, torch.float32)
-    assert _gap(ours, theirs) <= FLOAT32
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_two_even_micro_batches_of_trl_equal_ours_whatever_the_cut(how, policy, batch, peer):
+def test_two_even_micro_batches_of_trl_and_its_truncated_rollouts_beside_ours(how, policy, batch, peer):
     trainer = peer(loss_type=how, per_device_train_batch_size=ROWS // 2, gradient_accumulation_steps=2)
-    whole, half = _inputs(batch), ROWS // 2
-    halves = [{k: v[rows] if v.ndim else v for k, v in whole.items()} for rows in (slice(half), slice(half, ROWS))]
-    loss, theirs = _theirs(trainer, *halves)
+    halves = slice(ROWS // 2), slice(ROWS // 2, ROWS)
+    parts = [{k: v[rows] if v.ndim else v for k, v in _inputs(batch).items()} for rows in halves]
+    loss, theirs = _theirs(trainer, *parts)
     metrics, ours = _ours(policy, batch, aggregation=how, token_budget=100)
     assert metrics["loss"] == near(loss, 1000, torch.float32)
     assert _gap(ours, theirs) <= FLOAT32
+    # Truncated rollouts leave our denominators, but not all of TRL's.
+    _, theirs = _theirs(peer(loss_type=how), _inputs(batch, truncated_out=True))
+    _, ours = _ours(policy, batch, aggregation=how, mask_truncated=True)
+    assert _gap(ours, theirs, factor=1.0 if how == "dapo" else ROWS / int(batch.finished.sum())) <= FLOAT32
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_the_cap_on_the_ratio_is_delta(how, policy, batch, peer):
-    loss, theirs = _theirs(peer(loss_type=how, delta=1.5), _inputs(batch))
-    metrics, ours = _ours(policy, batch, aggregation=how, ratio_cap=1.5)
-    uncapped, _ = _ours(policy, batch, aggregation=how)
-    assert metrics["loss"] == near(loss, 1000, torch.float32)
-    assert metrics["loss"] < uncapped["loss"] - 1e-4  # The cap is at work: it takes loss from negative advantages.
-    assert _gap(ours, theirs) <= FLOAT32
-
-
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "corrected"), [("grpo", True), ("dr_grpo", False), ("dapo", True)])
 def test_the_kl_term_k3_equals_trl_with_and_without_the_ratio(how, corrected, policy, reference, batch, peer):
     with torch.no_grad():
         found = reference(reference.layout(batch)).logprobs
@@ -217,17 +226,6 @@ def test_the_kl_term_k3_equals_trl_with_and_without_the_ratio(how, corrected, po
     assert _gap(ours, theirs) <= FLOAT32
     if not corrected:  # TRL logs the corrected estimate; we log the estimate itself, always.
         assert metrics["kl"] == near(trainer._metrics["train"]["kl"][0], 1000, torch.float32)
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_the_sequence_ratio_equals_trl_where_a_row_has_one_advantage(how, policy, batch, peer):
-    # A narrow range, so that row means of the log-ratio leave it, too.
-    trainer = peer(loss_type=how, importance_sampling_level="sequence", epsilon=0.03, epsilon_high=0.05)
-    loss, theirs = _theirs(trainer, _inputs(batch))
-    assert trainer._metrics["train"]["clip_ratio/region_mean"][0] > 0.02
-    metrics, ours = _ours(policy, batch, aggregation=how, level="sequence", clip_low=0.03, clip_high=0.05)
-    assert metrics["loss"] == near(loss, 1000, torch.float32)
-    assert _gap(ours, theirs) <= FLOAT32
 
 
 def test_with_token_weights_the_sequence_ratio_keeps_each_tokens_own_gradient(policy, batch, peer):
@@ -246,13 +244,6 @@ def test_with_token_weights_the_sequence_ratio_keeps_each_tokens_own_gradient(po
         clip_high=99.0,
     )  # fmt: skip
     assert _gap(flat, theirs) <= FLOAT32
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_truncated_rollouts_leave_our_denominators_but_not_all_of_trls(how, policy, batch, peer):
-    _, theirs = _theirs(peer(loss_type=how), _inputs(batch, truncated_out=True))
-    _, ours = _ours(policy, batch, aggregation=how, mask_truncated=True)
-    assert _gap(ours, theirs, factor=1.0 if how == "dapo" else ROWS / int(batch.finished.sum())) <= FLOAT32
 
 
 def test_cispo_equals_trl_with_its_bounds(policy, batch, peer):

@@ -73,8 +73,8 @@ def test_the_tree_blames_the_operator_at_which_wrong_and_right_part(words, group
 
 @pytest.mark.parametrize(
     "credit",
-    [Resampled(2, search="bisection", budget=100_000), TreeAdvantage(), TreeAdvantage(state="numbers")],
-    ids=["resampled", "prefix", "numbers"],
+    [Resampled(2, search="bisection", budget=100_000), TreeAdvantage(state="numbers")],
+    ids=["resampled", "numbers"],
 )
 def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit(credit):
     watch, (what, how) = Watch(), configured({}, group_size=8)

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import types
+import uuid
 
 import torch
 
@@ -28,7 +29,7 @@ class Worker(WeightReceiver):
         self.vllm_config = types.SimpleNamespace(model_config=types.SimpleNamespace(dtype=torch.float32))
         sampler = types.SimpleNamespace(topk_topp_sampler=torch.nn.Identity())
         self.model_runner = types.SimpleNamespace(sampler=sampler, get_model=lambda: self.policy.model)
-        self.loads = 0
+        self.loads, self.grail_instance = 0, uuid.uuid4().hex
 
     def reload_weights(self, weights_iterator):
         self.loads += 1
@@ -38,12 +39,12 @@ class Worker(WeightReceiver):
 
     @torch.no_grad()
     def complete(self, prompt, asked):
-        """Ids and log-probabilities, drawn as the parameters of the request say."""
+        """An answer with ids and log-probabilities, drawn as the parameters of the request say."""
         length = asked["max_tokens"]
         cut = {} if asked["temperature"] == 0 else {"top_p": asked["top_p"], "top_k": asked["top_k"]}
         sampling = Sampling(max_response_length=length, temperature=asked["temperature"], **cut)
         noise = torch.rand(length, dtype=torch.float64, generator=torch.Generator().manual_seed(asked["seed"]))
-        ids, logprobs, cache = [], [], None
+        ids, logprobs, cache, reason = [], [], None, "length"
         for place in range(length):
             given = torch.tensor([ids[-1:] or prompt])
             out = self.policy.model(given, past_key_values=cache, use_cache=True)
@@ -52,8 +53,9 @@ class Worker(WeightReceiver):
             ids.append(int(token))
             logprobs.append(float(logprob))
             if ids[-1] in asked["stop_token_ids"]:
+                reason = "stop"
                 break
-        return ids, logprobs
+        return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}]}
 
 
 def fails(status):
@@ -99,8 +101,8 @@ class Routes(http.server.BaseHTTPRequestHandler):
                 fault(self)
                 return
             with served.lock:
-                ids, logprobs = worker.complete(asked["prompt"], asked)
-            self.say({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]})
+                answer = worker.complete(asked["prompt"], asked)
+            self.say(answer)
         elif time.monotonic() < served.loading:
             self.say({}, 503)
         elif self.path == "/collective_rpc" and served.refuses:
@@ -162,11 +164,11 @@ class SmallServer:
         refuses: The status with which it refuses every question about its workers.
     """
 
-    def __init__(self, worker=Worker, dev_mode=True):
+    def __init__(self, worker=Worker, dev_mode=True, refuses=None):
         self.make, self.dev_mode = worker, dev_mode
         self.worker = worker() if worker is not None else None
         self.faults, self.asked, self.lock = [], [], threading.RLock()
-        self.loading, self.refuses = 0.0, None
+        self.loading, self.refuses = 0.0, refuses
         self._http = _Quiet(("127.0.0.1", 0), Routes)
         self._http.served = self
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"

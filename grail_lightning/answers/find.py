@@ -106,17 +106,12 @@ class Marker(AnswerForm):
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
         answers = []
-        start = text.find(self.marker)
-        while start >= 0:
-            begin = start + len(self.marker)
-            after = text.find(self.marker, begin)
-            rest = text[begin : after if after >= 0 else len(text)].partition("\n")[0]
-            content = rest.strip("* \t\r\f\v\u00a0")
-            if content:
-                first = begin + rest.index(content)
+        marker = re.escape(self.marker)
+        for match in re.finditer(rf"{marker}((?:(?!{marker})[^\n])*)", text):  # to the next marker or the line's end
+            if content := match[1].strip("* \t\r\f\v\u00a0"):
+                first = match.start(1) + match[1].index(content)
                 last = first + len(content)
-                answers.append(AnswerSpan(start=start, stop=last, content_start=first, content_stop=last))
-            start = after
+                answers.append(AnswerSpan(start=match.start(), stop=last, content_start=first, content_stop=last))
         return answers
 
     def bare(self, reference: str) -> str:

@@ -189,9 +189,6 @@ _SYNONYMS = {
     **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
 _SHORT_WORDS = ("yes", "no", "dne")
-_FUNCTION_WORDS = frozenset(
-    [*ELEMENTARY, *["sqrt", "pi", "max", "min", "gcd", "lcm", "lim", "det", "arg", "mod", "inf", "infty"]]
-)
 _ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
 
 

@@ -23,13 +23,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from grail_lightning.answers import Verdict
-from grail_lightning.tasks.base import Prompt
+if TYPE_CHECKING:
+    from grail_lightning.answers.verifier import Verdict
+    from grail_lightning.tasks.base import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

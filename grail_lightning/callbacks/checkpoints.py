@@ -43,9 +43,6 @@ class LastCheckpoint(Checkpoint):
         every_n_batches: The number of training batches between two further saves; 0 switches them off.
         on_validation: Whether to save after each validation. False saves time and disk writes with a large policy.
         folder: The folder of the file; default ``checkpoints`` in the folder of the run.
-
-    Raises:
-        ValueError: If `every_n_batches` is negative.
     """
 
     def __init__(self, every_n_batches: int = 0, on_validation: bool = True, folder: str | None = None) -> None:

@@ -61,9 +61,6 @@ class Evaluation(Callback):
             ``validation/step_…/samples``), or none.
         at_start: Whether to validate before training.
         at_end: Whether to validate after the last training step, unless that step has been validated already.
-
-    Raises:
-        ValueError: If `num_samples` is not positive, or a k is not between 1 and `num_samples`.
     """
 
     def __init__(

@@ -32,9 +32,6 @@ class ExportPolicy(Callback):
     Args:
         which: The exported weights: the last ones, or those of the checkpoint with the best monitored metric.
         folder: The folder to write to; default ``export`` in the folder of the run.
-
-    Raises:
-        ValueError: If `which` is neither last nor best.
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:

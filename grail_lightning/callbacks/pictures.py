@@ -45,9 +45,6 @@ class CreditPictures(Callback):
             rollouts.
         max_lines: The number of lines above which the middle of a response is left out.
         max_time_share: The largest share of the time since the first step that pictures may take; 1 is no limit.
-
-    Raises:
-        ValueError: If a number is too small, or the share not in (0, 1].
     """
 
     def __init__(

@@ -71,9 +71,6 @@ class PredictionWriter(Callback):
         compare: Further credit methods for the same rollouts. `predict` with `--model.credit` given several times
             fills it in. A control applies to them, too.
         page: Whether to write the page, beside the file and under its name: ``predictions.html``.
-
-    Raises:
-        ValueError: If `file` has the name of the page, or is a folder.
     """
 
     def __init__(self, file: str | None = None, compare: list[TokenCredit] | None = None, page: bool = True) -> None:

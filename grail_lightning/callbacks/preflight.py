@@ -47,9 +47,6 @@ class Preflight(Callback):
 
     Args:
         patience: The number of consecutive batches after which it warns.
-
-    Raises:
-        ValueError: If `patience` is not positive.
     """
 
     def __init__(self, patience: int = 5) -> None:

@@ -48,9 +48,6 @@ class RolloutTable(Callback):
         every_n_batches: The number of batches between two panels; 0 shows none. The first batch is always shown.
         num_rollouts: The number of rollouts, which are drawn at random from the batch of the first rank.
         max_characters: The length above which the middle of a prompt or response is left out.
-
-    Raises:
-        ValueError: If a number is too small.
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:

@@ -195,9 +195,6 @@ class KeptSamples:
     If the folder holds an interrupted evaluation of the same model, problems, sampling and seed, its whole batches are
     taken over (`done`, the same on all ranks); the rest is sampled again. Any other evaluation that is there is kept
     under a number. Every rank must call the constructor, `finish` and `close`.
-
-    Raises:
-        ValueError: If another process uses the folder, or a file in it is malformed.
     """
 
     def __init__(self, trainer: Trainer, module: GrailModule, batches: Batches, step: int, table: TableOptions) -> None:

@@ -148,14 +148,14 @@ class GrailCLI(LightningCLI):
         folder = RunFolder(self.trainer)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             yield
-        elif self.subcommand != "fit":
+        elif self.subcommand == "fit":
+            with folder.taken(checkpoint):
+                keep_tables(self.trainer.loggers)
+                yield
+        else:
             folder.shared()
             keep_tables(self.trainer.loggers)
             yield
-        else:
-            with folder.resumed(checkpoint) if checkpoint else folder.fresh():
-                keep_tables(self.trainer.loggers)
-                yield
 
 
 def main(args: Sequence[str] | None = None) -> None:

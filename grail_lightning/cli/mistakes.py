@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import traceback
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from grail_lightning.callbacks.choices import choices
 from grail_lightning.cli.help import refuse
 from grail_lightning.policy.load import other_policy
-from grail_lightning.tasks.import_path import did_you_mean
+from grail_lightning.tasks.import_path import did_you_mean, import_function
 
 PACKAGE = str(Path(__file__).parents[1])
 INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
@@ -173,7 +172,6 @@ def _owner(message: str, name: str) -> str:
 
 def _options_of(owner: str) -> list[str]:
     """The dotted names of the options of a class."""
-    module, _, name = owner.rpartition(".")
     parser = ArgumentParser()
-    parser.add_class_arguments(getattr(importlib.import_module(module), name), fail_untyped=False)
+    parser.add_class_arguments(import_function(owner, {}, "A class", owner), fail_untyped=False)
     return list(parser.get_defaults().keys())

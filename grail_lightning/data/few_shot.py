@@ -41,6 +41,8 @@ class FewShot:
         check_counts(**{"few_shot.number": self.number})
         if self.dataset is not None:
             check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
+        if self.style not in ("turns", "text"):  # From Python; another one would be read as turns.
+            raise ValueError(f"`few_shot.style` must be turns or text, but got {self.style!r}.")
         if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:
             raise ValueError(
                 "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "

@@ -38,6 +38,10 @@ class Curriculum:
     batches: int
     start: float = 0.2
 
+    def __post_init__(self) -> None:
+        if self.batches < 1 or not 0 < self.start <= 1:
+            raise ValueError(f"`curriculum` must have batches >= 1 and a start above 0 and at most 1, but got {self}.")
+
 
 @dataclass(frozen=True)
 class PromptSet:

@@ -73,7 +73,7 @@ class DatasetSpec:
             object.__setattr__(self, "rows", self.path)
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
         object.__setattr__(self, "path", str(self.path))
-        check_counts(**{f"limit` of `{self.path}": 1 if self.limit is None else self.limit})
+        check_counts(limit=1 if self.limit is None else self.limit)
         for column, wanted in (self.where or {}).items():
             if isinstance(wanted, Mapping) and not ({"min", "max"} >= set(wanted) != set()):
                 raise ValueError(
@@ -172,15 +172,14 @@ def metric_name(text: str) -> str:
 
 
 def metric_names(datasets: Iterable[str]) -> dict[str, str]:
-    """The name of each dataset in a form that a metric's name may contain, without a slash or an @."""
+    """The name of each dataset in a form that a metric's name may contain, without a slash or an @; all different."""
     names: dict[str, str] = {}
-    for dataset in dict.fromkeys(datasets):
+    for dataset in datasets:
         name = metric_name(dataset)
-        twin = next((other for other, taken in names.items() if taken == name), None)
-        if twin is not None:
+        if name in names.values():
             raise ValueError(
-                f"The datasets {twin!r} and {dataset!r} must differ in more than what a metric name cannot hold, "
-                f"but got `{name}` for both. Set `name` of one of them."
+                f"Datasets that are evaluated together must have different names, but got {dataset!r} after one that "
+                f"is `{name}` in the names of metrics, too. Set `name` of one of them."
             )
         names[dataset] = name
     return names

@@ -175,8 +175,8 @@ class MathData(TableData):
             local = {spec.path for specs in self.specs.values() for spec in specs if is_local(spec)}
             self.specs = {split: [in_folder(spec, folder) for spec in specs] for split, specs in self.specs.items()}
             self._copies = {spec.path for specs in self.specs.values() for spec in specs} - local
-        for split, specs in self.specs.items():
-            _check_names(split, specs)
+        for specs in self.specs.values():
+            metric_names(spec.label for spec in specs)
             for spec in specs:
                 check_path(spec)
         if not self.specs["val"]:
@@ -202,14 +202,3 @@ def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
     several = isinstance(datasets, list) and not (datasets and isinstance(datasets[0], Mapping))
     specs: Any = datasets if several else [] if datasets is None else [datasets]
     return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in specs]
-
-
-def _check_names(split: Split, specs: list[DatasetSpec]) -> None:
-    names = [spec.label for spec in specs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"The datasets of `{split}` must have different names, but got {', '.join(twice)} more than once. "
-            "Set `name` of one of them."
-        )
-    metric_names(names)

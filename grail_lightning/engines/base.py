@@ -43,12 +43,7 @@ class RolloutEngine(ABC):
     samples_elsewhere: ClassVar[bool] = False
 
     def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
-        """Raise now for what would fail later: called at the start of a run, before the policy is loaded.
-
-        Args:
-            policy: The name or folder of the policy, or a loaded model with its tokenizer.
-            loading: The options with which it will be loaded.
-        """
+        """Raise now for what would fail later: called at the start of a run, before the policy is loaded."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
@@ -60,17 +55,11 @@ class RolloutEngine(ABC):
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """Like `generate`, with a seed for each row, so that a response depends on no other row of the call.
+        """Like `generate`, with a seed of 63 bits for each row, so that a response depends on no other row of the call.
 
         `test` samples in this way, and so do continuations for credit methods. An engine that does not override the
         method draws the whole call from one seed, which depends on all of `seeds`; its responses then depend on the
         division of the problems into batches.
-
-        Args:
-            prompts: See `generate`, as for `group_size` and `sampling`.
-            group_size: The number of responses to each prompt.
-            sampling: The sampling options.
-            seeds: ``B`` seeds of 63 bits, in the order of the rows.
         """
         return self.generate(prompts, group_size, sampling, derive_seed(*seeds))
 
@@ -107,10 +96,8 @@ def build_batch(
     encoded = [ids for prompt in prompts for ids in [policy.encode(prompt.messages)] * group_size]
     prompt_ids, prompt_mask = pad_left(encoded, pad)
     lengths = torch.tensor([len(ids) for ids in responses], dtype=torch.long)
-    width = int(lengths.max()) if len(lengths) else 0
-    response_mask = lengths_to_mask(lengths, width)
-    response_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids in responses], dtype=torch.int32)
-    response_ids = response_ids.reshape(len(responses), width)
+    response_ids = _right_padded(responses, pad, torch.int32)
+    response_mask = lengths_to_mask(lengths, response_ids.shape[1])
     return SampledBatch(
         input_ids=torch.cat([prompt_ids.int(), response_ids], 1),
         attention_mask=torch.cat([prompt_mask, response_mask], 1),
@@ -121,7 +108,7 @@ def build_batch(
         finished=torch.tensor(finished, dtype=torch.bool),
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
         texts=[decode(policy, ids) for ids in responses],
-        sampling_logprobs=_right_padded(sampling_logprobs, width),
+        sampling_logprobs=None if sampling_logprobs is None else _right_padded(sampling_logprobs, 0.0, torch.float32),
     ).to(policy.device)
 
 
@@ -142,11 +129,7 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
 
 
 def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:
-    """Check that the longest prompt and the response limit fit into the positions of the model; for use by engines.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """Check that the longest prompt and the response limit fit into the model's positions; for use by engines."""
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     longest = max((len(ids) for ids in encoded), default=0)
     if limit is not None and longest + sampling.max_response_length > limit:
@@ -163,9 +146,7 @@ def decode(policy: Policy, ids: list[int]) -> str:
     return text
 
 
-def _right_padded(rows: list[list[float]] | None, width: int) -> Tensor | None:
-    if rows is None:
-        return None
-    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows], dtype=torch.float32).reshape(
-        len(rows), width
-    )
+def _right_padded(rows: Sequence[list[int] | list[float]], pad: float, dtype: torch.dtype) -> Tensor:
+    width = max(map(len, rows), default=0)
+    padded = [[*row, *[pad] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=dtype).reshape(len(rows), width)

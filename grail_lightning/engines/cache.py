@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 _GROWTH_TOKENS = 64
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.
     """A `DynamicLayer` with free columns at the end: a step writes one column instead of copying the whole cache.
 
     The tensors never have more than `limit` columns and `rows` rows.
@@ -50,11 +50,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no t
         self._space = of_keys, of_values
         return self._space
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices` ``[m]``; an index may occur several times."""
-        super().batch_select_indices(indices)
-        self._space = None
-
     def move_rows(self, source: Tensor, target: Tensor, number: int) -> None:
         """Copy the rows `source` onto the rows `target` and keep the first `number` rows, without copying other rows.
 
@@ -70,9 +65,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no t
         self.keys, self.values = (table[:number, :, :length] for table in space)
 
     def drop_columns(self, number: int) -> None:
-        """Remove the first `number` tokens of every row."""
-        self.keys, self.values = self.keys[..., number:, :], self.values[..., number:, :]
-        self._space = None
+        """Remove the first `number` tokens of every row; the next token makes the tensors anew."""
+        self.keys, self.values, self._space = self.keys[..., number:, :], self.values[..., number:, :], None
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no types.
@@ -82,7 +76,7 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
 
     def __init__(self, config: PreTrainedConfig, limit: int, rows: int) -> None:
         super().__init__(config=config)
-        self.layers = [GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in self.layers]
+        self.layers = [_GrowingLayer(limit, rows) if type(layer) is DynamicLayer else layer for layer in self.layers]
 
     def keep_rows(self, kept: Tensor) -> Tensor:
         """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs twice is duplicated.
@@ -99,7 +93,7 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
         moved, target = places[~stays], (order < 0).nonzero().squeeze(1)
         order[target] = moved
         for layer in self.layers:
-            if isinstance(layer, GrowingLayer):
+            if isinstance(layer, _GrowingLayer):
                 layer.move_rows(kept[moved], target, number)
             else:
                 layer.batch_select_indices(kept[order])
@@ -107,20 +101,13 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
 
     @property
     def takes_padding(self) -> bool:
-        """Whether padding may stand between tokens: a sliding window counts it."""
-        return bool(self._growing())
+        """Whether padding may stand between tokens, and columns can be removed: a sliding window counts them."""
+        return all(isinstance(layer, _GrowingLayer) for layer in self.layers)
 
-    def _growing(self) -> list[GrowingLayer]:
-        """All layers; none if one of them has a sliding window."""
-        layers = [layer for layer in self.layers if isinstance(layer, GrowingLayer)]
-        return layers if len(layers) == len(self.layers) else []
-
-    def drop_columns(self, number: int) -> bool:
-        """Remove the first `number` tokens if every layer can; a sliding window counts its tokens and cannot."""
-        layers = self._growing()
-        for layer in layers:
+    def drop_columns(self, number: int) -> None:
+        """Remove the first `number` tokens of every row, from a cache that `takes_padding`."""
+        for layer in self.layers:
             layer.drop_columns(number)
-        return bool(layers)
 
 
 def can_drop_rows(config: PreTrainedConfig) -> bool:

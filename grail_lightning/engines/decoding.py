@@ -31,8 +31,7 @@ _MIN_FINISHED_SHARE = 0.05
 def supports(model: PreTrainedModel) -> bool:
     """Whether `Decoding` can run a model, which must be a plain decoder with a cache whose rows can be removed.
 
-    Models with their own rules for a decoding step (state-space layers, long-context switches) use Transformers'
-    `generate`.
+    Models with their own rules for a decoding step (state-space layers, long-context switches) are left to `generate`.
     """
     from transformers import GenerationMixin
 
@@ -64,7 +63,6 @@ class Decoding:
         noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. It is not used at temperature 0.
         synchronised: Whether to make as many forward passes as the rank that makes most. Limits may differ.
         idle: Whether the rows are there for these passes alone: no other rank waits for their end.
-        leave: The share of the batch that must have finished before rows are removed; above 1 none ever is.
     """
 
     def __init__(
@@ -76,16 +74,13 @@ class Decoding:
         *,
         synchronised: bool = False,
         idle: bool = False,
-        leave: float = _MIN_FINISHED_SHARE,
     ) -> None:
         from grail_lightning.engines.cache import GrowingCache  # Transformers is slow to import, and `--help` is not.
 
         device = policy.device
-        self.policy, self.sampling, self.synchronised, self.leave = policy, sampling, synchronised, leave
-        self.prompts = rows
+        self.policy, self.sampling, self.synchronised = policy, sampling, synchronised
+        self.prompts, self.warpers, self.ending = rows, warpers(sampling), Ending(policy, sampling)
         self.noise = noise.to(device, widest_float(device)).T
-        self.warpers = warpers(sampling)
-        self.ending = Ending(policy, sampling)
         limit = max(map(len, rows)) + sampling.max_response_length
         self.cache = GrowingCache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
         self.common, self.padded = 0, False
@@ -95,8 +90,7 @@ class Decoding:
         self.lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
         self.rows = torch.arange(len(rows), device=device)
-        # The row of the cache that each row uses; None if every row has its own.
-        self.place: Tensor | None = None
+        self.place: Tensor | None = None  # The row of the cache that each row uses; None if every row has its own.
         self.alive = torch.full((len(rows),), not idle, device=device)
 
     def run(self) -> Sampled:
@@ -112,9 +106,7 @@ class Decoding:
                 tokens = self._record(logits, step)
                 if self._all_finished():
                     break
-                place, vocabulary = self.place, logits.shape[-1]
-                kept = self._drop_finished(tokens) if place is None else self._fork(place, tokens, vocabulary)
-                logits = self._forward(kept)
+                logits = self._forward(self._next_inputs(tokens, logits.shape[-1]))
             else:
                 self._record(logits, self.sampling.max_response_length - 1)
                 self._wait_for_ranks()
@@ -166,9 +158,8 @@ class Decoding:
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Logits ``[m, V]`` after one further token ``[m]`` in each row of the cache."""
-        positions = self.column - self.pads
         self.column += 1
-        return self._model(tokens[:, None], self._valid(self.column), positions[:, None])
+        return self._model(tokens[:, None], self._valid(self.column), (self.column - 1 - self.pads)[:, None])
 
     def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
         out = self.policy.model(
@@ -205,40 +196,30 @@ class Decoding:
         while not self._all_finished():
             self.policy.model(input_ids=self.ids[:1, :1], use_cache=False)
 
-    def _drop_finished(self, tokens: Tensor) -> Tensor:
-        """Remove finished rows if that saves time. One row remains while other ranks are still decoding."""
-        if len(self.rows) - self.left < self.leave * len(self.rows) or len(self.rows) == 1:
-            return tokens
-        kept = self._unfinished()
-        kept = kept[self.cache.keep_rows(kept)]
-        self.rows, self.alive, self.pads = self.rows[kept], self.alive[kept], self.pads[kept]
-        self._trim()
-        return tokens[kept]
+    def _next_inputs(self, tokens: Tensor, vocabulary: int) -> Tensor:
+        """The tokens ``[m]`` to continue with, from those ``[n]`` that the rows drew.
 
-    def _unfinished(self) -> Tensor:
-        """Indices of the unfinished rows; one row at least."""
-        return self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
-
-    def _fork(self, shared: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
-        """Remove finished rows, and give rows that drew different tokens their own rows of the cache.
-
-        `shared` is the row of the cache that each row has used. Returns the tokens ``[m]`` to continue with.
+        Finished rows are removed, and rows that drew different tokens get their own rows of the cache. Once every row
+        has its own, rows are removed only if that saves time. One row remains while other ranks are still decoding.
         """
-        kept = self._unfinished() if self.leave <= 1 else torch.arange(len(self.rows), device=tokens.device)
-        branches, place = torch.unique(shared[kept] * vocabulary + tokens[kept], return_inverse=True)
+        finished, number = len(self.rows) - self.left, len(self.rows)
+        if self.place is None and (finished < _MIN_FINISHED_SHARE * number or number == 1):
+            return tokens
+        place = torch.arange(number, device=tokens.device) if self.place is None else self.place
+        kept = self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
+        branches, branch = torch.unique(place[kept] * vocabulary + tokens[kept], return_inverse=True)
         parents = branches // vocabulary
         order = torch.arange(len(branches), device=parents.device)
         if len(parents) != len(self.pads) or not torch.equal(parents, order):
             order = self.cache.keep_rows(parents)
         self.pads = self.pads[parents[order]]
-        place = order.argsort()[place]
-        left = len(kept) < len(self.rows)
+        branch = order.argsort()[branch]
         if len(branches) == len(kept):
-            kept, self.place = kept[place.argsort()], None
+            kept, self.place = kept[branch.argsort()], None
         else:
-            self.place = place
+            self.place = branch
         self.rows, self.alive = self.rows[kept], self.alive[kept]
-        if left:
+        if len(kept) < number:
             self._trim()
         following: Tensor = branches % vocabulary
         return following[order]
@@ -246,7 +227,8 @@ class Decoding:
     def _trim(self) -> None:
         """Remove columns that are padding in every remaining row."""
         least, most = (int(pads) for pads in self.pads.aminmax())
-        if least and not self.common and self.cache.drop_columns(least):
+        if least and not self.common and self.cache.takes_padding:
+            self.cache.drop_columns(least)
             self.pads = self.pads - least
             self.column -= least
             most -= least

@@ -38,12 +38,12 @@ def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tens
         allowed = scores
         for warper in warpers:
             allowed = warper(None, allowed)
-        tokens = pick(weights if allowed is scores else (allowed - top).exp(), noise)
+        tokens = _pick(weights if allowed is scores else (allowed - top).exp(), noise)
     chosen = scores.gather(1, tokens[:, None]) - top
     return tokens, chosen.squeeze(1) - weights.sum(-1).log()
 
 
-def pick(weights: Tensor, noise: Tensor) -> Tensor:
+def _pick(weights: Tensor, noise: Tensor) -> Tensor:
     """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum.
 
     Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
@@ -69,8 +69,7 @@ def _invert(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _running_sum(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The cumulative sum ``[n, V]``. In torch's deterministic mode on CUDA a matrix product replaces `cumsum`."""
-    if not torch.are_deterministic_algorithms_enabled():
+    if not torch.are_deterministic_algorithms_enabled():  # CUDA has no deterministic `cumsum`.
         return weights.cumsum(-1, dtype=dtype)
     return weights.to(dtype) @ weights.new_ones(weights.shape[1], weights.shape[1], dtype=dtype).triu()
 
@@ -91,27 +90,19 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 class Sampled(NamedTuple):
-    """The result of a decoding loop.
+    """The result of a decoding loop."""
 
-    Attributes:
-        ids: ``[n, T]`` long; ids after a row's end are not part of its response, whatever their value.
-        logprobs: ``[n, T]`` float32, the log-probabilities of the ids.
-        lengths: ``[n]`` long, the number of tokens of each response, its end included.
-        finished: ``[n]`` bool, whether the response ended by itself.
-    """
-
-    ids: Tensor
-    logprobs: Tensor
-    lengths: Tensor
-    finished: Tensor
+    ids: Tensor  # ``[n, T]`` long; ids after a row's end are not part of its response, whatever their value.
+    logprobs: Tensor  # ``[n, T]`` float32, the log-probabilities of the ids.
+    lengths: Tensor  # ``[n]`` long, the number of tokens of each response, its end included.
+    finished: Tensor  # ``[n]`` bool, whether the response ended by itself.
 
 
 class Ending:
     """Determines which rows end with their newest token: with an end token, or because it completes a stop string.
 
     Only response tokens are read, so a stop string that begins in the prompt has no effect. Stop strings are compared
-    with the text of all tokens, including special tokens, which the graded text leaves out. `reach` is the number of
-    newest tokens that are read.
+    with the text of all tokens, including special tokens, which the graded text leaves out.
     """
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
@@ -119,6 +110,7 @@ class Ending:
 
         self.end_tokens = torch.tensor(policy.end_token_ids, dtype=torch.long, device=policy.device)
         self.stops = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None
+        # The number of newest tokens that are read.
         self.reach: int = 1 if self.stops is None else self.stops.maximum_token_len
 
     def __call__(self, ids: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -52,11 +52,8 @@ class HFEngine(RolloutEngine):
             raise ValueError(f"`cache_tokens` must be at least 1, but got {cache_tokens}.")
         if method not in ("compact", "generate"):
             raise ValueError(f'`method` must be "compact" or "generate", but got {method!r}.')
-        self.cache_tokens = cache_tokens
-        self.synchronised = synchronised
-        self.method = method
+        self.cache_tokens, self.synchronised, self.method = cache_tokens, synchronised, method
         self._policy: Policy | None = None
-        self._told = False
 
     def update_weights(self, policy: Policy) -> None:
         """Store the policy. No weights are copied, since the policy itself samples."""
@@ -64,30 +61,16 @@ class HFEngine(RolloutEngine):
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
         """See `RolloutEngine.generate`."""
-        generator = torch.Generator().manual_seed(seed)
-        # Drawn row by row from one stream, so that the division of rows into calls has no effect.
-        width = sampling.max_response_length
-        return self._sample(
-            prompts,
-            group_size,
-            sampling,
-            seed,
-            lambda start, number: torch.rand(number, width, dtype=torch.float64, generator=generator),
-        )
+        # One stream for all rows, in their order, so that the division of rows into calls has no effect.
+        stream = torch.Generator().manual_seed(seed)
+        return self._sample(prompts, group_size, sampling, seed, (stream for _ in range(len(prompts) * group_size)))
 
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
         """See `RolloutEngine.generate_seeded`. Transformers' `generate` draws the whole call from one seed."""
-
-        def noise(start: int, number: int) -> Tensor:
-            # A synchronised rank may run a call without a row of its own; whatever it draws is left out.
-            own = [*seeds[start : start + number], *[0] * number][:number]
-            streams = [torch.Generator().manual_seed(seed) for seed in own]
-            width = sampling.max_response_length
-            return torch.stack([torch.rand(width, dtype=torch.float64, generator=stream) for stream in streams])
-
-        return self._sample(prompts, group_size, sampling, derive_seed(*seeds), noise)
+        streams = (torch.Generator().manual_seed(seed) for seed in seeds)
+        return self._sample(prompts, group_size, sampling, derive_seed(*seeds), streams)
 
     def _sample(
         self,
@@ -95,13 +78,9 @@ class HFEngine(RolloutEngine):
         group_size: int,
         sampling: Sampling,
         seed: int,
-        noise: Callable[[int, int], Tensor],
+        streams: Iterator[torch.Generator],
     ) -> SampledBatch:
-        """Sample with the method of the engine.
-
-        Transformers' `generate` draws from torch's random state, seeded by `seed`; "compact" from `noise`, the uniform
-        numbers ``[number, T]`` of `number` rows from a given one on, called in their order.
-        """
+        """Sample with "compact" from one stream a row, or with Transformers' `generate` from `seed`."""
         if self._policy is None:
             raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
         policy = self._policy
@@ -111,25 +90,18 @@ class HFEngine(RolloutEngine):
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
         finished: list[bool] = []
-        compact = self._removes_finished(policy)
-        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
+        sample = self._decode if self._removes_finished(policy) else self._generate
+        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
-                call = part or [policy.encode(".")]
-                if compact:
-                    numbers = noise(len(responses), len(call))
-                    drawn = Decoding(
-                        policy, call, sampling, numbers, synchronised=self._equal_passes, idle=not part
-                    ).run()
-                else:
-                    drawn = self._generate(policy, call, sampling)
-                lengths = drawn.lengths.tolist()[: len(part)]
-                responses += [ids[:length] for ids, length in zip(drawn.ids.tolist(), lengths, strict=False)]
-                logprobs += [row[:length] for row, length in zip(drawn.logprobs.tolist(), lengths, strict=False)]
-                finished += drawn.finished.tolist()[: len(part)]
+                sampled = sample(policy, part, sampling, streams)
+                lengths = sampled.lengths.tolist()[: len(part)]
+                responses += [ids[:length] for ids, length in zip(sampled.ids.tolist(), lengths, strict=False)]
+                logprobs += [row[:length] for row, length in zip(sampled.logprobs.tolist(), lengths, strict=False)]
+                finished += sampled.finished.tolist()[: len(part)]
         return build_batch(policy, prompts, group_size, responses, finished, logprobs)
 
     def _calls(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:
-        """The rows cut into calls. Synchronised ranks make equally many; an additional call samples a dummy prompt."""
+        """The rows cut into calls. Synchronised ranks make equally many; an additional call has no rows."""
         longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
         size = max(self.cache_tokens // longest, 1)
         parts = [rows[k : k + size] for k in range(0, len(rows), size)]
@@ -140,24 +112,35 @@ class HFEngine(RolloutEngine):
         return world_size() > 1 if self.synchronised is None else self.synchronised
 
     def _removes_finished(self, policy: Policy) -> bool:
-        """Whether finished rows are removed; warns once if the model does not support it."""
+        """Whether finished rows are removed; warns if the model does not support it."""
         if self.method == "generate" or supports(policy.model):
             return self.method == "compact"
-        if not self._told:
-            rank_zero_warn(
-                f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
-                'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
-            )
-        self._told = True
+        rank_zero_warn(
+            f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
+            'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
+        )
         return False
 
-    def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> Sampled:
+    def _decode(
+        self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
+    ) -> Sampled:
+        """Sample with our own loop. Where there are no rows, a dummy prompt keeps this rank in step."""
+        width = sampling.max_response_length
+        noise = [
+            torch.rand(width, dtype=torch.float64, generator=stream) for _, stream in zip(rows, streams, strict=False)
+        ]
+        numbers = torch.stack(noise or [torch.zeros(width, dtype=torch.float64)])
+        call = rows or [policy.encode(".")]
+        return Decoding(policy, call, sampling, numbers, synchronised=self._equal_passes, idle=not rows).run()
+
+    def _generate(
+        self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
+    ) -> Sampled:
         """Sample with Transformers' own loop."""
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-        ids, mask = pad_left(rows, policy.tokenizer.pad_token_id)
-        recorder = _LogprobRecorder(sampling.logprob_temperature)
-        ends = _EndRecorder(Ending(policy, sampling), ids.shape)
+        ids, mask = pad_left(rows or [policy.encode(".")], policy.tokenizer.pad_token_id)
+        recorder = _Recorder(Ending(policy, sampling), sampling.logprob_temperature, ids.shape)
         out = policy.model.generate(
             input_ids=ids.to(policy.device),
             attention_mask=mask.long().to(policy.device),
@@ -171,17 +154,17 @@ class HFEngine(RolloutEngine):
                 use_cache=True,
                 return_dict_in_generate=True,
             ),
-            logits_processor=LogitsProcessorList([recorder, *warpers(sampling)]),
-            stopping_criteria=StoppingCriteriaList([ends]),
+            logits_processor=LogitsProcessorList([recorder.scores, *warpers(sampling)]),
+            stopping_criteria=StoppingCriteriaList([recorder.ends]),
             synced_gpus=self._equal_passes,
         )
         assert out.past_key_values is not None, "`generate` ran without its KV cache"
-        sampled = out.sequences[:, ids.shape[1] :]
-        return Sampled(sampled, recorder.finish(sampled), ends.lengths, ends.finished)
+        logprobs = torch.stack(recorder.logprobs, 1)
+        return Sampled(out.sequences[:, ids.shape[1] :], logprobs, recorder.lengths, recorder.finished)
 
 
 @contextmanager
-def weights_cast_once(policy: Policy) -> Iterator[None]:
+def _weights_cast_once(policy: Policy) -> Iterator[None]:
     """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
     kind = policy.device.type
     if not torch.is_autocast_enabled(kind):
@@ -196,48 +179,29 @@ def weights_cast_once(policy: Policy) -> Iterator[None]:
             torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
 
 
-class _LogprobRecorder:
-    """A logits processor that divides by the temperature and records the log-probability of each sampled token.
+class _Recorder:
+    """What Transformers' `generate` does not keep: where each row ends, and the log-probabilities of sampled tokens.
 
-    It precedes top-k and top-p, so that its values can be compared with those of the training forward pass. It stores
-    the log-probabilities of one position for the whole vocabulary, not of all positions.
+    They are those before top-k and top-p, which the training forward pass computes. One position's are stored for the
+    whole vocabulary, not those of all positions. The ids do not show where a row ended: `generate` pads finished rows,
+    and the pad token may be an end token.
     """
 
-    def __init__(self, temperature: float) -> None:
-        self.temperature = temperature
-        self._pending: Tensor | None = None
-        self._chosen: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores ``[n, V]`` divided by the temperature."""
-        self._gather(input_ids[:, -1])
-        scaled = scores / self.temperature
-        self._pending = scaled.log_softmax(-1)
-        return scaled
-
-    def finish(self, sampled: Tensor) -> Tensor:
-        """``[n, T]`` log-probabilities of the sampled ids."""
-        self._gather(sampled[:, -1])
-        return torch.stack(self._chosen, 1)
-
-    def _gather(self, last_ids: Tensor) -> None:
-        if self._pending is not None:
-            self._chosen.append(self._pending.gather(1, last_ids[:, None]).squeeze(1))
-
-
-class _EndRecorder:
-    """A stopping criterion for Transformers' `generate` that records where each row ends.
-
-    The ids do not show it afterwards: `generate` pads finished rows, and the pad token may be an end token.
-    """
-
-    def __init__(self, ending: Ending, shape: torch.Size) -> None:
-        self.ending, self.prompt_width = ending, shape[1]
-        self.lengths = torch.zeros(shape[0], dtype=torch.long, device=ending.end_tokens.device)
+    def __init__(self, ending: Ending, temperature: float, prompts: torch.Size) -> None:
+        self.ending, self.temperature, self.prompt_width = ending, temperature, prompts[1]
+        self.logprobs: list[Tensor] = []
+        self.lengths = torch.zeros(prompts[0], dtype=torch.long, device=ending.end_tokens.device)
         self.finished = torch.zeros_like(self.lengths, dtype=torch.bool)
 
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """``[n]`` bool: the rows that have finished."""
+    def scores(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores ``[n, V]`` divided by the temperature, as the first logits processor."""
+        scaled = scores / self.temperature
+        self.pending = scaled.log_softmax(-1)
+        return scaled
+
+    def ends(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        """``[n]`` bool: the rows that have finished, as a stopping criterion. It is called after each token."""
+        self.logprobs.append(self.pending.gather(1, input_ids[:, -1:]).squeeze(1))
         self.lengths = self.lengths + ~self.finished
         self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])
         return self.finished

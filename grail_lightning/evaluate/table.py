@@ -105,7 +105,8 @@ def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
 
 def as_text(table: pd.DataFrame) -> str:
     """A table in aligned columns, with two spaces between them."""
-    return str(table.to_string(col_space=[len(name) + 1 for name in table.columns]))
+    lines = table.to_string(col_space=[len(name) + 1 for name in table.columns]).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 _Parts = Mapping[str, Sequence[Problem]]

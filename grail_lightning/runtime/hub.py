@@ -21,6 +21,19 @@ def unreachable() -> str:
     return "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else _ask(constants.ENDPOINT)
 
 
+@cache
+def _ask(endpoint: str) -> str:
+    """The reason why an address does not answer; empty if it does."""
+    from huggingface_hub import constants, get_session
+
+    own = constants.HF_HUB_ETAG_TIMEOUT
+    try:
+        get_session().head(endpoint, timeout=_PATIENCE if own == constants.DEFAULT_ETAG_TIMEOUT else float(own))
+    except Exception as error:  # The network, its proxies and their certificates raise many types.
+        return str(error) or type(error).__name__
+    return ""
+
+
 @contextmanager
 def hub_or_cache() -> Iterator[str]:
     """What is loaded inside the context comes from the hub, or from its cache alone if the hub cannot be reached.
@@ -33,25 +46,11 @@ def hub_or_cache() -> Iterator[str]:
     reason = unreachable()
     # `datasets` has a copy of its own, which it makes when it is imported.
     modules: list[Any] = [constants, sys.modules.get("datasets.config")]
-    configs = [module for module in modules if module is not None and reason]
-    before = [config.HF_HUB_OFFLINE for config in configs]
-    for config in configs:
-        config.HF_HUB_OFFLINE = True
+    before = [(module, module.HF_HUB_OFFLINE) for module in modules if module is not None]
+    for module, offline in before:
+        module.HF_HUB_OFFLINE = bool(reason) or offline
     try:
         yield reason
     finally:
-        for config, value in zip(configs, before, strict=True):
-            config.HF_HUB_OFFLINE = value
-
-
-@cache
-def _ask(endpoint: str) -> str:
-    """The reason why an address does not answer; empty if it does."""
-    from huggingface_hub import constants, get_session
-
-    own = constants.HF_HUB_ETAG_TIMEOUT
-    try:
-        get_session().head(endpoint, timeout=_PATIENCE if own == constants.DEFAULT_ETAG_TIMEOUT else float(own))
-    except Exception as error:  # The network, its proxies and their certificates raise many types.
-        return str(error) or type(error).__name__
-    return ""
+        for module, offline in before:
+            module.HF_HUB_OFFLINE = offline

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from grail_lightning._version import __version__
 from grail_lightning.runtime.files import LOCK, held
 
-_KEYWORDS = ("last", "best")
 MARKER = "grail_lightning.json"
 _RUN = ("config.yaml", "checkpoints")
 # The files that a run would overwrite or append to. Event files have unique names.
@@ -52,7 +51,7 @@ class RunFolder:
         """The checkpoint file for `last`, `best` or a path. Without one Lightning would take an untrained policy."""
         if wanted is None:
             return None
-        file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in _KEYWORDS else Path(wanted)
+        file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in ("last", "best") else Path(wanted)
         if not file.exists():
             there = sorted(str(f) for f in (self.path / "checkpoints").glob("*.ckpt"))
             listed = f"there are {', '.join(there)}" if there else f"{self.path / 'checkpoints'} holds none"
@@ -63,19 +62,25 @@ class RunFolder:
         return str(file)
 
     @contextmanager
-    def fresh(self) -> Iterator[None]:
-        """An empty folder for a new run. An earlier run is moved aside, and back if the new one does not begin.
+    def taken(self, checkpoint: str | None = None) -> Iterator[None]:
+        """The folder of a fit: that of the checkpoint's run, or an empty one.
 
-        A run that is refused thus leaves an earlier one where it was. Lightning opens the files of loggers before it
-        calls any check, so the folder is taken before.
+        For a new run an earlier one is moved aside, and back if the new one does not begin. Lightning opens the files
+        of loggers before it calls any check, so a run takes its folder before all of them.
         """
         folder = self.path
-        _check_ours(folder)
+        if checkpoint is None or not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
+            _check_ours(folder)
         if not self.trainer.is_global_zero:
             yield
             return
+        aside = None
         with held(folder):
-            aside = _move_aside(folder) if any((folder / name).exists() for name in _RUN) else None
+            if checkpoint is None and any((folder / name).exists() for name in _RUN):
+                aside = unused(folder)
+                folder.rename(aside)
+                (aside / LOCK).unlink()
+                rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
         with held(folder):
             mark_if_new(folder)
             try:
@@ -86,19 +91,6 @@ class RunFolder:
                     aside.rename(folder)
                     rank_zero_info(f"The run did not begin; the earlier one is back in {folder}.")
                 raise
-
-    @contextmanager
-    def resumed(self, checkpoint: str) -> Iterator[None]:
-        """The folder of a run that is resumed."""
-        folder = self.path
-        if not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
-            _check_ours(folder)
-        if not self.trainer.is_global_zero:
-            yield
-            return
-        with held(folder):
-            mark_if_new(folder)
-            yield
 
     def shared(self) -> None:
         """The folder for commands that do not train. It is created if needed, and not locked: a fit may be using it."""
@@ -147,8 +139,9 @@ def _folder(trainer: Trainer) -> Path:
 
 
 def _check_ours(folder: Path) -> None:
+    marked = (folder / MARKER).exists()  # Asked first: the first rank may be moving an earlier run aside.
     there = [name for name in _WRITTEN if (folder / name).exists()]
-    if there and not (folder / MARKER).exists():
+    if there and not marked:
         raise ValueError(
             f"The folder of a run must be new or an earlier run's, but {folder} holds {', '.join(there)} and no "
             f"{MARKER}, which each run leaves in its folder. It was left alone. Rename it, or give this run another: "
@@ -162,12 +155,3 @@ def mark_if_new(folder: Path) -> None:
     if all(entry.name == LOCK for entry in folder.iterdir()):
         created = datetime.now().astimezone().isoformat(timespec="seconds")
         (folder / MARKER).write_text(json.dumps({"grail_lightning": __version__, "created": created}) + "\n")
-
-
-def _move_aside(folder: Path) -> Path:
-    """Move an earlier run, and return its new path."""
-    aside = unused(folder)
-    folder.rename(aside)
-    (aside / LOCK).unlink()
-    rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
-    return aside

@@ -100,12 +100,12 @@ def loss_figures(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[st
 
 
 def batch_figures(
-    batch: RolloutBatch, weights: TokenWeights, entropies: Tensor, steps: dict[StepKind, Tensor] | None
+    batch: RolloutBatch, weights: TokenWeights, entropies: Tensor, reasoning: dict[StepKind, Tensor] | None
 ) -> dict[str, float]:
     """The figures of a batch: of its rollouts and of their credit. A collective; for the arguments see `add_credit`."""
     tally = Tally()
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, steps, entropies)
+    add_credit(tally, batch, weights, reasoning, entropies)
     figures = tally.compute()
     on_flawed, on_sound = figures.pop("credit/weight_flawed", None), figures.pop("credit/weight_sound", None)
     if on_flawed is not None and on_sound:  # A method may give no sound token any weight.
@@ -143,13 +143,13 @@ def add_credit(
     tally: Tally,
     batch: RolloutBatch,
     weights: TokenWeights,
-    steps: dict[StepKind, Tensor] | None,
+    reasoning: dict[StepKind, Tensor] | None,
     entropies: Tensor | None = None,
 ) -> None:
     """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
 
-    Where steps are labelled (`steps`, of `grail_lightning.grading.step_masks`), a token's weight is its advantage over
-    that of its rollout, additive stage included.
+    Where a task labels the steps of the reasoning (`grail_lightning.grading.step_masks`), a token's weight is its
+    advantage over that of its rollout, additive stage included.
     """
     mask = batch.response_mask
     credit = token_advantages(batch.advantages, weights)
@@ -160,20 +160,20 @@ def add_credit(
     tally.add("credit/top10_mass", top_mass(credit, mask))
     for name, value in weights.metrics.items():
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
-    if weights.scores is None or steps is None:
+    if weights.scores is None or reasoning is None:
         return
-    share = effective_weights(batch.advantages, weights)
-    _add_forks(tally, batch, share, steps)
+    effective = effective_weights(batch.advantages, weights)
+    _add_forks(tally, batch, effective, reasoning)
     scored = (weights.scores != 0).any(1, keepdim=True) & (batch.advantages != 0)[:, None] & mask
     if entropies is not None:
         # Rows that the update left out (truncated ones, for example) have none. All three scores use the same rows.
         scored = scored & (entropies != 0).any(1, keepdim=True)
-    flawed, sound = scored & (steps["slip"] | steps["misconception"]), scored & steps["sound"]
-    tally.add("credit/weight_flawed", share[flawed])
-    tally.add("credit/weight_sound", share[sound])
+    flawed, sound = scored & (reasoning["slip"] | reasoning["misconception"]), scored & reasoning["sound"]
+    tally.add("credit/weight_flawed", effective[flawed])
+    tally.add("credit/weight_sound", effective[sound])
 
 
-def _add_forks(tally: Tally, batch: RolloutBatch, share: Tensor, steps: dict[StepKind, Tensor]) -> None:
+def _add_forks(tally: Tally, batch: RolloutBatch, effective: Tensor, reasoning: dict[StepKind, Tensor]) -> None:
     """Add how often the wrong one of two tokens gets more credit, where two wrong rollouts of a group part at them.
 
     Position and context of both tokens are the same, unlike those of two tokens of one rollout, whose first error
@@ -182,8 +182,8 @@ def _add_forks(tally: Tally, batch: RolloutBatch, share: Tensor, steps: dict[Ste
     nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
     wrong = (batch.advantages < 0).cpu()[:, None]
     for kind in ("slip", "misconception"):
-        pairs = forks(nodes, batch.group.cpu(), wrong & steps[kind].cpu(), wrong & steps["sound"].cpu())
-        tally.add(f"credit/fork_auroc_{kind}", fork_wins(share.cpu(), *pairs))
+        pairs = forks(nodes, batch.group.cpu(), wrong & reasoning[kind].cpu(), wrong & reasoning["sound"].cpu())
+        tally.add(f"credit/fork_auroc_{kind}", fork_wins(effective.cpu(), *pairs))
         if batch.sampling_logprobs is not None:
             tally.add(f"credit/fork_auroc_surprisal_{kind}", fork_wins(-batch.sampling_logprobs.cpu(), *pairs))
 

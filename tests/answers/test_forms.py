@@ -84,11 +84,11 @@ def test_a_pattern_gives_its_group(pattern, answers):
 
 
 def test_a_pattern_that_backtracks_without_bound_ends_after_a_second(caplog):
-    start = time.perf_counter()
+    start = time.process_time()  # The limit is one of processor time; other processes do not count.
     form = Pattern(r"(?:a|a|aa)+$")
     assert form.find("a" * 2000 + "b") == []
     assert form.find("a" * 2001 + "b") == []
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert caplog.text.count("Rewrite it so that it cannot match a text in exponentially many ways") == 1
 
 

@@ -43,7 +43,8 @@ RIGHT = {
         (r"\boxed{\text{odd}}", "odd"), (r"\text{Odd}", r"\mathit{odd}"), (r"\text{odd}", r"\textnormal{odd}"), (r"\text{odd}", r"\textsf{odd}"),
         (r"\text{odd}", r"\hbox{odd}"), (r"\text{even}", r"{\rm even}"), (r"\text{even}", r"\bf even"), ("odd", r"\underline{\text{odd}}"),
         ("odd", r"\textsc{odd}"), ("odd", r"\textcolor{red}{\text{odd}}"), ("odd", r"\fbox{odd}"), ("odd", r"\mathsf{odd}"),
-        ("odd", r"\large\text{odd}"), (r"2\frac{1}{2}\text{ hours}", "2.5 hours"),
+        ("odd", r"\large\text{odd}"), (r"2\frac{1}{2}\text{ hours}", "2.5 hours"), (r"\text{June 20}", "June 20"),
+        ("6:30 PM", r"\text{6:30 PM}"), (r"\text{12 noon}", "12 noon"), ("3rd", r"\text{3rd}"), (r"\text{Monday, June 3}", "monday, June 3"),
     ],
     "named quantities": [
         (r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}", r"\frac{1}{\sqrt{7}}"), (r"\frac{1}{\sqrt{7}}", r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}"),

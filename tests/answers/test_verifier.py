@@ -100,13 +100,27 @@ def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
     assert "0.444444" in caplog.messages[0]
 
 
-def test_a_worker_that_died_while_idle_costs_no_answer():
+def test_workers_outlive_signals_to_their_group_and_are_replaced_when_they_die_idle_or_are_closed():
+    roots = iter([(rf"\sqrt{{{3 * n * n}}}", rf"{n}\sqrt{{3}}") for n in range(2, 9)])
     with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
-        verifier.grade([NEEDS_WORKER])
-        process = verifier._pool.workers[0].process
-        process.kill()
-        process.wait()
-        assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
+
+        def process_of_a_right_answer():
+            assert statuses(verifier.grade([next(roots)])) == ["right"]
+            (worker,) = verifier._pool.workers
+            return worker.process
+
+        # The trainer saves before it ends: what it still grades must not count as crashed.
+        first = process_of_a_right_answer()
+        os.kill(first.pid, signal.SIGTERM)
+        assert process_of_a_right_answer() is first
+        assert first.poll() is None
+        first.kill()
+        first.wait()
+        second = process_of_a_right_answer()
+        assert second is not first
+        verifier.close()
+        assert gone([second.pid])
+        assert process_of_a_right_answer() is not second
 
 
 def test_a_repeated_pair_is_asked_once(verifier, monkeypatch):
@@ -165,27 +179,6 @@ def test_nothing_is_left_behind_however_the_program_ends(mode, end):
     process.communicate(timeout=30)
     assert (process.returncode == 0) is (end is None)
     assert gone([worker])
-
-
-def test_workers_go_on_when_a_signal_to_end_reaches_the_whole_group():
-    """The trainer saves before it ends: what it still grades must not count as crashed."""
-    with Verifier(num_workers=1) as verifier:
-        verifier.grade([NEEDS_WORKER])
-        (worker,) = verifier._pool.workers
-        os.kill(worker.process.pid, signal.SIGTERM)
-        assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
-        assert verifier._pool.workers == [worker]
-        assert worker.process.poll() is None
-
-
-def test_closing_ends_the_workers_and_grading_again_starts_new_ones():
-    verifier = Verifier(num_workers=1)
-    verifier.grade([NEEDS_WORKER])
-    pids = [worker.process.pid for worker in verifier._pool.workers]
-    verifier.close()
-    assert gone(pids)
-    assert statuses(verifier.grade([(r"\sqrt{12}", r"2\sqrt{3}")])) == ["right"]
-    verifier.close()
 
 
 def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):

@@ -156,7 +156,7 @@ def test_a_name_that_may_be_on_the_hub_is_not_looked_for_before_it_is_needed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": 0}, "`limit` of `a` must be at least 1, but got 0"),
+        ({"limit": 0}, "`limit` must be at least 1, but got 0"),
         ({"where": {"level": {"minimum": 3}}}, "`where` of .* must give for `level` a value, a list of"),
     ],
 )
@@ -167,9 +167,9 @@ def test_specs_refuse_what_makes_no_sense(options, message):
 
 def test_datasets_of_a_split_have_different_names(tmp_path):
     path = write(tmp_path, rows(1))
-    with pytest.raises(ValueError, match="datasets of `val` must have different names, but got train more than once"):
+    with pytest.raises(ValueError, match="must have different names, but got 'train' after one"):
         MathData(val=[path, path])
-    with pytest.raises(ValueError, match=r"'math/500' and 'math_500' must differ .* `math_500` for both\. Set `name`"):
+    with pytest.raises(ValueError, match=r"but got 'math_500' after one that is `math_500` in .* Set `name`"):
         MathData(test=[DatasetSpec(path, name="math/500"), DatasetSpec(path, name="math_500")])
 
 
@@ -269,7 +269,7 @@ def test_options_of_columns_hold_for_rows_which_stay_unchanged(form):
         (pandas.DataFrame(ROWS), r"list of dicts or a `datasets.Dataset`, but got DataFrame. Give `df.to_dict"),
         (datasets.DatasetDict(train=FORMS["Dataset"]), "but got DatasetDict. .*one split"),
         (DatasetSpec([]), "must hold at least one row"),
-        ([ROWS, ROWS], "must have different names, but got rows"),
+        ([ROWS, ROWS], "must have different names, but got 'rows'"),
         ("6 rows given in Python", "`path` must be a file or a name, but got '6 rows given in Python'"),
     ],
 )

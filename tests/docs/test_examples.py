@@ -39,6 +39,7 @@ def _beside_the_examples(tmp_path, monkeypatch):
 CUT = [
     "--trainer.max_steps=1",
     "--trainer.limit_val_batches=1",
+    "--evaluation.at_start=false",
     "--trainer.callbacks+=KeepRollouts",
     "--model.execution.group_size=4",
     "--model.execution.mini_batches=1",
@@ -63,9 +64,8 @@ def curves():
 TRAINED = [f.stem for f in sorted(EXAMPLES.glob("*.yaml")) if yaml.safe_load(f.read_text()).get("config")]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "my_data" else pytest.mark.slow) for name in TRAINED]
-)
+@pytest.mark.slow  # `test_notebook.py` trains with the same settings.
+@pytest.mark.parametrize("name", TRAINED)
 def test_an_example_learns_within_two_minutes_of_one_core(name):
     start = time.process_time()
     main(["fit", f"--config={name}.yaml", "--trainer.enable_progress_bar=false"])

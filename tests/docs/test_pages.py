@@ -74,9 +74,9 @@ def commands():
 def test_every_command_on_the_pages_is_one_that_the_parser_takes(parsers, monkeypatch):
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    found = list(commands())
+    found = {(subcommand, *arguments): page for page, subcommand, arguments in commands()}
     assert len(found) > 40
-    for page, subcommand, arguments in found:
+    for (subcommand, *arguments), page in found.items():
         try:
             parsers[subcommand].parse_args(expand_configs(arguments))
         except (ArgumentError, ValueError) as error:

@@ -63,7 +63,7 @@ WRONG = {
     ),
     "no prompts": (
         lambda b: b.replace(input_ids=b.response_ids, attention_mask=b.response_mask),
-        r"`input_ids` of prompts and responses, but got 6 columns beside `response_ids` of 6",
+        r"`input_ids` as an integer tensor of shape \[6, 7\] on cpu, but got int32 of shape \[6, 6\]",
     ),
     "rows": (_put("row", 3, 2), r"rows that `row` numbers from 0, but got 2 in row 3\. "),
     "groups": (
@@ -106,27 +106,19 @@ def test_an_engine_that_returns_something_else_is_named(change, message, arithme
     assert "\n" not in str(error.value)
 
 
-def test_a_response_longer_than_was_asked_for_is_named(arithmetic):
-    with pytest.raises(ValueError, match=r"responses of at most 5 tokens, but got True in row 1, column 5"):
-        sampled(arithmetic, Canned(), limit=5)
-
-
-@pytest.mark.parametrize("logprobs", [True, False])
-@pytest.mark.parametrize("prompts", [PROMPTS, []], ids=["", "no prompt"])
-def test_what_is_right_passes(prompts, logprobs, arithmetic):
-    """An empty response, int64 ids, log-probabilities that round to a little above 0, NaN in the padding."""
+def test_what_is_right_passes_and_a_response_longer_than_was_asked_for_is_named(arithmetic):
+    """Right are an empty response, int64 ids, log-probabilities that round to a little above 0, NaN in the padding."""
 
     def change(batch):
-        if not len(batch):
-            return batch
         wide = batch.replace(response_ids=batch.response_ids.long(), input_ids=batch.input_ids.long())
-        if not logprobs:
-            return wide
         rounded = torch.where(wide.response_mask, 1e-7, torch.nan)
         return wide.replace(sampling_logprobs=rounded)
 
-    batch = sampled(arithmetic, Canned(change, logprobs), prompts)
-    assert len(batch) == 3 * len(prompts)
+    for engine in (Canned(), Canned(change), Canned(logprobs=False)):
+        assert len(sampled(arithmetic, engine)) == 6
+    assert len(sampled(arithmetic, Canned(), prompts=[])) == 0
+    with pytest.raises(ValueError, match=r"responses of at most 5 tokens, but got True in row 1, column 5"):
+        sampled(arithmetic, Canned(), limit=5)
 
 
 def test_a_run_stops_before_its_first_step():
@@ -180,8 +172,9 @@ class Recording(ArithmeticTask):
         return super().answer(text)
 
 
-@pytest.mark.parametrize(("engine", "ahead"), [(Silent, False), (Silent, True), (Surprising, False)])
-@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "ahead", "validated"), [(Silent, False, True), (Silent, True, False), (Surprising, False, True)]
+)
 def test_an_engine_without_log_probabilities_is_refused_before_anything_is_sampled(engine, ahead, validated):
     """Or at least before the first batch is graded, if the engine's class does not tell."""
     task, made = Recording(), engine()

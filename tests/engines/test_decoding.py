@@ -3,21 +3,13 @@
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
-from transformers import (
-    Gemma2Config,
-    GenerationConfig,
-    LlamaConfig,
-    MistralConfig,
-    Phi3Config,
-    Qwen3Config,
-)
+from transformers import Gemma2Config, GenerationConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen3Config
 
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.decoding import Decoding, supports
-from grail_lightning.engines.draw import pick
+from grail_lightning.engines.decoding import Decoding
+from grail_lightning.engines.draw import draw
 from grail_lightning.policy import Policy, load_tokenizer
-from grail_lightning.policy.layout import padded_layout
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.draws import without_ties
@@ -25,6 +17,7 @@ from tests.tolerance import assert_near
 
 TASK = ArithmeticTask()
 TEXTS = ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.", "Compute 2+2+2+2+2+2+2+2.")
+EXAMPLES = "Compute 1+2.\n1+2=3\nCompute 5-2+3.\n5-2=3\n3+3=6\n"
 PROMPTS = [Prompt(messages=text, reference="", task=TASK) for text in TEXTS]
 SIZES = {
     "vocab_size": 448,
@@ -48,7 +41,7 @@ MODELS = {
 }
 
 
-def policy_of(config, end_bias=None, dtype=torch.float64):
+def policy_of(config, end_bias=None, dtype=torch.float64, token=1):
     """Random weights; `end_bias` makes the end token as likely as a test needs."""
     torch.manual_seed(3)
     if config.model_type == "gemma2":
@@ -57,7 +50,7 @@ def policy_of(config, end_bias=None, dtype=torch.float64):
     if end_bias is not None:
         head = model.get_output_embeddings()
         head.bias = torch.nn.Parameter(torch.zeros(config.vocab_size, dtype=dtype))
-        head.bias.data[1] = end_bias
+        head.bias.data[token] = end_bias
     return Policy(model, load_tokenizer("arithmetic")).eval()
 
 
@@ -67,45 +60,61 @@ def engine_of(policy, **options):
     return engine
 
 
-def rows_of(policy, copies):
-    return [policy.encode(text) for text in TEXTS for _ in range(copies)]
-
-
-def decode(policy, rows, sampling, seed=0, **options):
-    noise = torch.rand(
-        len(rows), sampling.max_response_length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    with torch.no_grad():
-        decoding = Decoding(policy, rows, sampling, noise, **options)
-        drawn = decoding.run()
-        return drawn.ids, drawn.logprobs, decoding
+def decode(policy, texts, sampling, share=0.05, order=None):
+    """The loop's result and state. `share` is that of finished rows that must leave, `order` one of the rows."""
+    order = torch.arange(len(texts)) if order is None else order
+    random = torch.Generator().manual_seed(0)
+    noise = torch.rand(len(texts), sampling.max_response_length, dtype=torch.float64, generator=random)[order]
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.engines.decoding._MIN_FINISHED_SHARE", share)
+        decoding = Decoding(policy, [policy.encode(texts[k]) for k in order], sampling, noise)
+        return decoding.run(), decoding
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_greedy_decoding_is_that_of_transformers(family):
+def test_greedy_decoding_is_that_of_transformers_with_a_common_beginning_and_without(family):
     policy = policy_of(MODELS[family](), end_bias=4.0)
-    rows = rows_of(policy, 2)
-    with without_ties():
-        ours, _, _ = decode(policy, rows, Sampling(max_response_length=30, temperature=0.0))
-    ids, mask = pad_left(rows, 0)
-    config = GenerationConfig(max_new_tokens=30, do_sample=False, eos_token_id=1, pad_token_id=0)
-    theirs = policy.model.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config)
-    theirs = theirs[:, ids.shape[1] :]
-    assert torch.equal(ours[:, : theirs.shape[1]], theirs)
-    assert not ours[:, theirs.shape[1] :].any()
+    for start in ("", EXAMPLES):
+        texts = [start + text for text in TEXTS for _ in range(2)]
+        with without_ties():
+            ours, loop = decode(policy, texts, Sampling(max_response_length=30, temperature=0.0), share=1e-9)
+        # A window counts padding between beginning and rest as tokens.
+        assert (loop.common > 0) == (start == EXAMPLES and family in ("qwen3", "llama"))
+        ids, mask = pad_left([policy.encode(text) for text in texts], 0)
+        config = GenerationConfig(max_new_tokens=30, do_sample=False, eos_token_id=1, pad_token_id=0)
+        theirs = policy.model.generate(input_ids=ids, attention_mask=mask.long(), generation_config=config)
+        theirs = theirs[:, ids.shape[1] :]
+        assert torch.equal(ours.ids[:, : theirs.shape[1]], theirs)
+        assert not ours.ids[:, theirs.shape[1] :].any()
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_dropping_finished_rows_changes_no_sampled_token(family):
-    policy = policy_of(MODELS[family](), end_bias=14.0 if family == "gemma2" else 10.0)
-    rows, sampling = rows_of(policy, 4), Sampling(max_response_length=40, temperature=0.8)
-    stay, stay_logprobs, whole = decode(policy, rows, sampling, leave=2.0)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_are_drawn_as_if_they_were_alone(family, temperature):
+    """Rows that draw the same tokens are run once, common beginnings as well, and finished rows leave.
+
+    In the mixed order no row has its like for a neighbour: they begin at rows of the cache of their own.
+    """
+    policy = policy_of(MODELS[family](), end_bias=12.0 if family == "gemma2" else 10.0)
+    texts = [EXAMPLES + text for text in TEXTS for _ in range(4)]
+    sampling = Sampling(max_response_length=30, temperature=temperature)
+    mixed = torch.arange(16).reshape(4, 4).T.flatten()
+    run = []
+    hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, args, out: run.append(len(args[0])))
     with without_ties():
-        left, left_logprobs, shrunk = decode(policy, rows, sampling, leave=1e-9)
-    assert len(whole.rows) == 16
-    assert len(shrunk.rows) < 8, "the case must make rows leave"
-    assert torch.equal(stay, left)
-    assert_near(stay_logprobs, left_logprobs, 64, torch.float32)  # kept in float32
+        together, loop = decode(policy, texts, sampling, share=1e-9)
+    assert (max(run) == 4) == (temperature == 0)
+    assert temperature == 0 or len(loop.rows) < 12, "the case must make rows leave"
+    hook.remove()
+    parts = [decode(policy, texts, sampling, order=torch.tensor([k]))[0] for k in range(16)]
+    alone = [torch.cat(values) for values in zip(*parts, strict=True)]
+    other, _ = decode(policy, texts, sampling, share=1e-9, order=mixed)
+    for found, ids, logprobs in (
+        (together, alone[0], alone[1]),
+        (other, together.ids[mixed], together.logprobs[mixed]),
+    ):
+        assert torch.equal(found.ids, ids)
+        assert_near(found.logprobs, logprobs, 64, torch.float32)  # kept in float32
 
 
 def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
@@ -125,23 +134,6 @@ def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
         assert 0 <= rows - len(begun) <= 1
 
 
-EXAMPLES = "Compute 1+2.\n1+2=3\nCompute 5-2+3.\n5-2=3\n3+3=6\n"
-
-
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("leave", [2.0, 1e-9])
-def test_a_common_beginning_that_is_run_once_changes_no_token(family, leave):
-    policy = policy_of(MODELS[family](), end_bias=4.0)
-    rows = [policy.encode(EXAMPLES + text) for text in TEXTS for _ in range(2)]
-    with without_ties():
-        ours, logprobs, decoding = decode(policy, rows, Sampling(max_response_length=30, temperature=0.0), leave=leave)
-    windows = family in ("mistral", "gemma2")
-    assert (decoding.common == 0) == windows  # A window counts padding between beginning and rest as tokens.
-    alone = [decode(policy, [row], Sampling(max_response_length=30, temperature=0.0)) for row in rows]
-    assert torch.equal(ours, torch.cat([ids for ids, _, _ in alone]))
-    assert_near(logprobs, torch.cat([found for _, found, _ in alone]), 64, torch.float32)
-
-
 @pytest.mark.parametrize("method", ["compact", "generate"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_first_tokens_are_as_frequent_as_they_are_probable(method, temperature):
@@ -158,9 +150,12 @@ def test_first_tokens_are_as_frequent_as_they_are_probable(method, temperature):
     rare = expected < 5
     expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
     observed = torch.cat([observed[~rare], observed[rare].sum()[None]])
-    chi2 = ((observed - expected) ** 2 / expected).sum()
-    freedom = len(expected) - 1
+    assert_by_chance(observed, expected, freedom=len(expected) - 1)
+
+
+def assert_by_chance(observed, expected, freedom):
     # Mean f, standard deviation √(2f); 4 of these are a chance of about 1 in 10,000 for a fixed seed.
+    chi2 = ((observed - expected) ** 2 / expected).sum()
     assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
 
 
@@ -177,9 +172,7 @@ def test_later_tokens_are_as_frequent_as_in_plain_generate():
         ).double()
         counts = counts[:, counts.sum(0) >= 10]
         share = counts.sum(1, keepdim=True) / counts.sum()
-        expected = counts.sum(0) * share
-        chi2, freedom = ((counts - expected) ** 2 / expected).sum(), counts.shape[1] - 1
-        assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
+        assert_by_chance(counts, counts.sum(0) * share, freedom=counts.shape[1] - 1)
 
 
 def test_top_k_and_top_p_draw_from_the_tokens_they_keep_alone():
@@ -197,86 +190,51 @@ def test_top_k_and_top_p_draw_from_the_tokens_they_keep_alone():
         assert set(drawn.tolist()) == set(ranked.indices[:kept].tolist())
 
 
-@pytest.fixture(params=[False, True], ids=["", "deterministic"])
-def deterministic(request):
-    """With and without torch's deterministic mode, in which CUDA has no cumulative sum."""
-    torch.use_deterministic_algorithms(request.param)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("deterministic")
-def test_an_index_is_where_the_cumulative_sum_passes_the_number():
-    """Short rows and rows that are summed in blocks, against a search from the left."""
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_a_token_is_where_the_cumulative_sum_of_probabilities_passes_the_number(deterministic):
+    """Short rows and rows that are summed in blocks, against a search from the left; also summed as on CUDA."""
     random = torch.Generator().manual_seed(0)
-    for width in (5, 2048, 2049, 7001):
-        weights = torch.rand(6, width, dtype=torch.float64, generator=random) ** 8
-        weights[:, torch.rand(width, generator=random) < 0.5] = 0
-        noise = torch.tensor([0.0, 0.25, 0.5, 0.75, 0.99999, 0.999999999], dtype=torch.float64)
-        found = pick(weights, noise)
-        for row in range(6):
-            sums = weights[row].cumsum(0)
-            assert found[row] == (sums <= noise[row] * sums[-1]).sum()
-            assert weights[row, found[row]] > 0
-
-
-@pytest.mark.usefixtures("deterministic")
-def test_tokens_without_weight_are_never_drawn_in_float32():
-    weights = torch.zeros(20_000, 5000)
-    weights[:, [3, 700, 4990]] = torch.tensor([0.1, 1.0, 1e-3])
-    noise = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    noise[:2] = torch.tensor([0.0, 1 - 2**-53])
-    assert set(pick(weights, noise).tolist()) == {3, 700, 4990}
+    noise = torch.tensor([0.0, 0.25, 0.5, 0.75, 0.99999, 0.999999999], dtype=torch.float64)
+    try:
+        torch.use_deterministic_algorithms(deterministic)
+        for width in (5, 2048, 2049, 7001):
+            weights = torch.rand(6, width, dtype=torch.float64, generator=random) ** 8
+            weights[:, torch.rand(width, generator=random) < 0.5] = 0
+            weights[:, 3] = 1  # The largest, to which `draw` scales the others.
+            tokens, logprobs = draw(weights.log(), Sampling(max_response_length=1), [], noise)
+            for row, token in enumerate(tokens):
+                sums = weights[row].log().exp().cumsum(0)
+                assert token == (sums <= noise[row] * sums[-1]).sum()
+                assert weights[row, token] > 0
+                assert_near(logprobs[row].exp(), weights[row, token] / sums[-1], 100, torch.float64)
+        rare = torch.zeros(4000, 5000)
+        rare[:, [3, 700, 4990]] = torch.tensor([0.1, 1.0, 1e-3])
+        noise = torch.rand(4000, dtype=torch.float64, generator=random)
+        noise[:2] = torch.tensor([0.0, 1 - 2**-53])
+        tokens, _ = draw(rare.log(), Sampling(max_response_length=1), [], noise)
+        assert set(tokens.tolist()) == {3, 700, 4990}, "no token without weight, in float32"
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("method", ["compact", "generate"])
 def test_a_stop_string_that_begins_in_the_prompt_ends_nothing(method):
     """``2.`` + ``\n``: the prompt's last character and the response's first would be a stop string together."""
-    policy = policy_of(MODELS["qwen3"]())
-    newline = policy.tokenizer("\n", add_special_tokens=False)["input_ids"][0]
-    head = policy.model.get_output_embeddings()
-    head.bias = torch.nn.Parameter(torch.zeros(448, dtype=torch.float64))
-    head.bias.data[newline] = 1e4
+    newline = load_tokenizer("arithmetic")("\n", add_special_tokens=False)["input_ids"][0]
+    policy = policy_of(MODELS["qwen3"](), end_bias=1e4, token=newline)
     sampling = Sampling(max_response_length=4, stop=(".\n",))
     batch = engine_of(policy, method=method).generate(PROMPTS[:1], 2, sampling, seed=0)
     assert batch.texts == ["\n\n\n\n"] * 2
     assert not batch.finished.any()
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_rows_that_draw_the_same_tokens_are_run_once_and_as_if_they_were_alone(name, temperature):
-    """Beside rows in an order in which none has its like for a neighbour: they begin at rows of their own."""
-    policy = policy_of(MODELS[name]()).eval()
-    prompts = [policy.encode(prompt.messages) for prompt in PROMPTS[:2]]
-    sampling = Sampling(max_response_length=12, temperature=temperature)
-    noise = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    mixed = torch.arange(12).reshape(2, 6).T.flatten()  # Row 0 of the one, row 0 of the other …
-    run = []
-    hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, args, out: run.append(len(args[0])))
-    with torch.no_grad(), without_ties():
-        drawn = Decoding(policy, [prompts[0]] * 6 + [prompts[1]] * 6, sampling, noise).run()
-        together, run = run, []
-        apart = Decoding(policy, [prompts[k // 6] for k in mixed], sampling, noise[mixed], leave=0).run()
-    hook.remove()
-    assert torch.equal(drawn.ids[mixed], apart.ids)
-    assert_near(drawn.logprobs[mixed].double(), apart.logprobs.double(), 64, torch.float32)
-    assert together[0] == 2
-    assert max(together) == 2 if temperature == 0 else max(together) > 2
-
-
 def test_models_with_a_decoding_step_of_their_own_are_left_to_transformers():
-    policy = policy_of(
-        Phi3Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}), dtype=torch.float32
-    )
-    assert not supports(policy.model)
-    engine = engine_of(policy)
-    sampling = Sampling(max_response_length=5)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    policy, sampling = policy_of(Phi3Config(**sizes), dtype=torch.float32), Sampling(max_response_length=5)
     with pytest.warns(UserWarning, match=r"`Phi3ForCausalLM` by Transformers' `generate`"):
-        batch = engine.generate(PROMPTS[:1], 2, sampling, seed=0)
+        batch = engine_of(policy).generate(PROMPTS[:1], 2, sampling, seed=0)
     plain = engine_of(policy, method="generate").generate(PROMPTS[:1], 2, sampling, seed=0)
     assert torch.equal(batch.response_ids, plain.response_ids)
-    engine.generate(PROMPTS[:1], 2, sampling, seed=0)  # Told once: a second warning would be an error here.
 
 
 def test_weights_that_are_not_numbers_are_an_error():
@@ -284,12 +242,3 @@ def test_weights_that_are_not_numbers_are_an_error():
     policy.model.get_output_embeddings().weight.data[7] = float("nan")
     with pytest.raises(ValueError, match=r"logits must be finite .* lower the learning rate"):
         engine_of(policy).generate(PROMPTS, 2, Sampling(max_response_length=3), seed=0)
-
-
-def test_half_precision_by_autocast_samples_what_it_reports():
-    policy = policy_of(Qwen3Config(**(SIZES | {"initializer_range": 0.1})), dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        batch = engine_of(policy).generate(PROMPTS, 4, Sampling(max_response_length=12), seed=0)
-        trained = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
-    assert batch.sampling_logprobs.dtype == torch.float32
-    assert_near(trained.float(), batch.sampling_logprobs, 8, torch.bfloat16)

@@ -16,122 +16,98 @@ PROMPTS = [
     Prompt(messages=text, reference="", task=TASK)
     for text in ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.")
 ]
+METHODS = pytest.mark.parametrize("method", ["compact", "generate"])
 
 
-@pytest.fixture(params=["compact", "generate"])
-def engine(request, arithmetic):
-    made = HFEngine(method=request.param)
-    made.update_weights(arithmetic)
-    return made
+def sampled(policy, sampling, seed=2, group_size=8, **options):
+    engine = HFEngine(**options)
+    engine.update_weights(policy)
+    return engine.generate(PROMPTS, group_size, sampling, seed=seed)
 
 
+@METHODS
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_sampling_and_training_agree_on_the_log_probabilities(temperature, engine, arithmetic):
+def test_sampling_and_training_agree_on_the_log_probabilities(temperature, method, arithmetic):
     sampling = Sampling(max_response_length=40, temperature=temperature)
-    batch = engine.generate(PROMPTS, 4, sampling, seed=1)
+    batch = sampled(arithmetic, sampling, method=method)
     with torch.no_grad():
         trained = arithmetic(arithmetic.layout(batch), temperature=sampling.logprob_temperature).logprobs
     assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
-def test_the_mask_counts_the_end_token_and_finished_says_who_reached_it(engine, arithmetic):
-    batch = engine.generate(PROMPTS, 8, Sampling(max_response_length=33), seed=2)
-    ends = set(arithmetic.end_token_ids)
-    for row in range(len(batch)):
-        ids = batch.response_ids[row, : batch.response_lengths[row]].tolist()
-        assert bool(batch.finished[row]) == (ids[-1] in ends)
-        assert not ends & set(ids[:-1])
-        assert bool(batch.finished[row]) or len(ids) == 33
-    assert batch.finished.any()
-    assert not batch.finished.all(), "the case must hold both"
-
-
-def test_a_pad_token_that_is_the_end_token_hides_nothing(arithmetic):
-    shared = load_policy("arithmetic")
-    shared.tokenizer.pad_token = shared.tokenizer.eos_token
-    shared = Policy(shared.model, shared.tokenizer).eval()
-    engine = HFEngine()
-    engine.update_weights(shared)
-    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40), seed=3)
-    plain = HFEngine()
-    plain.update_weights(arithmetic)
-    expected = plain.generate(PROMPTS, 4, Sampling(max_response_length=40), seed=3)
-    assert torch.equal(batch.response_mask, expected.response_mask)
-    assert batch.texts == expected.texts
-
-
-def test_the_seed_decides_and_the_global_random_state_is_untouched(engine):
-    sampling = Sampling(max_response_length=20)
-    before = torch.get_rng_state()
-    first = engine.generate(PROMPTS, 4, sampling, seed=1)
-    torch.rand(3)
-    assert torch.equal(first.response_ids, engine.generate(PROMPTS, 4, sampling, seed=1).response_ids)
-    assert first.texts != engine.generate(PROMPTS, 4, sampling, seed=2).texts
-    torch.set_rng_state(before)
-    engine.generate(PROMPTS, 4, sampling, seed=1)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_stop_string_ends_a_response_and_stays_in_it(engine):
-    batch = engine.generate(PROMPTS, 4, Sampling(max_response_length=40, stop=("\n",)), seed=1)
-    assert batch.finished.all()
-    assert all(text.count("\n") == 1 and text.endswith("\n") for text in batch.texts)
-
-
+@METHODS
 @pytest.mark.parametrize("pad_is_end", [False, True], ids=["", "the pad token is the end token"])
-@pytest.mark.parametrize("method", ["compact", "generate"])
-def test_a_stop_string_that_is_a_special_token_ends_a_response_as_an_end_token_does(method, pad_is_end, arithmetic):
-    """As for a base model whose end token is `<|endoftext|>` and which ends its turns with `<|im_end|>`."""
-    expected = _generated(arithmetic, method, Sampling(max_response_length=33))
-    end = arithmetic.tokenizer.eos_token
+def test_responses_end_with_an_end_token_or_a_special_stop_string_whatever_pads_them(method, pad_is_end, arithmetic):
+    """The second as for a base model whose end token is `<|endoftext|>` and which ends its turns with `<|im_end|>`."""
+    sampling, end = Sampling(max_response_length=33), arithmetic.tokenizer.eos_token
+    expected = sampled(arithmetic, sampling, method=method)
+    for row, length in enumerate(expected.response_lengths.tolist()):
+        ids = expected.response_ids[row, :length].tolist()
+        assert bool(expected.finished[row]) == (ids[-1] in arithmetic.end_token_ids)
+        assert not set(arithmetic.end_token_ids) & set(ids[:-1])
+        assert bool(expected.finished[row]) or len(ids) == 33
+    assert 0 < expected.finished.sum() < len(expected), "the case must hold both"
     base = load_policy("arithmetic")
     tokenizer = base.tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": [end]})
+    if pad_is_end:
+        tokenizer.pad_token = tokenizer.eos_token
+    same = sampled(Policy(base.model, tokenizer).eval(), sampling, method=method)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(2)
     if pad_is_end:
         tokenizer.pad_token = tokenizer.eos_token
     base.model.generation_config.eos_token_id = tokenizer.eos_token_id
-    base = Policy(base.model, tokenizer).eval()
-    found = _generated(base, method, Sampling(max_response_length=33, stop=(end,)))
+    stopped = sampled(
+        Policy(base.model, tokenizer).eval(), Sampling(max_response_length=33, stop=(end,)), method=method
+    )
     assert not (expected.response_ids == 2).any(), "the case must be about the stop string alone"
-    assert 0 < found.finished.sum() < len(found), "the case must hold both"
-    assert found.finished.tolist() == expected.finished.tolist()
-    assert torch.equal(found.response_mask, expected.response_mask)
-    mask = expected.response_mask
-    assert torch.equal(found.response_ids[mask], expected.response_ids[mask])
-    assert torch.equal(found.sampling_logprobs, expected.sampling_logprobs)
-    assert found.texts == expected.texts
+    for found in (same, stopped):
+        mask = expected.response_mask
+        assert torch.equal(found.response_mask, mask)
+        assert torch.equal(found.response_ids[mask], expected.response_ids[mask])
+        assert torch.equal(found.finished, expected.finished)
+        assert torch.equal(found.sampling_logprobs, expected.sampling_logprobs)
+        assert found.texts == expected.texts
 
 
-def _generated(policy, method, sampling):
-    engine = HFEngine(method=method)
-    engine.update_weights(policy)
-    return engine.generate(PROMPTS, 8, sampling, seed=2)
+@METHODS
+def test_the_seed_decides_and_the_global_random_state_is_untouched(method, arithmetic):
+    sampling = Sampling(max_response_length=20)
+    before = torch.get_rng_state()
+    first = sampled(arithmetic, sampling, method=method)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)
+    assert torch.equal(first.response_ids, sampled(arithmetic, sampling, method=method).response_ids)
+    assert first.texts != sampled(arithmetic, sampling, seed=3, method=method).texts
 
 
-def test_a_response_that_cannot_fit_the_model_is_an_error_before_sampling(engine):
-    with pytest.raises(
-        ValueError, match=r"exceed the model's .* positions. Lower `max_response_length` to at most 40\d\d"
-    ):
-        engine.generate(PROMPTS, 2, Sampling(max_response_length=1_000_000), seed=0)
+@METHODS
+def test_a_stop_string_ends_a_response_and_stays_in_it(method, arithmetic):
+    batch = sampled(arithmetic, Sampling(max_response_length=40, stop=("\n",)), seed=1, group_size=4, method=method)
+    assert batch.finished.all()
+    assert all(text.count("\n") == 1 and text.endswith("\n") for text in batch.texts)
 
 
-def test_no_prompt_at_all_is_an_empty_batch(engine):
+def test_a_response_that_cannot_fit_the_model_is_an_error_before_sampling(arithmetic):
+    message = r"exceed the model's .* positions. Lower `max_response_length` to at most 40\d\d"
+    with pytest.raises(ValueError, match=message):
+        sampled(arithmetic, Sampling(max_response_length=1_000_000))
+
+
+@METHODS
+@pytest.mark.parametrize("synchronised", [False, True])
+def test_no_prompt_at_all_is_an_empty_batch(method, synchronised, arithmetic):
     """With several ranks one may have no problem left; in step with the others it decodes one that is thrown away."""
-    for synchronised in (False, True):
-        engine.synchronised = synchronised
-        batch = engine.generate([], 4, Sampling(max_response_length=5), seed=0)
-        assert len(batch) == 0
-        assert batch.texts == []
-    engine.synchronised = None
+    engine = HFEngine(method=method, synchronised=synchronised)
+    engine.update_weights(arithmetic)
+    batch = engine.generate([], 4, Sampling(max_response_length=5), seed=0)
+    assert (len(batch), batch.texts) == (0, [])
 
 
 class Casts(TorchDispatchMode):
     """Counts the numbers that are made half precision."""
 
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
+    numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.numbers += args[0].numel() if "_to_copy" in str(func) and kwargs.get("dtype") == torch.bfloat16 else 0
@@ -139,19 +115,20 @@ class Casts(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["", "adapters"])
-@pytest.mark.parametrize("method", ["compact", "generate"])
+@METHODS
 def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_those(method, lora):
     """Lightning's autocast keeps nothing: the weights would be cast for every token, frozen ones, too."""
     policy = load_policy("arithmetic", Loading(lora=lora))
     trained = [name for name, p in policy.named_parameters() if p.requires_grad]
     weights = sum(p.numel() for p in policy.parameters())
-    engine = HFEngine(method=method)
-    engine.update_weights(policy)
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
         with Casts() as casts:
-            batch = engine.generate(PROMPTS[:1], 2, Sampling(max_response_length=24), seed=1)
+            batch = sampled(policy, Sampling(max_response_length=24), group_size=1, method=method)
         assert 0.9 * weights < casts.numbers < 4 * weights  # 24 tokens, and activations.
-        policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs.sum().backward()
+        again = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
+        again.sum().backward()
+    assert batch.sampling_logprobs.dtype == torch.float32
+    assert_near(again.float(), batch.sampling_logprobs, 8, torch.bfloat16)
     assert [name for name, p in policy.named_parameters() if p.requires_grad] == trained
     # Adapters begin with a matrix of zeros, behind which the other one has no gradient yet.
     named = dict(policy.named_parameters())

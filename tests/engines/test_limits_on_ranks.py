@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tests.processes import run_script
 
 TWO_RANKS = """
@@ -16,12 +14,12 @@ from grail_lightning.policy import load_policy
 from tests.runs import problems
 
 torch.set_num_threads(1)
-rank, store, method = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
+rank, store = int(os.environ["RANK"]), sys.argv[1]
 policy = load_policy("arithmetic")
 passes = []
 policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
 
-def sample(limit, number):
+def sample(method, limit, number):
     passes.clear()
     engine = HFEngine(method=method)
     engine.update_weights(policy)
@@ -30,25 +28,28 @@ def sample(limit, number):
 
 # Each rank's limit and problems, of which a rank may have none. The first rank always has the larger limit.
 calls = [[(30, 2), (9, 2)], [(30, 3), (12, 0)], [(8, 0), (7, 2)]]
-alone = [sample(*call[rank]) if call[rank][1] else None for call in calls]
+methods = ("compact", "generate")
+alone = {method: [sample(method, *call[rank]) if call[rank][1] else None for call in calls] for method in methods}
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-together = [sample(*call[rank]) for call in calls]
+together = {method: [sample(method, *call[rank]) for call in calls] for method in methods}
 print(json.dumps({
-    "same": [a is None or a[0] == b[0] for a, b in zip(alone, together)],
-    "alone": [None if a is None else a[1] for a in alone],
-    "passes": [number for _, number in together],
+    method: {
+        "same": [a is None or a[0] == b[0] for a, b in zip(alone[method], together[method])],
+        "alone": [None if a is None else a[1] for a in alone[method]],
+        "passes": [number for _, number in together[method]],
+    } for method in methods
 }))
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("method", ["compact", "generate"])
-def test_each_rank_draws_what_it_draws_alone_in_equally_many_passes(method, tmp_path):
+def test_each_rank_draws_what_it_draws_alone_in_equally_many_passes(tmp_path):
     (tmp_path / "ranks.py").write_text(TWO_RANKS)
-    printed = run_script(tmp_path / "ranks.py", tmp_path / "store", method, ranks=2, timeout=60)
-    first, second = (json.loads(rank.stdout.splitlines()[-1]) for rank in printed)
-    assert first["same"] == second["same"] == [True] * 3
-    assert first["passes"] == second["passes"]
-    assert first["alone"][0] > second["alone"][0], "the case must make one rank wait"
-    if method == "compact":  # Transformers' loop waits for the end of the row that stands in for none.
-        assert (first["passes"][1], second["passes"][2]) == (first["alone"][1], second["alone"][2])
+    printed = run_script(tmp_path / "ranks.py", tmp_path / "store", ranks=2, timeout=90)
+    for method in ("compact", "generate"):
+        first, second = (json.loads(rank.stdout.splitlines()[-1])[method] for rank in printed)
+        assert first["same"] == second["same"] == [True] * 3
+        assert first["passes"] == second["passes"]
+        assert first["alone"][0] > second["alone"][0], "the case must make one rank wait"
+        if method == "compact":  # Transformers' loop waits for the end of the row that stands in for none.
+            assert (first["passes"][1], second["passes"][2]) == (first["alone"][1], second["alone"][2])

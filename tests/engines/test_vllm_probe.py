@@ -1,19 +1,11 @@
 import copy
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from grail_lightning.engines.vllm.probe import (
-    EXACT,
-    ROUNDED,
-    Bound,
-    check_gap,
-    default_bound,
-    measure_gap,
-    probe_requests,
-)
-from grail_lightning.engines.vllm.requests import Completion
+from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
 from tests.engines.test_vllm_requests import Sampler
 
 
@@ -22,48 +14,42 @@ def requests(arithmetic):
     return probe_requests(arithmetic)
 
 
-def _gap(trainer, sampler, requests):
-    return measure_gap(trainer, requests, Sampler(sampler)(requests))
+def check(trainer, requests, completions, dtype=torch.float32, bound=None):
+    return check_probe(trainer, requests, completions, engine="Mine", dtype=dtype, bound=bound, since="after a push")
 
 
-def test_a_sampler_with_the_same_weights_is_within_the_exact_bound(arithmetic, requests):
-    gap = _gap(arithmetic, arithmetic, requests)
-    assert gap.tokens == 16 * len(requests)
-    assert 0 < gap.largest < EXACT.largest / 10
-    check_gap(gap, EXACT, engine="Mine", dtypes="float32", since="at the start")
+def test_a_sampler_with_the_same_weights_is_well_within_the_exact_bound(arithmetic, requests):
+    said = check(arithmetic, requests, Sampler(arithmetic)(requests), bound=Bound(mean=1e-5, largest=1e-4))
+    assert "at most over 256 tokens (sampler in float32, trainer in float32)." in said
 
 
 def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
-    """One scale of one normalisation, doubled."""
+    """One scale of one normalisation, doubled. The bound of a sampler in half precision is wider."""
     stale = copy.deepcopy(arithmetic)
     with torch.no_grad():
         stale.blocks[2].input_layernorm.weight[5] *= 2
-    with pytest.raises(ValueError, match=r"differ by 0\.\d+ on average.* \(float32\)\. Likely causes: weights"):
-        check_gap(_gap(arithmetic, stale, requests), EXACT, engine="Mine", dtypes="float32", since="after a push")
+    completions = Sampler(stale)(requests)
+    with pytest.raises(ValueError, match=r"after a push, within 0.0001 nats .* differ by 0\.\d+ on average.*float32"):
+        check(arithmetic, requests, completions)
+    check(arithmetic, requests, completions, torch.bfloat16, Bound(mean=1, largest=10))
 
 
-def test_a_temperature_that_is_not_applied_is_noticed_though_the_run_samples_at_one(arithmetic, requests):
-    def at_one(request):
-        return type(request)(request.prompt, {**request.parameters, "temperature": 1.0})
-
-    completions = Sampler(arithmetic)([at_one(request) for request in requests])
-    gap = measure_gap(arithmetic, requests, completions)
-    with pytest.raises(ValueError, match="must agree"):
-        check_gap(gap, ROUNDED, engine="Mine", dtypes="bfloat16", since="at the start")
+def _at_temperature_one(policy, requests):
+    return Sampler(policy)([type(row)(row.prompt, row.parameters | {"temperature": 1.0}) for row in requests])
 
 
-def test_log_probabilities_after_top_k_are_noticed(arithmetic, requests):
-    """Those are renormalised over the tokens that are left, here to twice the probability."""
-    completions = [
-        Completion(row.ids, [value + math.log(2) for value in row.logprobs]) for row in Sampler(arithmetic)(requests)
-    ]
-    gap = measure_gap(arithmetic, requests, completions)
-    with pytest.raises(ValueError, match=r"differ by 0.693 on average"):
-        check_gap(gap, ROUNDED, engine="Mine", dtypes="bfloat16", since="at the start")
+def _renormalised(policy, requests):
+    """As after top-k, here to twice the probability."""
+    rows = Sampler(policy)(requests)
+    return [dataclasses.replace(row, logprobs=[value + math.log(2) for value in row.logprobs]) for row in rows]
 
 
-def test_bounds_are_positive_and_follow_the_coarser_dtype():
-    assert default_bound(torch.float32, torch.float64) == EXACT
-    assert default_bound(torch.float32, torch.bfloat16) == ROUNDED
-    with pytest.raises(ValueError, match=r"`bound.mean` must be positive, but got 0"):
-        Bound(mean=0, largest=1)
+def _undefined(policy, requests):
+    rows = Sampler(policy)(requests)
+    return [dataclasses.replace(rows[0], logprobs=[math.nan] * 16), *rows[1:]]
+
+
+@pytest.mark.parametrize("mistake", [_at_temperature_one, _renormalised, _undefined])
+def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(mistake, arithmetic, requests):
+    with pytest.raises(ValueError, match=r"`Mine` and the trainer must agree .* within 0.12 nats"):
+        check(arithmetic, requests, mistake(arithmetic, requests), torch.bfloat16)

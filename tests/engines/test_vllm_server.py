@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import logging
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ from safetensors.torch import load_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.vllm.server import deal
 from grail_lightning.policy import Loading, load_policy
 from tests.runs import problems
 from tests.shell import SHORT, fails
@@ -69,6 +67,13 @@ def texts(engine, sampling=GREEDY, number=4, group_size=2):
     return engine.generate(problems(number), group_size, sampling, seed=3).texts
 
 
+def told(caplog):
+    """What the log said since it was asked last."""
+    said = caplog.text
+    caplog.clear()
+    return said
+
+
 def completions(served):
     return [asked for path, _, asked in served.asked if path == "/v1/completions"]
 
@@ -76,31 +81,20 @@ def completions(served):
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def test_greedy_texts_are_those_of_the_policy_before_and_after_a_push(policy, served, engine_of):
-    ours, theirs = engine_of(served), HFEngine()
-    for _ in range(2):
-        ours.update_weights(policy)
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_changed_weights_alone_are_pushed_and_sampled_with(in_folder, policy, served, engine_of, tmp_path):
+    engine, theirs = engine_of(served, **{"push_folder": str(tmp_path)} if in_folder else {}), HFEngine()
+    for push in (1, 2):
+        for _ in range(2):
+            engine.update_weights(policy)
+        assert served.worker.loads == push
         theirs.update_weights(policy)
-        batch, expected = (e.generate(problems(4), 2, GREEDY, seed=3) for e in (ours, theirs))
+        batch, expected = (e.generate(problems(4), 2, GREEDY, seed=3) for e in (engine, theirs))
         assert batch.texts == expected.texts
         assert torch.equal(batch.finished, expected.finished)
         torch.testing.assert_close(batch.sampling_logprobs, expected.sampling_logprobs, atol=1e-4, rtol=0)
-        with torch.no_grad():
-            policy.model.get_input_embeddings().weight.mul_(1.1)
-    assert served.worker.loads == 2
-
-
-@pytest.mark.parametrize("in_folder", [False, True])
-def test_changed_weights_alone_are_pushed_through_memory_or_a_folder(in_folder, policy, served, engine_of, tmp_path):
-    engine = engine_of(served, **{"push_folder": str(tmp_path)} if in_folder else {})
-    engine.update_weights(policy)
-    engine.update_weights(policy)
-    assert served.worker.loads == 1
-    next(policy.parameters()).data[0, 0] += 1  # Counters of changes do not see it.
-    engine.update_weights(policy)
-    assert served.worker.loads == 2
-    loads = [asked["args"] for _, _, asked in served.asked if asked.get("method") == "grail_load"]
-    (path, version) = loads[-1]
+        policy.model.get_input_embeddings().weight.data.mul_(1.0 if push == 2 else 1.1)  # Counters do not see it.
+    (path, version) = [asked["args"] for _, _, asked in served.asked if asked.get("method") == "grail_load"][-1]
     assert torch.equal(load_file(path)["model.norm.weight"], policy.model.model.norm.weight)
     if in_folder:
         assert [str(file) for file in tmp_path.iterdir()] == [path], "the newest file alone"
@@ -150,50 +144,32 @@ class Spoilt(Worker):
         return status
 
 
-def test_the_probe_stops_a_run_whose_server_has_other_weights(policy, engine_of):
+def test_a_server_with_other_weights_stops_the_run(policy, engine_of):
     with SmallServer(Spoilt) as server:
         engine = engine_of(server)
         with pytest.raises(ValueError, match=r"must agree on the log-probabilities of 256 probe tokens after a push"):
             engine.update_weights(policy)
         with pytest.raises(ValueError, match="has pushed no weights yet"):
             texts(engine)
+        policy.model.register_buffer("unknown", torch.zeros(3))
+        with pytest.raises(ValueError, match=r"could not take the weights of the policy \(KeyError: 'unknown'\)"):
+            engine.update_weights(policy)
 
 
-def test_one_weight_that_is_changed_behind_the_engine_is_found_by_verify(policy, served, engine_of):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    engine.verify(policy)
-    with torch.no_grad():
-        served.worker.policy.model.get_output_embeddings().weight[17] += 0.01
-    with pytest.raises(ValueError, match="must agree on the log-probabilities"):
-        engine.verify(policy)
+# --- requests and servers that fail ---------------------------------------------------------------------------------
 
 
-def test_weights_that_do_not_fit_are_one_line(policy, served, engine_of):
-    policy.model.register_buffer("unknown", torch.zeros(3))
-    with pytest.raises(ValueError, match=r"could not take the weights of the policy \(KeyError: 'unknown'\)"):
-        engine_of(served).update_weights(policy)
-
-
-# --- requests -------------------------------------------------------------------------------------------------------
-
-
-def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of):
+def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of, monkeypatch):
     with SmallServer() as one, SmallServer() as two, SmallServer() as three:
         alone, shared = engine_of(one), engine_of(three, two)
         for engine in (alone, shared):
             engine.update_weights(policy)
         assert texts(alone, DRAWN, 5) == texts(shared, DRAWN, 5)
         asked = [len(completions(server)) for server in (one, two, three)]
-        assert asked == [10 + PROBES, 4 + PROBES, 6 + PROBES]
-
-
-def test_prompts_are_dealt_in_turn_and_ranks_begin_with_different_servers():
-    a, b, c = [1], [2], [3]
-    assert deal([a, a, b, b, c, c], 2, rank=0) == [[0, 1, 4, 5], [2, 3]]
-    assert deal([a, a, b, b, c, c], 2, rank=1) == [[2, 3], [0, 1, 4, 5]]
-    assert deal([a, b, a], 1, rank=5) == [[0, 1, 2]]
-    assert deal([], 2, rank=0) == [[], []]
+        assert asked == [10 + PROBES, 4 + PROBES, 6 + PROBES], "prompts are dealt in turn, a group to one server"
+        monkeypatch.setattr("grail_lightning.engines.vllm.server.rank", lambda: 1)
+        texts(shared, DRAWN, 1)
+        assert len(completions(two)) == 4 + PROBES + 2, "ranks begin with different servers"
 
 
 def test_requests_are_in_flight_side_by_side_and_at_most_as_many_as_asked_for(policy, served, engine_of):
@@ -209,23 +185,12 @@ def test_requests_are_in_flight_side_by_side_and_at_most_as_many_as_asked_for(po
         time.sleep(0.05)
         with lock:
             flying -= 1
-        handler.say({"choices": [{"token_ids": [5] * 8, "logprobs": {"token_logprobs": [-1.0] * 8}}]})
+        choice = {"token_ids": [5] * 8, "logprobs": {"token_logprobs": [-1.0] * 8}, "finish_reason": "length"}
+        handler.say({"choices": [choice]})
 
     served.faults += [counted] * 20
     texts(engine, number=10)
     assert most == 5
-
-
-def test_the_key_is_sent_as_vllm_expects_it_and_a_path_of_the_url_is_kept(served, monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    engine = VLLMServer([f"{served.url}/v1/"])
-    engine.check("arithmetic", Loading())
-    (asked,) = served.asked
-    assert asked[:1] == ("/collective_rpc",)
-    assert asked[1]["Authorization"] == "Bearer secret"
-
-
-# --- servers that fail ----------------------------------------------------------------------------------------------
 
 
 def restarts(served):
@@ -243,13 +208,13 @@ def goes_unnoticed(served):
 
     def change(handler):
         served.restart()
-        ids, logprobs = served.worker.complete(handler.asked["prompt"], handler.asked)
-        handler.say({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]})
+        handler.say(served.worker.complete(handler.asked["prompt"], handler.asked))
 
     return change
 
 
 FAULTS = {
+    "too long": lambda served: lambda handler: time.sleep(5),
     "status 500": lambda served: answers_with(500),
     "breaks off": lambda served: breaks_off,
     "no JSON": lambda served: garbles,
@@ -259,38 +224,35 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("place", [3])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_or_a_restart_changes_no_response(fault, place, policy, served, engine_of, caplog):
+def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, caplog):
     engine = engine_of(served)
     engine.update_weights(policy)
     expected = texts(engine, DRAWN)
-    served.faults += [None] * place + [FAULTS[fault](served)]
-    with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
-        assert texts(engine, DRAWN) == expected
-    assert not served.faults
-    assert "8 responses are sampled again" in caplog.text
-    if fault.startswith("restarts"):
-        assert "has other weights than the last push (those it was started with" in caplog.text
+    for name, fault in FAULTS.items():
+        engine._servers[0].answer_seconds = 3 if name == "too long" else 60
+        served.faults += [None] * 3 + [fault(served)]
+        told(caplog)
+        assert texts(engine, DRAWN) == expected, name
+        assert not served.faults
+        said = told(caplog)
+        assert "8 responses are sampled again" in said, name
+        assert ("has other weights than the last push" in said) == name.startswith("restarts"), name
+        assert ("no answer in time" in said) == (name == "too long"), name
 
 
-@pytest.mark.parametrize("takes_them", [True, False])
-def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_update(
-    takes_them, policy, served, engine_of, caplog
-):
+def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_update(policy, served, engine_of, caplog):
     engine = engine_of(served)
     engine.update_weights(policy)
     expected = texts(engine)
-    served.make = Worker if takes_them else Spoilt
     served.restart()
-    again = texts(engine)
-    assert caplog.text.count("pushed again") == 1
-    if takes_them:
-        assert again == expected
+    assert texts(engine) == expected
+    assert told(caplog).count("pushed again") == 1
+    engine.update_weights(policy)
+    served.make = Spoilt
+    served.restart()
+    texts(engine)
+    with pytest.raises(ValueError, match=r"must agree on the log-probabilities"):
         engine.update_weights(policy)
-    else:
-        with pytest.raises(ValueError, match=r"must agree on the log-probabilities"):
-            engine.update_weights(policy)
 
 
 def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(policy, served, engine_of, caplog):
@@ -313,44 +275,23 @@ def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(po
     assert "8 responses are sampled again" in caplog.text
 
 
-def test_a_server_that_always_fails_ends_the_run_with_the_reason(policy, served, engine_of, monkeypatch):
+def test_what_a_server_refuses_or_never_does_ends_the_run_with_one_line(policy, engine_of, monkeypatch):
     monkeypatch.setattr("grail_lightning.engines.vllm.server._MOST_ROUNDS", 3)
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    served.faults += [answers_with(500)] * 100
-    with pytest.raises(ValueError, match=rf"{served.url} failed 3 times to sample 8 responses \(status 500: not now\)"):
-        texts(engine)
-
-
-def test_what_a_server_refuses_is_one_line_at_once(policy, served, engine_of):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    served.faults += [answers_with(400)]
-    with pytest.raises(ValueError, match=rf"{served.url} refused a prompt: status 400: not now"):
-        texts(engine)
-
-
-def test_a_server_that_is_gone_ends_the_run_with_how_to_go_on(policy, engine_of):
     with SmallServer() as server:
         engine = engine_of(server, patience_seconds=0.5)
         engine.update_weights(policy)
-    with pytest.raises(ValueError, match="Connection refused") as raised:
+        server.faults += [answers_with(400)]
+        with pytest.raises(ValueError, match=rf"{server.url} refused /v1/completions \(status 400: .*not now"):
+            texts(engine)
+        server.faults[:] = [answers_with(500)] * 100
+        with pytest.raises(ValueError, match=r"failed 3 times to sample 8 responses \(status 500: .*not now"):
+            texts(engine)
+    with pytest.raises(ValueError, match=rf"{server.url} has not answered for 0.5 s \(Connection refused") as raised:
         texts(engine)
     said = str(raised.value)
-    assert f"{server.url} has not answered for 0.5 s" in said
     assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in said
     assert "--ckpt_path=last" in said
     assert "\n" not in said
-
-
-def test_an_answer_that_takes_too_long_counts_as_a_failure(policy, served, engine_of, caplog):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    expected = texts(engine)
-    engine._servers[0].answer_seconds = 4
-    served.faults += [lambda handler: time.sleep(5)]
-    assert texts(engine) == expected
-    assert "no answer in time" in caplog.text
 
 
 def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again(policy, served, engine_of):
@@ -380,20 +321,26 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
 # --- before a model is loaded ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [400, 401, 403])
-def test_what_else_a_server_refuses_is_what_it_said(status, served, engine_of):
-    served.refuses = status
-    said = rf"{served.url} refused `grail_status` \(status {status}: not now\)"
-    with pytest.raises(ValueError, match=said) as raised:
-        engine_of(served).check("arithmetic", Loading())
-    assert "DEV_MODE" not in str(raised.value)
-    assert ("VLLM_API_KEY" in str(raised.value)) == (status in (401, 403))
+def test_the_key_is_sent_as_vllm_expects_it_and_a_path_of_the_url_is_kept(served, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    VLLMServer([f"{served.url}/v1/"]).check("arithmetic", Loading())
+    (asked,) = served.asked
+    assert asked[:1] == ("/collective_rpc",)
+    assert asked[1]["Authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize("server", [{"worker": None}, {"dev_mode": False}])
-def test_a_server_that_takes_no_weights_is_named_with_what_to_do(server, engine_of):
-    with SmallServer(**server) as made, pytest.raises(ValueError, match=f"{made.url} takes no weights .*--worker-ext"):
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ({"worker": None}, "status 500: .*has no attribute"),
+        ({"dev_mode": False}, "status 404: .*Not Found"),
+        *(({"refuses": status}, f"status {status}: .*not now") for status in (400, 401, 403)),
+    ],
+)
+def test_a_server_that_takes_no_weights_is_named_with_its_words_and_what_to_do(server, said, engine_of):
+    with SmallServer(**server) as made, pytest.raises(ValueError, match=rf"refused /collective_rpc \({said}") as raised:
         engine_of(made).check("arithmetic", Loading())
+    assert re.search(r"takes weights if .* VLLM_SERVER_DEV_MODE=1 .*--worker-ext.*VLLM_API_KEY", str(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -424,13 +371,13 @@ def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_lo
         url = server.url
     folder = f"--trainer.default_root_dir={tmp_path}"
     said = fails(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
-    assert f"{url} must be a vLLM server, but does not answer (Connection refused)" in said
+    assert f"{url} has not answered for 0 s (Connection refused)" in said
     assert re.search(r"Start it: VLLM_SERVER_DEV_MODE=1 vllm serve /\S+/arithmetic --port \d+ --dtype auto ", said)
 
 
 def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served, engine_of):
     served.loading = time.monotonic() + 1.5
-    with pytest.raises(ValueError, match=r"does not answer \(status 503"):
+    with pytest.raises(ValueError, match=r"has not answered for 0 s \(status 503"):
         engine_of(served).check("arithmetic", Loading())
     engine_of(served, wait_seconds=30).check("arithmetic", Loading())
     assert time.monotonic() > served.loading

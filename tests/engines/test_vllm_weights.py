@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -115,7 +115,7 @@ def policy():
 
 
 def test_a_fingerprint_notices_every_kind_of_write(policy):
-    """`_version` misses all but the last two, the sums the last two: a swap in a row, and a write of what was there."""
+    """Counters of changes miss the first three, and plain sums all but the first."""
     weight = policy.blocks[1].mlp.up_proj.weight
     first = fingerprint(policy)
     assert not same_on_all_ranks(first, None)
@@ -123,9 +123,8 @@ def test_a_fingerprint_notices_every_kind_of_write(policy):
     for write in (
         lambda: weight.data.view(-1)[7:8].mul_(1 + 1e-6),
         lambda: weight.data.copy_(weight.data.flip(0)),
-        lambda: weight.data[0].copy_(weight.data[1].clone()),
-        lambda: weight.copy_(weight.flip(1)),
-        lambda: weight.add_(0),
+        lambda: weight.data.copy_(weight.data.flip(1)),
+        lambda: weight.copy_(weight.roll(1, 0)),
     ):
         with torch.no_grad():
             write()
@@ -142,7 +141,7 @@ def test_fingerprints_of_other_dtypes_notice_one_rounding(policy, dtype):
     weight = policy.model.get_input_embeddings().weight
     with torch.no_grad():
         weight[3, 5] = torch.nextafter(weight[3, 5], weight.new_tensor(torch.inf))
-    assert (fingerprint(policy) != first).any(1).sum() == 1
+    assert (fingerprint(policy) != first).sum() == 1
 
 
 def test_matrices_are_written_as_the_server_computes_and_vectors_as_they_are():
@@ -178,28 +177,40 @@ def test_weights_of_every_dtype_and_shape_are_read_as_they_were(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def _writes_too_much(how, folder=None):
-    """What the parent of a process sees that writes a file beyond its limit, the nearest to a full disk or memory."""
+def test_a_trainer_that_fails_while_it_writes_leaves_nothing_in_the_folder(tmp_path):
+    def broken():
+        yield "first", torch.ones(3)
+        raise OSError("no space left")
+
+    file = WeightFile(str(tmp_path))
+    with pytest.raises(OSError, match="no space left"):
+        file.write("run-1", broken(), torch.float32)
     child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGXFSZ, how)
+    if child == 0:  # A file beyond the limit of its process is the nearest to a full disk.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError, SafetensorError):
-            WeightFile(folder).write("run-1", [(str(k), torch.ones(2**17, 1)) for k in range(8)], torch.float32)
+        with contextlib.suppress(OSError):
+            file.write("run-1", [(str(k), torch.ones(2**17, 1)) for k in range(8)], torch.float32)
             os._exit(0)
         os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_trainer_that_is_killed_or_fails_while_it_writes_leaves_nothing(tmp_path, monkeypatch):
-    """The kernel kills one when memory is short, and a model's size would stay in use."""
-    monkeypatch.setattr("grail_lightning.engines.vllm.weights._roomy_folder", lambda size: tmp_path)
-    assert _writes_too_much(signal.SIG_IGN) == 1
-    assert _writes_too_much(signal.SIG_IGN, str(tmp_path)) == 1
-    assert not list(tmp_path.iterdir())
-    assert _writes_too_much(signal.SIG_DFL) == -signal.SIGXFSZ
-    assert not list(tmp_path.iterdir())
+def test_a_fork_gives_up_its_copy_and_not_the_file_of_its_parent(tmp_path):
+    """As a data loader's worker is one, which ends while the run goes on."""
+    files = [WeightFile(str(tmp_path)), WeightFile()]
+    paths = [file.write("run-1", [("ones", torch.ones(3))], torch.float32) for file in files]
+    child = os.fork()
+    if child == 0:
+        for file in files:
+            file.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for file, path in zip(files, paths, strict=True):
+        assert torch.equal(load_file(path)["ones"], torch.ones(3))
+        file.close()
+        assert not os.path.exists(path)
 
 
 def test_weights_are_given_up_one_by_one_while_they_are_written():

@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,7 +82,7 @@ def test_the_folder_says_what_was_evaluated(undisturbed):
     assert facts["finished"]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 137, -1, -40, "batch", "line"])
+@pytest.mark.parametrize("cut", [0, 137, -1, "batch", "line"])
 def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undisturbed, tmp_path, capsys, caplog):
     """The file ends where a kill left it: nowhere, inside a line, behind a line of a batch, behind a batch."""
     whole = (undisturbed[0] / SAMPLES / "rank_00000.jsonl").read_bytes()
@@ -98,9 +96,8 @@ def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undistur
     sampled = Sampled()
     with caplog.at_level("INFO"):
         assert run_test(tmp_path, sampled) == undisturbed[1]
-    batches = sum(whole[:there].count(b"\n") // n == 1 for n in (9, 18, 21))
     done = whole[:there].count(b"\n") // 9 if there < len(whole) else 3
-    assert sampled.batches == 3 - done, batches
+    assert sampled.batches == 3 - done
     assert f"{min(3 * done, 7)} of 7 problems are done" in caplog.text
     assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
     assert read_evaluation(tmp_path / SAMPLES)["finished"]
@@ -148,7 +145,6 @@ def _other_weights():
     [
         (_other_weights, "model.digest"),
         (lambda: {"sampling": Sampling(max_response_length=40, temperature=0.9)}, "sampling.temperature"),
-        (lambda: {"num_samples": 4}, "num_samples"),
         (lambda: {"num_problems": 6}, "datasets.arithmetic.digest, datasets.arithmetic.problems"),
         (lambda: seed_everything(5, verbose=False) and {}, "seed"),
     ],
@@ -259,13 +255,3 @@ def test_an_interrupted_test_says_that_its_samples_are_kept_if_they_are(kept, ca
     folder = Path("runs/quickstart/test/samples")
     assert (f"are kept in {folder}; the same command goes on with them." in caplog.text) == (kept == "test")
     assert len(list(read_samples(folder))) == 4 if kept == "test" else not folder.exists()
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_loses_and_doubles_nothing():
-    root = Path(__file__).parents[2]
-    command = [sys.executable, str(root / "benchmarks" / "kill_evaluation.py"), "--kills=3", "--problems=40"]
-    done = subprocess.run([*command, "--ranks=1"], capture_output=True, text=True, check=False, cwd=root)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 samples lost, 0 doubled; table and samples the same" in done.stdout
-    assert done.stdout.count("killed at") >= 2

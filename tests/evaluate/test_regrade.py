@@ -8,10 +8,11 @@ from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, Preflight
 from grail_lightning.data import DatasetSpec, MathData
-from grail_lightning.evaluate import Sample, read_evaluation, read_samples
+from grail_lightning.evaluate import read_evaluation, read_samples
 from grail_lightning.evaluate.records import SampleWriter, write_evaluation
 from grail_lightning.evaluation import main, regraded
 from tests.data.recorder import write
+from tests.evaluate.made import sample
 from tests.evaluate.tested import run_test
 from tests.runs import module, trainer
 
@@ -27,13 +28,13 @@ def tested(tmp_path_factory):
     return folder / "test", said[-1]
 
 
-def _sample(reference, response, **changes):
-    made = {
-        **{"dataset": "d", "problem": "0" * 16, "index": 0, "sample": 0, "prompt": "p", "reference": reference},
-        **{"response": response, "prediction": None, "correct": False, "status": "wrong", "layer": "none"},
-        **{"num_tokens": 3, "finished": True, "seed": 0, "columns": {}},
-    }
-    return Sample(**made | changes)
+def _written(folder, samples, facts):
+    folder.mkdir(exist_ok=True)
+    write_evaluation(folder, facts)
+    writer = SampleWriter(folder, 0)
+    writer.write(samples)
+    writer.close()
+    return folder
 
 
 def _facts(**grading):
@@ -48,30 +49,20 @@ def _facts(**grading):
 BOXED = {"class": "grail_lightning.answers.find.Boxed"}
 
 
-def test_the_table_of_regraded_samples_is_that_of_the_test(tested, capsys):
+@pytest.mark.parametrize("given", ["test", "test/samples", "."])
+def test_the_table_of_regraded_samples_is_that_of_the_test(given, tested, capsys):
     folder, table = tested
-    assert main(["regrade", str(folder)]) == 0
+    assert main(["regrade", str(folder.parent / given)]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"21 samples of {folder / 'samples'}, 0 with another verdict\n")
     assert said.endswith(f"\n\n{table}\n")
 
 
-def test_the_folder_of_a_run_is_regraded_as_its_test(tested, capsys):
-    folder, table = tested
-    assert main(["regrade", str(folder.parent)]) == 0
-    assert table in capsys.readouterr().out
-
-
 def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, capsys, tmp_path):
-    folder = tmp_path / "samples"
-    folder.mkdir()
     samples = list(read_samples(tested[0] / "samples"))
     right = next(k for k, sample in enumerate(samples) if sample.correct)
     samples[right] = dataclasses.replace(samples[right], correct=False, status="timeout", layer="none")
-    write_evaluation(folder, read_evaluation(tested[0] / "samples"))
-    writer = SampleWriter(folder, 0)
-    writer.write(samples)
-    writer.close()
+    folder = _written(tmp_path / "samples", samples, read_evaluation(tested[0] / "samples"))
     assert main(["regrade", str(folder), "--output", str(tmp_path / "new")]) == 0
     said = capsys.readouterr().out
     assert "1 with another verdict" in said
@@ -85,7 +76,10 @@ def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, caps
 
 @pytest.mark.parametrize("form", [BOXED, {"class": "grail_lightning.answers.find.boxes.Boxed"}])  # an older version's
 def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise(form):
-    samples = [_sample("2", r"\boxed{2}", prediction="3"), _sample("2", "no box", prediction="2")]
+    samples = [
+        sample(reference="2", response=r"\boxed{2}", prediction="3"),
+        sample(reference="2", response="no box", prediction="2"),
+    ]
     with Verifier() as verifier:
         ours = regraded(samples, _facts(answer=form), verifier)
         theirs = regraded(samples, _facts(answer={"class": "mine.Form"}), verifier)
@@ -96,16 +90,15 @@ def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise(for
 @pytest.mark.parametrize(("compare", "status"), [("text", "right"), ("exact", "wrong"), ("math", "right")])
 def test_answers_are_compared_as_the_task_compares_them(compare, status):
     with Verifier() as verifier:
-        (found,) = regraded([_sample("Paris", r"\boxed{paris}")], _facts(answer=BOXED, compare=compare), verifier)
+        (found,) = regraded(
+            [sample(reference="Paris", response=r"\boxed{paris}")], _facts(answer=BOXED, compare=compare), verifier
+        )
     assert found.status == status
 
 
 def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):
     hostile = "\x1b]0;owned\x07\u202e" + "9" * 5000
-    write_evaluation(tmp_path, _facts(answer=BOXED))
-    writer = SampleWriter(tmp_path, 0)
-    writer.write([_sample("2", "\\boxed{" + hostile + "}\ud800")])
-    writer.close()
+    _written(tmp_path, [sample(reference="2", response="\\boxed{" + hostile + "}\ud800")], _facts(answer=BOXED))
     assert main(["regrade", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
@@ -123,23 +116,27 @@ def test_an_interrupted_test_is_regraded_as_far_as_it_went(tested, tmp_path, cap
     assert "The evaluation was interrupted: 3 of 7 problems." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [None, "{", "[1]", '{"format": 2}', '{"format": 1}'])
-def test_a_folder_of_something_else_is_one_line(content, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (None, ["regrade", "."], "must be a folder of samples"),
+        ("{", ["regrade", "."], "must be JSON"),
+        ("[1]", ["regrade", "."], "must have the `format` 1"),
+        ('{"format": 2}', ["regrade", "."], "must have the `format` 1"),
+        ('{"format": 1}', ["regrade", "."], "must have the `format` 1"),
+        (None, [], "See --help."),
+        (None, ["grade", "samples"], "See --help."),
+        (None, ["regrade", "samples", "--out"], "See --help."),
+    ],
+)
+def test_a_mistake_is_one_line(content, arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / "evaluation.json").write_text(content)
-    assert main(["regrade", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("grail_lightning.evaluation: error: ")
-    assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [[], ["grade", "samples"], ["regrade", "samples", "--out"]])
-def test_a_wrong_option_is_one_line(arguments, capsys):
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("grail_lightning.evaluation: error: ")
-    assert said.endswith("See --help.\n")
-    assert said.count("\n") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("grail_lightning.evaluation: error: ")
+    assert message in line
 
 
 def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):

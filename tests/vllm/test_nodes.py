@@ -28,8 +28,7 @@ def test_nodes_train_beside_a_server_and_go_on_after_one_of_them_was_killed(engi
     struck.mkdir()
     with nodes(whole, *engine) as both:
         assert both.wait(300) == [0, 0], both.said(0)[-3000:] + both.said(1)[-3000:]
-    ended, said = strike(struck, 1, signal.SIGKILL, *engine)
-    assert "ank 1 " in next(line for line in said.splitlines() if "grail-lightning: error:" in line)
+    ended = strike(struck, 1, signal.SIGKILL, *engine)
     resumed = go_on(struck, *engine)
     expected, found = weights(whole), weights(struck)
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())

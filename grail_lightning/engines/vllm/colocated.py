@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-import random
+import copy
+import importlib.util
+import os
+import socket
+import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.vllm.probe import (
-    Bound,
-    Gap,
-    check_gap,
-    default_bound,
-    describe_gap,
-    dtype_name,
-    measure_gap,
-    probe_requests,
-)
-from grail_lightning.engines.vllm.requests import Completion, Request, SeededEngine, sample
-from grail_lightning.engines.vllm.start import check_vllm, installed_version, starting
+from grail_lightning.engines.base import RolloutEngine
+from grail_lightning.engines.vllm.probe import Bound, check_probe, dtype_name, probe_requests
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.options import first_line
 from grail_lightning.runtime.collectives import all_gather_objects, rank, world_size
-from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.base import Prompt
 from grail_lightning.vllm_worker import report_whole_vocabulary, take_weights
 
-T = TypeVar("T")
-
 _CPU_CACHE_GIB = 1.0
-_OURS = (
-    *("model", "tokenizer", "load_format", "dtype", "logprobs_mode", "distributed_executor_backend"),
-    *("enable_sleep_mode", "tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "enforce_eager"),
-)
+_DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",  # It warns at every push of tied weights.
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # The trainer's threads would be bound with its own.
+}
+_WRITTEN_BY_VLLM = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LOCAL_WORLD_SIZE")
 
 
-class VLLMEngine(SeededEngine):
+class VLLMEngine(RolloutEngine):
     """vLLM in the process that trains, on the same devices.
 
     It starts with the first rollouts. The weights are pushed before each sampling if they have changed, one parameter
@@ -65,10 +60,10 @@ class VLLMEngine(SeededEngine):
             CPUs.
         bound: How far the log-probabilities of sampler and trainer may differ on the probe. null is 1e-4 nats on
             average and 1e-3 at most if both compute in float32, else 0.12 and 2.
-        options: Further arguments of `vllm.LLM`.
+        options: Further arguments of `vllm.LLM`, beside those that the engine sets itself.
 
     Raises:
-        ValueError: If vLLM is not installed or is another release than this engine knows, or for values out of range.
+        ValueError: If vLLM is not installed, or for values out of range.
     """
 
     own_weights = True
@@ -92,22 +87,19 @@ class VLLMEngine(SeededEngine):
                 raise ValueError(f"`{name}` must be positive or null, but got {value}.")
         if tensor_parallel_size < 1:
             raise ValueError(f"`tensor_parallel_size` must be at least 1, but got {tensor_parallel_size}.")
-        if taken := sorted(set(options or {}) & set(_OURS)):
+        if importlib.util.find_spec("vllm") is None:
             raise ValueError(
-                f"`options` must leave out what the engine sets itself, but got {', '.join(taken)}. Use the engine's "
-                "own options."
+                "`VLLMEngine` needs vLLM, which is not installed. Install it: pip install 'grail-lightning[vllm]'. Or "
+                "sample with `HFEngine`."
             )
-        check_vllm()
         self.gpu_memory_utilization, self.cache_gib = gpu_memory_utilization, cache_gib
         self.max_model_len = max_model_len
         self.dtype, self.tensor_parallel_size, self.enforce_eager = dtype, tensor_parallel_size, enforce_eager
         self.sleep, self.bound, self.options = sleep, bound, dict(options or {})
         self._policy: Policy | None = None
         self._llm: Any = None
-        self._sampler_dtype = torch.float32
-        self._pushed: Tensor | None = None
+        self._prints: Tensor | None = None
         self._asleep = False
-        self._told = False
 
     def update_weights(self, policy: Policy) -> None:
         """Push the weights if they have changed since the last push, and compare log-probabilities.
@@ -115,19 +107,33 @@ class VLLMEngine(SeededEngine):
         Raises:
             ValueError: If vLLM cannot start, or if sampler and trainer do not agree afterwards.
         """
-        self._policy, since = policy, "after a push of the weights"
-        if self._llm is None:
-            self._llm, since = self._start(policy), "at the start"
-        now = fingerprint(policy)
-        if not self._asleep and same_on_all_ranks(now, self._pushed):
+        self._policy, first = policy, self._llm is None
+        if first:
+            self._llm = self._start(policy)
+        prints = fingerprint(policy)
+        if not self._asleep and same_on_all_ranks(prints, self._prints):
             return
-        self._pushed = None  # Should the push fail, the next one is not left out.
-        with _apart(policy.device):
+        self._prints = None  # Should the push fail, the next one is not left out.
+        with _undisturbed(policy.device):
             self._push(policy)
             requests = probe_requests(policy)
             completions = self._send(requests)
-        self._compare(policy, measure_gap(policy, requests, completions), since)
-        self._pushed = now
+        agreement = check_probe(
+            policy,
+            requests,
+            completions,
+            engine=type(self).__name__,
+            dtype=self._sampler_dtype(policy),
+            bound=self.bound,
+            since="at the start" if first else "after a push of the weights",
+        )
+        if first:
+            rank_zero_info(f"vLLM samples in this process. {agreement}")
+        self._prints = prints
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
+        """See `RolloutEngine.generate`."""
+        return self.generate_seeded(prompts, group_size, sampling, row_seeds(seed, len(prompts) * group_size))
 
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
@@ -136,8 +142,8 @@ class VLLMEngine(SeededEngine):
         if self._policy is None:
             raise ValueError("`VLLMEngine` has no weights yet. Call `update_weights(policy)` first.")
         policy = self._policy
-        with _apart(policy.device):
-            batch = sample(policy, prompts, group_size, sampling, seeds, self._send, self._any_rank)
+        with _undisturbed(policy.device):
+            batch = sample(policy, prompts, group_size, sampling, seeds, self._send)
             if policy.training and self._sleeps(policy.device):
                 # In an evaluation the next batch is sampled with the same weights.
                 self._llm.sleep(level=2)
@@ -152,14 +158,12 @@ class VLLMEngine(SeededEngine):
                 f"{self.tensor_parallel_size} with {world_size()} of them."
             )
         on_cpu = policy.device.type == "cpu"
-        of_trainer = torch.float32 if policy.compute_dtype == torch.float64 else policy.compute_dtype
-        self._sampler_dtype = of_trainer if self.dtype == "auto" else getattr(torch, self.dtype)
         cache_gib = _CPU_CACHE_GIB if on_cpu and self.cache_gib is None else self.cache_gib
         arguments = {
             "load_format": "dummy",
             "generation_config": "vllm",
             "trust_remote_code": policy.loading.trust_remote_code,
-            "dtype": dtype_name(self._sampler_dtype),
+            "dtype": dtype_name(self._sampler_dtype(policy)),
             "logprobs_mode": "processed_logprobs",
             "seed": 0,  # Each request has its own.
             "tensor_parallel_size": self.tensor_parallel_size,
@@ -170,11 +174,11 @@ class VLLMEngine(SeededEngine):
             "max_model_len": self.max_model_len or -1,  # -1: what the model has positions and the cache has memory for.
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
         }
-        with starting(policy) as folder, _apart(policy.device):
+        with _starting(policy) as folder, _undisturbed(policy.device):
             try:
                 from vllm import LLM
 
-                llm = LLM(model=folder, **arguments | self.options)
+                llm = LLM(model=folder, **arguments, **self.options)
             except Exception as error:  # vLLM raises many types.
                 raise ValueError(
                     f"`VLLMEngine` cannot start vLLM: {first_line(error)} Where memory is short, change "
@@ -182,6 +186,10 @@ class VLLMEngine(SeededEngine):
                 ) from error
         llm.collective_rpc(report_whole_vocabulary)
         return llm
+
+    def _sampler_dtype(self, policy: Policy) -> torch.dtype:
+        of_trainer = torch.float32 if policy.compute_dtype == torch.float64 else policy.compute_dtype
+        return of_trainer if self.dtype == "auto" else getattr(torch, self.dtype)
 
     def _sleeps(self, device: torch.device) -> bool:
         return self.sleep and device.type != "cpu"
@@ -195,64 +203,83 @@ class VLLMEngine(SeededEngine):
         self._asleep = False
         self._llm.reset_prefix_cache()
 
-    def _compare(self, policy: Policy, gap: Gap, since: str) -> None:
-        """Check the gap against the bound, and tell it once."""
-        bound = self.bound or default_bound(self._sampler_dtype, policy.compute_dtype)
-        dtypes = f"sampler in {dtype_name(self._sampler_dtype)}, trainer in {dtype_name(policy.compute_dtype)}"
-        check_gap(gap, bound, engine=type(self).__name__, dtypes=dtypes, since=since)
-        if self._told:
-            return
-        self._told = True
-        rank_zero_info(f"vLLM {installed_version()} samples. {describe_gap(gap, dtypes)}")
-
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
         """The completions of this rank's requests. Ranks that share weights sample the requests of all of them."""
         from vllm import SamplingParams
 
-        everyone = self._of_group(list(requests))
+        everyone, place = [list(requests)], rank() % self.tensor_parallel_size
+        if self.tensor_parallel_size > 1:
+            everyone = all_gather_objects(list(requests))[rank() - place :][: self.tensor_parallel_size]
         rows = [request for part in everyone for request in part]
         room = self._llm.llm_engine.model_config.max_model_len
-        for row in rows:
-            if (longest := len(row.prompt) + row.parameters["max_tokens"]) > room:
-                raise ValueError(
-                    f"vLLM has room for {room} tokens of a prompt and its response, but {longest} are asked for. Raise "
-                    "`engine.max_model_len` or `engine.cache_gib`, or lower `sampling.max_response_length`."
-                )
+        longest = max((len(row.prompt) + row.parameters["max_tokens"] for row in rows), default=0)
+        if longest > room:
+            raise ValueError(
+                f"vLLM has room for {room} tokens of a prompt and its response, but {longest} are asked for. Raise "
+                "`engine.max_model_len` or `engine.cache_gib`, or lower `sampling.max_response_length`."
+            )
         parameters = [SamplingParams(**row.parameters, detokenize=bool(row.parameters["stop"])) for row in rows]
         prompts = [{"prompt_token_ids": row.prompt} for row in rows]
         outputs = self._llm.generate(prompts, parameters, use_tqdm=False) if rows else []
-        place = rank() % self.tensor_parallel_size
         start = sum(len(part) for part in everyone[:place])
         return [_completion(output.outputs[0]) for output in outputs[start : start + len(requests)]]
-
-    def _of_group(self, mine: T) -> list[T]:
-        """The values of the ranks that share one copy of the weights in vLLM, in their order."""
-        if self.tensor_parallel_size == 1:
-            return [mine]
-        first = rank() // self.tensor_parallel_size * self.tensor_parallel_size
-        return all_gather_objects(mine)[first : first + self.tensor_parallel_size]
-
-    def _any_rank(self, mine: bool) -> bool:
-        return mine if self.tensor_parallel_size == 1 else any(all_gather_objects(mine))
 
 
 def _completion(output: Any) -> Completion:
     ids = list(output.token_ids)
-    return Completion(ids, [row[token].logprob for row, token in zip(output.logprobs, ids, strict=True)])
+    logprobs = [row[token].logprob for row, token in zip(output.logprobs, ids, strict=True)]
+    return Completion(ids, logprobs, str(output.finish_reason))
 
 
 @contextmanager
-def _apart(device: torch.device) -> Iterator[None]:
+def _undisturbed(device: torch.device) -> Iterator[None]:
     """Without gradients, autocast and inference mode; all random states are as before afterwards."""
-    python, arrays = random.getstate(), np.random.get_state()
     with (
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
-        preserved(device),
+        isolate_rng(include_cuda=device.type == "cuda"),
     ):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
+        yield
+
+
+@contextmanager
+def _starting(policy: Policy) -> Iterator[str]:
+    """A folder with the policy's config and tokenizer, without weights, in an environment in which vLLM can start.
+
+    vLLM finds its rank there as `torchrun` would have told it. Afterwards the folder is gone, and what was changed for
+    the sake of the start alone is as before.
+    """
+    os.environ.update({name: value for name, value in _DEFAULTS.items() if name not in os.environ})
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    ranks = {
+        "RANK": str(rank()),
+        "WORLD_SIZE": str(world_size()),
+        "LOCAL_RANK": str(policy.device.index or 0)
+        if policy.device.type == "cuda"
+        else os.environ.get("LOCAL_RANK", str(rank())),
+    }
+    if not torch.distributed.is_initialized():
+        # vLLM makes a process group of this one rank, and Lightning then recommends to synchronise what is logged.
+        warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+    before = {name: os.environ.get(name) for name in (*ranks, *_WRITTEN_BY_VLLM)}
+    os.environ.update(ranks)
+    set_num_threads = torch.set_num_threads
+    try:
+        with tempfile.TemporaryDirectory(prefix="grail-lightning-vllm-") as folder, warnings.catch_warnings():
+            config = copy.deepcopy(policy.model.config)
+            config.architectures = [type(policy.model).__name__]
+            config.save_pretrained(folder)
+            policy.tokenizer.save_pretrained(folder)
+            warnings.simplefilter("ignore")  # Its imports warn of deprecations in torch.
+            yield folder
+    finally:
+        torch.set_num_threads = set_num_threads  # vLLM replaces it on CPUs.
+        for name, earlier in before.items():
+            if earlier is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = earlier

@@ -2,8 +2,6 @@
 
 Most mistakes of a second copy of the weights show here and nowhere else: weights of an earlier step or of another
 checkpoint, another dtype, a temperature that was applied once instead of twice, log-probabilities after top-k.
-
-Shapes: ``n`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seed, sampling_parameters
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sampling_parameters
 from grail_lightning.policy import Policy
 
 _TEXT = "Ana has 12 pens and buys 5 more. How many pens does she have? Think step by step."
@@ -36,36 +34,13 @@ class Bound:
     Attributes:
         mean: Bound of the mean of the absolute differences.
         largest: Bound of the largest one.
-
-    Raises:
-        ValueError: If one is not positive.
     """
 
     mean: float
     largest: float
 
-    def __post_init__(self) -> None:
-        for name in ("mean", "largest"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"`bound.{name}` must be positive, but got {getattr(self, name)}.")
 
-
-EXACT, ROUNDED = Bound(mean=1e-4, largest=1e-3), Bound(mean=0.12, largest=2.0)
-"""Bounds where sampler and trainer compute in float32, and where one of them computes in half precision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The mean and the largest absolute difference that a probe found, in nats, and the number of its tokens."""
-
-    mean: float
-    largest: float
-    tokens: int
-
-
-def default_bound(*dtypes: torch.dtype) -> Bound:
-    """The bound for a sampler and a trainer that compute in these dtypes."""
-    return EXACT if all(dtype in (torch.float32, torch.float64) for dtype in dtypes) else ROUNDED
+_EXACT, _ROUNDED = Bound(mean=1e-4, largest=1e-3), Bound(mean=0.12, largest=2.0)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -83,25 +58,53 @@ def probe_requests(policy: Policy) -> list[Request]:
     spread = torch.linspace(0, vocabulary - 1, min(_SPREAD_TOKENS, vocabulary)).long().tolist()
     prompts = [policy.encode([{"role": "user", "content": _TEXT}] if policy.tokenizer.chat_template else _TEXT), spread]
     return [
-        Request(prompt, sampling_parameters(kind, (), row_seed(_GROUP * k, row)))
+        Request(prompt, sampling_parameters(kind, (), seed))
         for k, kind in enumerate(_KINDS)
         for prompt in prompts
-        for row in range(_GROUP)
+        for seed in row_seeds(_GROUP * k, _GROUP)
     ]
 
 
-@torch.no_grad()
-def measure_gap(policy: Policy, requests: Sequence[Request], completions: Sequence[Completion]) -> Gap:
-    """The difference of the sampler's log-probabilities to those of the policy, in its present precision.
+def check_probe(
+    policy: Policy,
+    requests: Sequence[Request],
+    completions: Sequence[Completion],
+    *,
+    engine: str,
+    dtype: torch.dtype,
+    bound: Bound | None,
+    since: str,
+) -> str:
+    """Check that sampler and trainer agree on the log-probabilities, and tell by how much they differ.
 
+    The requests are those of `probe_requests`; `engine` computes in `dtype`; `since` names the moment in messages.
+    Without a bound it is the one of the coarser dtype of sampler and trainer; a `ValueError` if they differ by more.
     Every rank makes the same number of forward passes, so sharded weights may be used.
     """
-    for request, row in zip(requests, completions, strict=True):
-        if not len(row.ids) == len(row.logprobs) == request.parameters["max_tokens"]:
-            raise ValueError(
-                f"vLLM must answer the probe with {request.parameters['max_tokens']} tokens and as many "
-                f"log-probabilities, but got {len(row.ids)} and {len(row.logprobs)}. Look at its log."
-            )
+    differences = _differences(policy, requests, completions)
+    mean, largest = float(differences.mean()), float(differences.max())
+    dtypes = f"sampler in {dtype_name(dtype)}, trainer in {dtype_name(policy.compute_dtype)}"
+    exact = {dtype, policy.compute_dtype} <= {torch.float32, torch.float64}
+    bound = bound or (_EXACT if exact else _ROUNDED)
+    # Undefined differences are never within a bound.
+    if mean <= bound.mean and largest <= bound.largest:
+        return (
+            f"Log-probabilities of sampler and trainer differ by {mean:.2g} nats on average and {largest:.2g} at most "
+            f"over {len(differences)} tokens ({dtypes})."
+        )
+    raise ValueError(
+        f"`{engine}` and the trainer must agree on the log-probabilities of {len(differences)} probe tokens {since}, "
+        f"within {bound.mean:g} nats on average and {bound.largest:g} at most, but they differ by {mean:.3g} on "
+        f"average and by up to {largest:.3g} ({dtypes}). Likely causes: weights that are not those of the policy (of "
+        "an earlier step, of another model, or pushed in part), another dtype, another temperature, or a server "
+        "without --logprobs-mode processed_logprobs. Nothing was trained on such rollouts. If only roundings differ, "
+        "raise `engine.bound`, or compute in float32."
+    )
+
+
+@torch.no_grad()
+def _differences(policy: Policy, requests: Sequence[Request], completions: Sequence[Completion]) -> Tensor:
+    """The absolute differences of all tokens, in float64."""
     differences = []
     with policy.evaluating():
         for temperature in sorted({request.parameters["temperature"] for request in requests}):
@@ -110,35 +113,7 @@ def measure_gap(policy: Policy, requests: Sequence[Request], completions: Sequen
             rows = _rows(policy, [requests[k].prompt for k in places], [completions[k].ids for k in places])
             trained = policy(policy.layout(rows), temperature=temperature).logprobs
             differences.append((trained.double().cpu() - sampled).abs().flatten())
-    every = torch.cat(differences)
-    return Gap(float(every.mean()), float(every.max()), len(every))
-
-
-def describe_gap(gap: Gap, dtypes: str) -> str:
-    """What the first probe found, as a sentence."""
-    return (
-        f"Log-probabilities of sampler and trainer differ by {gap.mean:.2g} nats on average and {gap.largest:.2g} at "
-        f"most over {gap.tokens} tokens ({dtypes})."
-    )
-
-
-def check_gap(gap: Gap, bound: Bound, *, engine: str, dtypes: str, since: str) -> None:
-    """Check that sampler and trainer agree within a bound; the other arguments are for the message.
-
-    Raises:
-        ValueError: If they do not.
-    """
-    # Undefined differences are never within a bound.
-    if gap.mean <= bound.mean and gap.largest <= bound.largest:
-        return
-    raise ValueError(
-        f"`{engine}` and the trainer must agree on the log-probabilities of {gap.tokens} probe tokens {since}, within "
-        f"{bound.mean:g} nats on average and {bound.largest:g} at most, but they differ by {gap.mean:.3g} on average "
-        f"and by up to {gap.largest:.3g} ({dtypes}). Likely causes: weights that are not those of the policy (of an "
-        "earlier step, of another model, or pushed in part), another dtype, another temperature, or a server without "
-        "--logprobs-mode processed_logprobs. Nothing was trained on such rollouts. If only roundings differ, raise "
-        "`engine.bound`, or compute in float32."
-    )
+    return torch.cat(differences)
 
 
 class _Rows(NamedTuple):

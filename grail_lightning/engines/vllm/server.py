@@ -1,4 +1,4 @@
-"""`VLLMServer`: rollouts from vLLM servers, on this machine or on others."""
+"""Rollouts from vLLM servers, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import socket
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,20 +17,24 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.vllm import probe
-from grail_lightning.engines.vllm.client import LOG, Calls, ServerClient, ServerGone, Status, Weights, all_of
-from grail_lightning.engines.vllm.requests import Completion, Request, SeededEngine, sample
+from grail_lightning.engines.base import RolloutEngine
+from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, Weights, Workers, all_of
+from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
+from grail_lightning.loops import background_loop
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, resolve_policy
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.base import Prompt
 
+T = TypeVar("T")
+
 _MOST_ROUNDS = 10
 _THIS_MACHINE = ("localhost", "127.", "::1")
 
 
-class VLLMServer(SeededEngine):
+class VLLMServer(RolloutEngine):
     """An engine that samples with vLLM servers, to which it pushes the weights of the policy.
 
     `docs/vllm.md` has the command that starts a server. The prompts of a rank are dealt to the servers in turn, the
@@ -60,7 +66,7 @@ class VLLMServer(SeededEngine):
     def __init__(
         self,
         urls: list[str],
-        bound: probe.Bound | None = None,
+        bound: Bound | None = None,
         patience_seconds: float = 300.0,
         wait_seconds: float = 0.0,
         answer_seconds: float = 3600.0,
@@ -80,19 +86,21 @@ class VLLMServer(SeededEngine):
         self._servers = [ServerClient(url, patience_seconds, answer_seconds, requests_at_once) for url in urls]
         if len({server.url for server in self._servers}) < len(urls):
             raise ValueError(f"`urls` must hold each address once, but got {urls}.")
-        elsewhere = [server.url for server in self._servers if not server.host.startswith(_THIS_MACHINE)]
-        if (elsewhere and push_folder is None) or (push_folder is not None and not os.path.isdir(push_folder)):
+        here = all(server.host.startswith(_THIS_MACHINE) for server in self._servers)
+        in_memory = here and hasattr(os, "memfd_create")  # Under Linux.
+        if not (in_memory if push_folder is None else os.path.isdir(push_folder)):
             raise ValueError(
                 "`push_folder` must be a folder that trainer and servers see under the same path, but got "
                 f"{push_folder!r} with {', '.join(urls)}. Make it, on a file system that they share."
             )
         self.bound, self.wait_seconds = bound, wait_seconds
-        self._calls, self._file = Calls(), WeightFile(push_folder)
+        self._file = WeightFile(push_folder)
         self._end = weakref.finalize(self, self._file.close)
         self._policy: Policy | None = None
         self._weights: Weights | None = None
         self._prints: Tensor | None = None
-        self._run, self._pushes = uuid.uuid4().hex, 0
+        self._name, self._pushes = uuid.uuid4().hex, 0
+        self._calls: set[Future[Any]] = set()
 
     def close(self) -> None:
         """Give up the weights that servers could read. Python's end does it, too."""
@@ -100,33 +108,25 @@ class VLLMServer(SeededEngine):
         self._end()
 
     def cancel(self) -> None:
-        """Make a `generate` that runs in another thread raise soon."""
-        self._calls.cancel()
+        """Make a `generate` that runs in another thread raise `concurrent.futures.CancelledError` soon."""
+        for call in list(self._calls):
+            call.cancel()
+
+    def _await(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call of the servers' clients."""
+        future = asyncio.run_coroutine_threadsafe(call, background_loop("vllm-servers"))
+        self._calls.add(future)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # After an interrupt; nothing happens to one that has ended.
+            self._calls.discard(future)
 
     def check(self, policy: PolicySource, loading: Loading) -> None:
-        """See `RolloutEngine.check`: every server answers, and has the extension that takes weights.
-
-        Raises:
-            ValueError: If one does not.
-        """
+        """See `RolloutEngine.check`: every server answers, and has the extension that takes weights."""
         for server in self._servers:
             server.model = resolve_policy(policy) if isinstance(policy, str) else str(policy)
-        self._calls.run(all_of(self._first_answer(server) for server in self._servers))
-
-    async def _first_answer(self, server: ServerClient) -> Status:
-        def waits(reason: str) -> None:
-            if self.wait_seconds:
-                rank_zero_info(
-                    f"{server.url} does not answer yet ({reason}). The run waits for it up to {self.wait_seconds:g} s."
-                )
-
-        try:
-            return await server.until_answered(server.status, self.wait_seconds, waits)
-        except ServerGone as error:
-            raise ValueError(
-                f"{server.url} must be a vLLM server, but does not answer ({error}). Start it: {server.command}; or "
-                "let the run wait for it with `engine.wait_seconds`."
-            ) from None
+        self._await(all_of(server.patiently(server.workers, self.wait_seconds) for server in self._servers))
 
     # --- weights ------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class VLLMServer(SeededEngine):
         self._weights = self._prints = None
         self._check_machines()
         weights = self._publish(policy)
-        on_first_rank(lambda: self._calls.run(all_of(server.load(weights) for server in self._servers)))
+        on_first_rank(lambda: self._await(all_of(server.load(weights) for server in self._servers)))
         self._weights = weights
         try:
             self.verify(policy)
@@ -154,23 +154,25 @@ class VLLMServer(SeededEngine):
         self._prints = prints
 
     def verify(self, policy: Policy) -> None:
-        """Compare the log-probabilities of every server with those of the policy. A collective.
+        """Compare the log-probabilities of every server with those of the policy; a `ValueError` if they differ.
 
-        Raises:
-            ValueError: If they differ by more than the bound, or no weights were pushed.
+        A collective.
         """
-        requests = probe.probe_requests(policy)
-        everyone = list(range(len(requests)))
-        answers, dtypes = on_first_rank(
-            lambda: self._calls.run(self._complete(requests, [everyone] * len(self._servers)))
-        )
+        requests = probe_requests(policy)
+        everyone = [list(range(len(requests)))] * len(self._servers)
+        answers, dtypes = on_first_rank(lambda: self._await(self._complete(requests, everyone)))
         for server, completions, dtype in zip(self._servers, answers, dtypes, strict=True):
-            gap = probe.measure_gap(policy, requests, completions)
-            bound = self.bound or probe.default_bound(getattr(torch, dtype), policy.compute_dtype)
-            names = f"server in {dtype}, trainer in {probe.dtype_name(policy.compute_dtype)}"
-            probe.check_gap(gap, bound, engine=f"VLLMServer at {server.url}", dtypes=names, since="after a push")
+            agreement = check_probe(
+                policy,
+                requests,
+                completions,
+                engine=f"VLLMServer at {server.url}",
+                dtype=getattr(torch, dtype),
+                bound=self.bound,
+                since="after a push",
+            )
             if self._pushes == 1:
-                rank_zero_info(f"vLLM samples at {server.url}. {probe.describe_gap(gap, names)}")
+                rank_zero_info(f"vLLM samples at {server.url}. {agreement}")
 
     def _check_machines(self) -> None:
         """Check that every rank means the same servers: the first alone pushes and probes. A collective."""
@@ -184,9 +186,10 @@ class VLLMServer(SeededEngine):
 
     def _publish(self, policy: Policy) -> Weights:
         """Write the weights where the servers find them. Every rank gathers in step with the first, which writes."""
-        dtype = on_first_rank(lambda: self._calls.run(self._servers[0].patiently(self._servers[0].status))).dtype
+        (first, *_) = self._servers
+        dtype = on_first_rank(lambda: self._await(first.patiently(first.workers))[0]["dtype"])
         self._pushes += 1
-        version, path, failed = f"{self._run}-{self._pushes}", "", ""
+        version, path, failed = f"{self._name}-{self._pushes}", "", ""
         tensors = checkpoint_weights(policy)
         if rank() == 0:
             try:
@@ -202,6 +205,10 @@ class VLLMServer(SeededEngine):
 
     # --- rollouts -----------------------------------------------------------------------------------------------
 
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
+        """See `RolloutEngine.generate`."""
+        return self.generate_seeded(prompts, group_size, sampling, row_seeds(seed, len(prompts) * group_size))
+
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
@@ -215,40 +222,38 @@ class VLLMServer(SeededEngine):
         return sample(self._policy, prompts, group_size, sampling, seeds, self._send)
 
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
-        """The completions of requests, each by the server that `deal` names."""
-        shares = deal([request.prompt for request in requests], len(self._servers), rank())
-        answers, _ = self._calls.run(self._complete(requests, shares))
-        by_row = {
-            row: completion
-            for share, completions in zip(shares, answers, strict=True)
-            for row, completion in zip(share, completions, strict=True)
-        }
-        return [by_row[row] for row in range(len(requests))]
+        """The completions of requests: prompts go to the servers in turn, equal prompts to the same one.
+
+        Ranks begin with different servers, so that one prompt a rank occupies them all.
+        """
+        numbers: dict[tuple[int, ...], int] = {}
+        shares: list[list[int]] = [[] for _ in self._servers]
+        for row, request in enumerate(requests):
+            number = numbers.setdefault(tuple(request.prompt), len(numbers))
+            shares[(rank() + number) % len(shares)].append(row)
+        answers, _ = self._await(self._complete(requests, shares))
+        rows = [row for share in shares for row in share]
+        completions = [completion for of_server in answers for completion in of_server]
+        return [completion for _, completion in sorted(zip(rows, completions, strict=True), key=lambda pair: pair[0])]
 
     async def _complete(
         self, requests: Sequence[Request], shares: Sequence[Sequence[int]]
     ) -> tuple[list[list[Completion]], list[str]]:
-        """For each server the completions of its share of the requests, and its dtype.
+        """For each server that has a share of the requests, their completions, and its dtype.
 
         Answers count if every server was the same process with the same weights before the first and after the last of
         them; else all are asked for again. A row depends on its seed alone, so nothing is lost but time.
-
-        Raises:
-            ValueError: If a server stays away, comes back too often, or refuses a request.
         """
         weights, reason = self._weights, ""
-        if weights is None:
-            raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")
-        busy = [server for server, share in zip(self._servers, shares, strict=True) if share]
-        parts = [[requests[row] for row in share] for share in shares]
+        assert weights is not None
+        dealt = zip(self._servers, shares, strict=True)
+        busy = [(server, [requests[row] for row in share]) for server, share in dealt if share]
         for attempt in range(_MOST_ROUNDS):
             try:
-                before = await all_of(self._ready(server, weights) for server in busy)
-                answers = await all_of(
-                    server.complete(part, weights) for server, part in zip(self._servers, parts, strict=True)
-                )
-                if before == await all_of(server.status() for server in busy):
-                    return answers, [status.dtype for status in before]
+                before = await all_of(self._ready(server, weights) for server, part in busy)
+                answers = await all_of(server.complete(part, weights) for server, part in busy)
+                if before == await all_of(server.workers() for server, _ in busy):
+                    return answers, [str(workers[0]["dtype"]) for workers in before]
                 reason = "a server was started again, or another run pushed weights"
             except ServerGone as error:
                 reason = str(error)
@@ -260,30 +265,21 @@ class VLLMServer(SeededEngine):
             "from its last checkpoint with --ckpt_path=last."
         )
 
-    async def _ready(self, server: ServerClient, weights: Weights) -> Status:
-        """The state of a server that has these weights; they are pushed again if it has others."""
-        status = await server.patiently(server.status)
-        if status.version != weights.version:
+    async def _ready(self, server: ServerClient, weights: Weights) -> Workers:
+        """The workers of a server that has these weights; they are pushed again if it has others."""
+        workers = await server.patiently(server.workers)
+        if not _have(workers, weights):
             LOG.warning(
-                f"{server.url} has other weights than the last push ({status.version or 'those it was started with'}; "
-                "it was started again, or another run uses it). They are pushed again."
+                f"{server.url} has other weights than the last push: it was started again, or another run uses it. "
+                "They are pushed again."
             )
             self._prints = None  # The next `update_weights` compares log-probabilities again.
             await server.load(weights)
-            status = await server.status()
-            if status.version != weights.version:  # It was started again meanwhile.
+            workers = await server.workers()
+            if not _have(workers, weights):  # It was started again meanwhile.
                 raise ServerGone(f"{server.url} has lost the weights of the last push")
-        return status
+        return workers
 
 
-def deal(prompts: Sequence[Sequence[int]], servers: int, rank: int) -> list[list[int]]:
-    """The numbers of the rows that each server gets: prompts in turn, equal prompts together.
-
-    Ranks begin with different servers, so that one prompt a rank occupies them all.
-    """
-    numbers: dict[tuple[int, ...], int] = {}
-    shares: list[list[int]] = [[] for _ in range(servers)]
-    for row, prompt in enumerate(prompts):
-        number = numbers.setdefault(tuple(prompt), len(numbers))
-        shares[(rank + number) % servers].append(row)
-    return shares
+def _have(workers: Workers, weights: Weights) -> bool:
+    return all(worker["version"] == weights.version for worker in workers)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -22,10 +20,9 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce, whole_tensor
 
 if TYPE_CHECKING:
-    from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel
 
-_CHUNK_ELEMENTS = 2**22
+_CHUNK_ELEMENTS = 2**18
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Named = tuple[str, Tensor]
@@ -40,9 +37,11 @@ def checkpoint_weights(policy: Policy) -> Iterator[Named]:
     Every rank must exhaust the iterator: gathering a sharded parameter is a collective. Tensors may be those of the
     policy itself and are not to be written into.
     """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
     model = policy.model
-    merged = _merged(model)
-    yield from _converted(model, merged) if _has_conversions(model) else merged
+    converts = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model, add_legacy=False)
+    yield from _converted(model, _merged(model)) if converts else _merged(model)
 
 
 def _merged(model: PreTrainedModel) -> Iterator[Named]:
@@ -56,30 +55,11 @@ def _merged(model: PreTrainedModel) -> Iterator[Named]:
         place, inside, rest = name.rpartition("base_layer.")
         weight = whole_tensor(value)
         if inside and rest == "weight":
-            weight = _with_update(adapted[place], weight)
+            layer = adapted[place]
+            for adapter in layer.active_adapters:
+                if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                    weight = weight + whole_tensor(layer.get_delta_weight(adapter)).to(weight.dtype)
         yield place + rest, weight
-
-
-def _with_update(layer: LoraLayer, weight: Tensor) -> Tensor:
-    r"""A weight with the update of its active adapters, :math:`W + \sum_a s_a B_a A_a`, in the weight's dtype."""
-    for adapter in layer.active_adapters:
-        if adapter in layer.lora_A:
-            down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-            update = whole_tensor(up) @ whole_tensor(down)
-            turned = update.T if getattr(layer, "fan_in_fan_out", False) else update
-        elif adapter in layer.lora_embedding_A:
-            turned = (whole_tensor(layer.lora_embedding_B[adapter]) @ whole_tensor(layer.lora_embedding_A[adapter])).T
-        else:
-            continue
-        weight = weight + (turned * layer.scaling[adapter]).to(weight.dtype)
-    return weight
-
-
-def _has_conversions(model: PreTrainedModel) -> bool:
-    """Whether a checkpoint of this architecture names or shapes its weights in another way than the model."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    return bool(getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model, add_legacy=False))
 
 
 def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Named]:
@@ -100,35 +80,25 @@ def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Nam
 
 
 def fingerprint(policy: Policy) -> Tensor:
-    """Three numbers of each parameter and buffer, ``[n, 3]`` long, of this rank's part where it is sharded.
+    """A number of each parameter and buffer, ``[n]`` long, of this rank's part where it is sharded.
 
-    Two are sums of its bits modulo 2^64, plain and with each row counted with its number; the third counts in-place
-    changes (`Tensor._version`). The count alone would miss optimisers that write into `parameter.data`; the sums alone
-    would miss numbers that change places within a row.
+    It is the sum of the tensor's bits, element by element, each times its place, modulo 2^64. Counters of in-place
+    changes would miss optimisers that write into `parameter.data`, and plain sums numbers that change places.
     """
     from torch.distributed.tensor import DTensor
 
     tensors = {id(value): value for value in policy.model.state_dict(keep_vars=True).values()}
-    rows = []
-    for value in tensors.values():
-        if isinstance(value, Tensor):
-            part = value.detach()
-            changes = -1 if value.is_inference() else value._version
-            rows.append((*_sums(part.to_local() if isinstance(part, DTensor) else part), changes))
-    sums = torch.stack([torch.stack(row[:2]) for row in rows])
-    return torch.cat([sums, torch.tensor([[row[2]] for row in rows], device=sums.device)], 1)
+    parts = [value.detach() for value in tensors.values() if isinstance(value, Tensor)]
+    return torch.stack([_sum(part.to_local() if isinstance(part, DTensor) else part) for part in parts])
 
 
-def _sums(value: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the bits, and the sum weighted by the number of the row, both long."""
-    if not value.numel():  # A rank's part of a tensor with fewer rows than there are ranks.
-        nothing = torch.zeros((), dtype=torch.long, device=value.device)
-        return nothing, nothing
-    rows = value.contiguous().reshape(len(value) if value.ndim else 1, -1)
-    bits = rows.view(_BITS[value.element_size()])
-    step = max(1, _CHUNK_ELEMENTS // bits.shape[1])
-    of_rows = torch.cat([bits[k : k + step].sum(1, dtype=torch.int64) for k in range(0, len(bits), step)])
-    return of_rows.sum(), (of_rows * torch.arange(1, len(of_rows) + 1, device=of_rows.device)).sum()
+def _sum(value: Tensor) -> Tensor:
+    bits = value.contiguous().flatten().view(_BITS[value.element_size()])
+    total = torch.zeros((), dtype=torch.long, device=value.device)
+    for start in range(0, len(bits), _CHUNK_ELEMENTS):
+        part = bits[start : start + _CHUNK_ELEMENTS]
+        total += (part * torch.arange(start + 1, start + len(part) + 1, device=value.device)).sum()
+    return total
 
 
 def same_on_all_ranks(mine: Tensor, earlier: Tensor | None) -> bool:
@@ -140,8 +110,8 @@ def same_on_all_ranks(mine: Tensor, earlier: Tensor | None) -> bool:
 class WeightFile:
     """The newest weights as a safetensors file that servers read. Rank 0 has it.
 
-    Without a folder it is a file without a name, in memory where there is room. A process of the same user opens it by
-    ``/proc/PID/fd/N``, and the kernel frees it when the trainer ends, however it ends.
+    Without a folder it is memory (Linux): a process of the same user opens it by ``/proc/PID/fd/N``, and the kernel
+    frees it when the trainer ends, however it ends.
 
     Args:
         folder: A folder that trainer and servers see under the same path.
@@ -150,6 +120,7 @@ class WeightFile:
     def __init__(self, folder: str | None = None) -> None:
         self.folder = None if folder is None else Path(folder).absolute()
         self._file: IO[bytes] | None = None
+        self._process = os.getpid()
 
     def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
         """Write new weights in place of the earlier ones, which a server that is reading them may go on with.
@@ -165,26 +136,25 @@ class WeightFile:
         """
         self.close()
         copies = {name: _on_cpu(value, dtype) for name, value in tensors}
-        room = self.folder or _roomy_folder(sum(value.nbytes for value in copies.values()))
-        named = self.folder is not None or not Path("/proc/self/fd").exists()
-        path = room / f"grail-{version}.safetensors"
-        # Without a name from the beginning: one that is killed while it writes leaves nothing.
-        self._file = open(path, "wb") if named else tempfile.TemporaryFile(dir=room)  # noqa: SIM115  (it stays open)
+        self._process = os.getpid()
+        where = os.memfd_create("grail") if self.folder is None else self.folder / f"grail-{version}.safetensors"
+        self._file = open(where, "wb")  # noqa: SIM115  (it stays open)
         try:
             _write_tensors(self._file, copies, version)
         except BaseException:
             self.close()
             raise
-        if not named:
+        if self.folder is None:
             return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         self._file.close()  # Other machines may see the whole file only then.
-        return str(path)
+        return str(where)
 
     def close(self) -> None:
         """Give up the file."""
         if self._file is not None:
             file, self._file = self._file, None
-            if isinstance(file.name, str):  # Else the number of a file without a name.
+            # A fork, such as a worker of a data loader, ends with a copy of this object: the file is not its own.
+            if isinstance(file.name, str) and os.getpid() == self._process:
                 Path(file.name).unlink(missing_ok=True)
             file.close()
 
@@ -212,9 +182,3 @@ def _on_cpu(value: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy with memory of its own, as safetensors wants it."""
     as_written = dtype if value.is_floating_point() and value.ndim > 1 else value.dtype
     return value.detach().to("cpu", as_written, copy=True).contiguous()
-
-
-def _roomy_folder(size: int) -> Path:
-    memory = Path("/dev/shm")  # noqa: S108
-    has_room = memory.is_dir() and shutil.disk_usage(memory).free > size
-    return memory if has_room else Path(tempfile.gettempdir())
