@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -136,15 +137,11 @@ def test_a_saved_policy_loads_anywhere_and_says_the_same(lora, tmp_path):
     again = load_policy(str(tmp_path)).eval()
     ids, mask, response = _rows(policy)
     with torch.no_grad():
-        assert_near(
-            policy(padded_layout(ids, mask, response)).logprobs,
-            again(padded_layout(ids, mask, response)).logprobs,
-            100,
-            torch.float32,
-        )
+        ours, theirs = (one(padded_layout(ids, mask, response)).logprobs for one in (policy, again))
         logits = AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask.long()).logits
     expected = logits[:, -8:-1].log_softmax(-1).gather(-1, ids[:, -7:, None]).squeeze(-1)
-    assert_near(again(padded_layout(ids, mask, response)).logprobs[response], expected[response], 100, torch.float32)
+    assert_near(ours, theirs, 100, torch.float32)
+    assert_near(theirs[response], expected[response], 100, torch.float32)
     assert load_tokenizer(str(tmp_path)).decode([5, 6, 7]) == policy.tokenizer.decode([5, 6, 7])
 
 
@@ -215,18 +212,10 @@ def folder(tmp_path):
     return tmp_path / "copy"
 
 
-def _cut_off(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100_000])
-
-
 def _remove_a_shard(folder):
-    index = {
-        "metadata": {},
-        "weight_map": {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"},
-    }
+    parts = {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"}
     (folder / "model.safetensors").rename(folder / "part-1.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
 
 
 def _change_a_shape(folder):
@@ -242,7 +231,7 @@ def _remove_tokenizer(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut_off, "cannot be loaded: .*header"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "cannot be loaded: .*header"),
         (_remove_a_shard, r"cannot be loaded: .*part-2"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"cannot be loaded: .*model\.safetensors"),
         (_change_a_shape, "cannot be loaded: .*ignore_mismatched_sizes"),
@@ -256,13 +245,6 @@ def test_a_folder_that_is_no_whole_policy_is_one_line(damage, message, folder):
     with pytest.raises(ValueError, match=rf"`policy` .*{message}|{message}") as raised:
         load_policy(str(folder))
     assert "\n" not in str(raised.value)
-
-
-def test_a_config_without_weights_loads_from_scratch(tmp_path):
-    load_tokenizer("arithmetic").save_pretrained(tmp_path)
-    ARCHITECTURES["mistral"].save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), Loading(from_scratch=True))
-    assert policy.model.config.hidden_size == 32
 
 
 def test_a_packaged_policy_is_found_beside_a_folder_of_its_name_that_holds_no_other(folder, monkeypatch):
@@ -313,7 +295,7 @@ def test_adapters_on_layers_that_are_not_there_or_tied_are_refused(targets, mess
         load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
 
 
-@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["0.self_attn.q_proj"], r".*\.q_proj", "all-linear"])
+@pytest.mark.parametrize("targets", [["0.self_attn.q_proj"], r".*\.q_proj", "all-linear"])
 def test_adapters_are_where_they_were_asked_for(targets):
     policy = load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
     assert any("q_proj.lora_A" in name for name, p in policy.named_parameters() if p.requires_grad)

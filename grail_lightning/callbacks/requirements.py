@@ -15,7 +15,7 @@ from grail_lightning.data.lengths import PromptLimit, check_evaluated
 from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
 from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import RolloutEngine
-from grail_lightning.policy.options import check_length
+from grail_lightning.policy import check_policy
 from grail_lightning.runtime.files import check_writable
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.base import Prompt
@@ -71,7 +71,7 @@ def _check_prompts(trainer: Trainer, pl_module: LightningModule, data: PromptDat
             # Responses that `predict` is given are not sampled.
             given = stage == "predict" and "response" in prompts[0].columns
             response = 0 if given else sampling.max_response_length
-            check_length(module.policy_name, module.loading, response)
+            check_policy(module.policy_name, module.loading, response)
             option = "evaluation.sampling.max_response_length"
             check_evaluated(prompts, module.encode, PromptLimit(None, module.context_length, response, option))
 

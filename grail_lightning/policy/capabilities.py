@@ -21,8 +21,7 @@ from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 if TYPE_CHECKING:
     from grail_lightning.policy.model import Policy
 
-TRIAL_WEIGHTS = 2**24
-"""The number of weights, besides those that are zero, whose gradients a trial run compares."""
+_TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, whose gradients a trial run compares.
 
 
 def find_tree_kernel(policy: Policy) -> TreeKernel | None:
@@ -75,7 +74,7 @@ def _trial_weights(policy: Policy) -> dict[str, Tensor]:
     What begins at zero (adapters, Doge's mask) would change no log-probability, whatever the model does with it.
     """
     weights: dict[str, Tensor] = {}
-    room = TRIAL_WEIGHTS
+    room = _TRIAL_WEIGHTS
     for name, p in sorted(policy.named_parameters(), key=lambda named: named[1].numel()):
         room -= p.numel()
         if not p.is_floating_point():

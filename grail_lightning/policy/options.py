@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.hub import hub_or_cache
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
@@ -83,12 +83,8 @@ class LoRA:
     target_modules: str | list[str] = "all-linear"
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"`loading.lora.rank` must be at least 1, but got {self.rank}.")
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"`loading.lora.alpha` must be finite and positive, but got {self.alpha}.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"`loading.lora.dropout` must lie in [0, 1), but got {self.dropout}. 0 is off.")
+        for name, allowed in {"rank": "[1, inf)", "alpha": "(0, inf)", "dropout": "[0, 1)"}.items():
+            check_option(f"loading.lora.{name}", getattr(self, name), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +123,7 @@ class Loading:
     reduce_once: bool = False
 
     def __post_init__(self) -> None:
-        if self.chunk_tokens < 1:
-            raise ValueError(f"`chunk_tokens` must be at least 1, but got {self.chunk_tokens}.")
+        check_option("chunk_tokens", self.chunk_tokens, "[1, inf)")
         if self.lora is not None and importlib.util.find_spec("peft") is None:
             raise ValueError(
                 "`loading.lora` needs peft, which is not installed. Run: pip install 'grail-lightning[lora]'."
@@ -200,19 +195,18 @@ def context_length(name: PolicySource, loading: Loading) -> int | None:
     return limit
 
 
-def check_length(name: PolicySource, loading: Loading, response_length: int) -> None:
-    """Check that a prompt and a response of this length fit into the positions of the model."""
+def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
+    """Check before weights are read that the config can be, and that a prompt and such a response fit into the model.
+
+    Raises:
+        ValueError: If one of these is not so.
+    """
     limit = context_length(name, loading)
     if limit is not None and response_length >= limit:
         raise ValueError(
             f"`max_response_length` must leave room for a prompt in the {limit} positions of {name!r}, but got "
             f"{response_length}. Lower it."
         )
-
-
-def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
-    """Check what can be known of a policy before its weights are read: its config, and the room for responses."""
-    check_length(name, loading, response_length)
 
 
 def check_precision(precision: object) -> None:

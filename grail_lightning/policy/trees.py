@@ -38,11 +38,14 @@ TREE_ATTENTION = "prefix_tree_sdpa"
 
 
 class _AttentionUnits(NamedTuple):
-    """Queries, keys and masks of the attention in prefix trees. Padding has any number."""
+    """Units of neighbouring rows. Padding has any number.
+
+    Queries are the tokens that the rows of a unit add to the tree; keys are these and the path to the first of them.
+    """
 
     queries: Tensor  # [U, Q] long, token numbers
     keys: Tensor  # [U, K] long, token numbers
-    mask: Tensor  # [U, 1, Q, K], added to the attention scores: 0 where a query attends to a key
+    mask: Tensor  # [U, Q, K] bool, where a query attends to a key; for SDPA [U, 1, Q, K], added to the scores
     output_of: Tensor  # [N] long, the index into U · Q at which each token is a query
 
 
@@ -106,8 +109,7 @@ def tree_layout(
     The last token of a row predicts nothing and is left out.
 
     Args:
-        input_ids: ``[b, P+T]``, prompts padded left, responses padded right; rows with a common
-            beginning are neighbours.
+        input_ids: ``[b, P+T]``, prompts padded left, responses right; rows with a common beginning are neighbours.
         attention_mask: ``[b, P+T]`` bool.
         response_mask: ``[b, T]`` bool.
         starts: The rows at which a tree begins, ascending; the first is 0.
@@ -179,11 +181,8 @@ def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
     return _Tree(run, owner, number[cells], followed & ~new, begin, end)
 
 
-def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Units of neighbouring rows: queries ``[U, Q]``, keys ``[U, K]``, mask ``[U, Q, K]``, indices of outputs ``[N]``.
-
-    A unit's queries are the tokens that its rows add to the tree; its keys are these and the path to the first of them.
-    """
+def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
+    """The attention units of a tree, with a bool mask."""
     first, sizes = join_rows(tree.run.sum(1).tolist(), starts)
     counts = torch.tensor(sizes)
     spans = [
@@ -199,7 +198,7 @@ def _units(tree: _Tree, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
     output_of = torch.zeros(len(tree.end), dtype=torch.long)
     output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
-    return queries, keys, mask, output_of
+    return _AttentionUnits(queries, keys, mask, output_of)
 
 
 def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -220,34 +219,30 @@ def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], lis
     return [first[k] for k in kept], [sizes[k] for k in kept]
 
 
-def _by_units(units: tuple[Tensor, ...], device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
-    """A function from the dtype of the computation to the decoder's arguments for SDPA.
-
-    SDPA would convert a boolean mask in each layer and keep the result.
-    """
+def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+    """A function from the dtype of the computation to the decoder's arguments for SDPA."""
 
     def attention(dtype: torch.dtype) -> Mapping[str, Any]:
         queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
         number = keys.shape[1]
-        # CUDA's kernels would copy a mask whose rows do not begin at multiples of 16.
+        # SDPA would convert a boolean mask in each layer and keep the result. CUDA's kernels would copy a mask whose
+        # rows do not begin at multiples of 16.
         shape = (len(queries), 1, queries.shape[1], number + -number % 16)
         added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
+        units_there = _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of)
         # Transformers makes no mask of its own if it is given one of four dimensions.
-        return {
-            "attention_mask": added.new_zeros(1, 1, 1, 1),
-            "units": _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of),
-        }
+        return {"attention_mask": added.new_zeros(1, 1, 1, 1), "units": units_there}
 
     return attention
+
+
+# --- `flex_attention`, whose cost follows the pairs of tokens that attend ------------------------------------
 
 
 def _by_blocks(end: Tensor, pad: int, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
     """The decoder's arguments for `flex_attention`. Each of the `pad` places after the tokens attends to itself."""
     mask = make_block_mask(torch.cat([end, torch.arange(len(end), len(end) + pad) + 1]), device)
     return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
-
-
-# --- `flex_attention`, whose cost follows the pairs of tokens that attend ------------------------------------
 
 
 def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
@@ -259,8 +254,7 @@ def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < until[key])
 
-    number = len(end)
-    return create_block_mask(attends, None, None, number, number, device=device, BLOCK_SIZE=BLOCK_TOKENS)
+    return create_block_mask(attends, None, None, len(end), len(end), device=device, BLOCK_SIZE=BLOCK_TOKENS)
 
 
 @cache
