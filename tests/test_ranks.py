@@ -32,7 +32,8 @@ TOGETHER = {
 def _reports(script, strategy, cases):
     ranks = 1 if strategy == "one" else 2
     how = ["strategies", ranks] if script == "runs_on_ranks.py" else []
-    printed = run_script(Path(__file__).with_name(script), *how, strategy, *cases, ranks=ranks)
+    time = 300 + 60 * len(cases)
+    printed = run_script(Path(__file__).with_name(script), *how, strategy, *cases, ranks=ranks, timeout=time)
     reports = [[json.loads(line) for line in rank.stdout.splitlines() if line.startswith("{")] for rank in printed]
     for number, of_rank in enumerate(reports):
         assert [report["rank"] for report in of_rank] == [number] * len(cases)
