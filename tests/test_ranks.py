@@ -47,7 +47,7 @@ def _run(strategy, case, script="same_rollouts.py"):
 
 
 def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
-    """Every aggregation with every scaling and every KL; uneven shares, so that the ranks have different numbers of micro-batches."""
+    """Each aggregation with each scaling and each KL; uneven shares, so that the ranks cut different micro-batches."""
     printed = run_script(Path(__file__).with_name("grid_on_ranks.py"), tmp_path / "store", ranks=2)
     reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
     assert len(reports[0]) == 3 * 7
