@@ -112,7 +112,6 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
-        self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -286,8 +285,7 @@ class GrailModule(pl.LightningModule):
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
             clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
-            figures |= take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
-            self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
+            figures |= take_step(gradients, optimizer, clip, seed=seed)
             if scheduler is not None:
                 scheduler.step()
         optimizer.zero_grad(set_to_none=True)

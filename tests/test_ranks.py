@@ -32,7 +32,8 @@ TOGETHER = {
 def _reports(script, strategy, cases):
     ranks = 1 if strategy == "one" else 2
     how = ["strategies", ranks] if script == "runs_on_ranks.py" else []
-    printed = run_script(Path(__file__).with_name(script), *how, strategy, *cases, ranks=ranks)
+    time = 300 + 60 * len(cases)
+    printed = run_script(Path(__file__).with_name(script), *how, strategy, *cases, ranks=ranks, timeout=time)
     reports = [[json.loads(line) for line in rank.stdout.splitlines() if line.startswith("{")] for rank in printed]
     for number, of_rank in enumerate(reports):
         assert [report["rank"] for report in of_rank] == [number] * len(cases)
@@ -46,10 +47,10 @@ def _run(strategy, case, script="same_rollouts.py"):
 
 
 def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
-    """Every aggregation, scaling and KL; uneven shares, so that the ranks have different numbers of micro-batches."""
+    """Each aggregation with each scaling and each KL; uneven shares, so that the ranks cut different micro-batches."""
     printed = run_script(Path(__file__).with_name("grid_on_ranks.py"), tmp_path / "store", ranks=2)
     reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
-    assert len(reports[0]) == 3 * 4 * 7
+    assert len(reports[0]) == 3 * 7
     for first, second in zip(*reports, strict=True):
         assert first["options"] == second["options"]
         assert max(first["gap"], second["gap"]) <= roundings(64, torch.float32), first["options"]  # Norms run in it.

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,14 +38,12 @@ def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], 
         raise ValueError(f"`{option}` cannot be used: {str(error).rstrip('.')}. Correct its options.") from error
 
 
-def take_step(
-    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int, warn_if_unmoved: bool = False
-) -> dict[str, float]:
+def take_step(gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int) -> dict[str, float]:
     """Clip the gradients to `max_norm` (None only measures), take a step, and return the norm and the learning rate.
 
     Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
     `seed` is that of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since they
-    must round replicated weights alike. The caller sets `warn_if_unmoved` until a step should have changed weights.
+    must round replicated weights alike.
 
     Raises:
         ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.
@@ -59,15 +56,8 @@ def take_step(
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
-    weights = gradients.weights
-    before = [_first_entries(w) for w in weights] if warn_if_unmoved and norm > 0 and rate > 0 else []
-    with seeded(weights[0].device, seed):
+    with seeded(gradients.weights[0].device, seed):
         optimizer.step()
-    if before and all(torch.equal(old, _first_entries(w)) for old, w in zip(before, weights, strict=True)):
-        rank_zero_warn(  # No figure of the run would show it.
-            f"No parameter moved in a step with gradient norm {norm:.3g} and learning rate {rate:.3g}: "
-            f"{explain_stuck_weights(weights)}"
-        )
     return {"grad_norm": norm, "learning_rate": rate}
 
 
@@ -80,12 +70,6 @@ def explain_stuck_weights(weights: list[Tensor]) -> str:
             "rounds at random (torchao's, with `bf16_stochastic_round: true`)."
         )
     return "it is too small even for float32. Raise the learning rate, or `execution.max_grad_norm` for plain SGD."
-
-
-def _first_entries(weight: Tensor) -> Tensor:
-    """A copy of the first few entries; of this rank's shard if the weight is sharded."""
-    local: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
-    return local.detach().flatten()[:4096].clone()
 
 
 class ConfiguredOptions:
