@@ -46,6 +46,8 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--model.credit=GRIAL", "`model.credit` must be one of .*GRAIL, .* but got 'GRIAL'. Did you mean GRAIL"),
         ("--model.credit.wmin=1", NO_OPTION % ("model.credit.wmin", "w_min")),
         ("--model.credit.zzz=1", "There is no option `model.credit.zzz`. `model.credit` has: .*w_min, "),
+        ("--model.credit.saliency.leef=first", NO_OPTION % ("model.credit.saliency.leef", "leaf")),
+        ("--model.credit={class_path: GRAIL, init_args: {saliency: {leef: 1}}}", "`model.credit.saliency.leef`"),
         ("--model.credit=TreeAdvantage --model.credit.outcome=length", "outcome` must be .*'reward', .*'length'"),
         ("--trainer.gradient_clip_val=1", "Set `--model.execution.max_grad_norm` instead"),
         ("--trainer.precision=16-mixed", "Use bf16-mixed, or 32-true"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,8 +31,8 @@ NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run cou
 # Errors of the operating system that the user can correct, wherever they are raised.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-# How jsonargparse's lines begin: one that names an option, and those that give no reason.
-KEY, TYPE = 'Parser key "', "Expected a "
+# How jsonargparse's lines begin, among them those that give no reason.
+KEY, TYPE, UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
 ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
     *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
@@ -84,7 +84,7 @@ def _message(error: BaseException) -> str:
     return text
 
 
-def option_error(error: ArgumentError, known: Iterable[str]) -> str:
+def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     """The sentence about a wrong option, with the names that are accepted.
 
     Args:
@@ -92,21 +92,18 @@ def option_error(error: ArgumentError, known: Iterable[str]) -> str:
         known: The names of all options of the command line.
     """
     message = str(error)
-    for where in ("unrecognized arguments: ", "does not accept option "):
-        if stray := message.partition(where)[2].split():
-            if where.startswith("unrecognized") and not stray[0].startswith("--"):
-                return f"An option must begin with two dashes, as `--model.policy=…` does, but got {stray[0]!r}."
-            return _no_option(stray[0].partition("=")[0].strip("-'"), known)
-    if KEY not in message:
-        return message
     option, lines = _deepest(message)
     for line in lines:
-        if line.startswith("Option '"):
-            name = line.split("'")[1]
-            if name == "class_path":
+        if stray := _stray(line):
+            if stray == "class_path":
                 return f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`."
-            known = _options_of(_owner(message, name))
-            return _no_option(f"{option}.{name}", [f"{option}.{other}" for other in known])
+            if option:
+                known = [f"{option}.{name}" for name in _options_of(_owner(message, line))]
+            return _no_option(f"{option}.{stray}".lstrip("."), known)
+        if line.startswith(UNRECOGNISED):
+            return f"An option must begin with two dashes, as `--model.policy=…` does, but got {line.split()[2]!r}."
+    if not option:
+        return message
     value = _value(lines)
     names, reasons = choices(option), _reasons(lines)
     types = [r.removeprefix(TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(TYPE)]
@@ -152,7 +149,17 @@ def _value(lines: Iterable[str]) -> str:
     return next((value for value in plain if value and not value.startswith(("NestedArg(", "Namespace("))), "")
 
 
-def _no_option(option: str, known: Iterable[str]) -> str:
+def _stray(line: str) -> str:
+    """The name in a line about an option that does not exist; empty in other lines."""
+    for before, after in ((f"{UNRECOGNISED}--", "="), ("Option '", "' is not acc"), ("does not accept option '", "'")):
+        if before in line:
+            name = line.partition(before)[2].partition(after)[0].split()[0]
+            group = line.partition("Group '")[2].partition("'")[0]
+            return name if name.startswith(group) else f"{group}.{name}"
+    return ""
+
+
+def _no_option(option: str, known: Sequence[str]) -> str:
     """The sentence about an option that does not exist."""
     group, _, name = option.rpartition(".")
     elsewhere = [other for other in known if other.endswith(f".{name}")]
@@ -163,10 +170,10 @@ def _no_option(option: str, known: Iterable[str]) -> str:
     return f"There is no option `{option}`.{hint}"
 
 
-def _owner(message: str, name: str) -> str:
-    """The import path of the class of which a message says that it has no such option."""
-    before, _, after = message.partition(f"Option '{name}' is not accepted")
-    made_of = after.partition("\n")[0]  # A class that is called later stands behind the reason.
+def _owner(message: str, line: str) -> str:
+    """The import path of the class of which a line of a message says that it has no such option."""
+    before, _, after = message.partition(line)
+    made_of = f"{line}{after}".partition("\n")[0]  # A class that is called later stands behind the reason.
     return (made_of if "class_path" in made_of else before).rpartition("class_path")[2].split("'")[1]
 
 
