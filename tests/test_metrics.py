@@ -1,3 +1,4 @@
+import math
 from itertools import combinations
 
 import pytest
@@ -81,11 +82,41 @@ def test_reset_forgets_everything(make):
     assert _figures(metric) == _figures(fresh)
 
 
-def test_accuracy_is_the_share_of_right_responses_not_a_mean_of_batch_means():
-    accuracy = AnswerAccuracy()
-    accuracy.update(torch.tensor([True]))
-    accuracy.update(torch.tensor([False, False, True]))
-    assert accuracy.compute() == 0.5  # 2 of 4; the mean of the batches would be (1 + 1/3) / 2 = 2/3
+def _bools(*values):
+    return torch.tensor([bool(value) for value in values])
+
+
+@pytest.mark.parametrize(
+    ("metric", "updates", "figures"),
+    [
+        # (3 + 0) / (3 + 1) responses; the mean of the batches would be (1 + 0) / 2.
+        (AnswerAccuracy(), [(_bools(1, 1, 1),), (_bools(0),)], {"value": 0.75}),
+        (
+            ResponseLengths(),
+            [(torch.tensor([3, 8]), _bools(1, 0)), (torch.tensor([4]), _bools(1))],
+            {"mean_length": 5, "min_length": 3, "max_length": 8, "clipped_ratio": 1 / 3},
+        ),
+        (
+            LengthsByVerdict(),
+            [(torch.tensor([3, 8, 5]), _bools(1, 0, 1))],
+            {"mean_length_right": 4, "mean_length_wrong": 8},
+        ),
+        (
+            LengthsByVerdict(),
+            [(torch.tensor([3]), _bools(1))],
+            {"mean_length_right": 3, "mean_length_wrong": math.nan},
+        ),
+        (
+            StatusCounts(),
+            [(["right", "wrong", "right"],), (["timeout"],)],
+            dict.fromkeys(STATUSES, 0) | {"right": 2, "wrong": 1, "timeout": 1},
+        ),
+    ],
+)
+def test_figures_are_of_all_responses_by_the_names_that_grpo_users_know(metric, updates, figures):
+    for arguments in updates:
+        metric.update(*arguments)
+    assert _figures(metric) == pytest.approx(figures, nan_ok=True)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
@@ -107,25 +138,6 @@ def test_pass_at_k_needs_k_samples_a_problem():
         PassAtK(k=0)
 
 
-def test_lengths_have_the_names_that_grpo_users_know():
-    metric = ResponseLengths()
-    metric.update(torch.tensor([3, 8]), torch.tensor([True, False]))
-    metric.update(torch.tensor([4]), torch.tensor([True]))
-    assert _figures(metric) == {
-        "mean_length": 5,  # (3 + 8 + 4) / 3
-        "min_length": 3,
-        "max_length": 8,
-        "clipped_ratio": pytest.approx(1 / 3),
-    }
-
-
-def test_statuses_are_counted_by_name():
-    metric = StatusCounts()
-    metric.update(["right", "wrong", "right"])
-    metric.update(["timeout"])
-    assert {name: n for name, n in _figures(metric).items() if n} == {"right": 2, "wrong": 1, "timeout": 1}
-
-
 @pytest.mark.parametrize("make", [lambda: PassAtK(k=2), lambda: MajAtK(k=2)])
 def test_shares_of_problems_sum_to_the_same_number_in_any_order(make):
     generator = torch.Generator().manual_seed(1)
@@ -139,12 +151,3 @@ def test_shares_of_problems_sum_to_the_same_number_in_any_order(make):
             metric.update(*(rows if isinstance(metric, MajAtK) else rows[:2]))
         found.add(metric.compute().item())
     assert len(found) == 1
-
-
-def test_lengths_of_right_and_wrong_responses_are_kept_apart():
-    metric = LengthsByVerdict()
-    metric.update(torch.tensor([3, 8, 5]), torch.tensor([True, False, True]))
-    assert _figures(metric) == {"mean_length_right": 4, "mean_length_wrong": 8}
-    metric.reset()
-    metric.update(torch.tensor([3]), torch.tensor([True]))
-    assert _figures(metric)["mean_length_wrong"] != _figures(metric)["mean_length_wrong"]

@@ -31,41 +31,23 @@ _INCIDENTAL = re.compile(r"finished|created|table(\..*)?|model\.(policy|checkpoi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One response to one problem, with its verdict: a line of a file.
-
-    Attributes:
-        dataset: The name of the dataset.
-        problem: The problem's identity (`problem_id`): the same wherever the same problem is asked in the same words.
-        index: The place of the problem in the dataset, from 0.
-        sample: The number of the response, from 0 to ``n - 1``.
-        prompt: The prompt as people read it.
-        reference: The reference answer.
-        response: The response, without special tokens.
-        prediction: The answer that was graded; None if the response has none.
-        correct: Whether the verdict is `right`.
-        status: The verdict.
-        layer: The layer of the verifier that decided.
-        num_tokens: Generated tokens, the end token included.
-        finished: Whether the response ended by itself within the limit.
-        seed: The seed of the response's random numbers.
-        columns: Short further columns of the row, such as `subject` and `level`.
-    """
+    """One response to one problem, with its verdict: a line of a file."""
 
     dataset: str
-    problem: str
-    index: int
-    sample: int
-    prompt: str
+    problem: str  # `problem_id`: the same wherever the same problem is asked in the same words.
+    index: int  # The place of the problem in the dataset, from 0.
+    sample: int  # The number of the response, from 0 to ``n - 1``.
+    prompt: str  # As people read it.
     reference: str
-    response: str
-    prediction: str | None
-    correct: bool
-    status: str
-    layer: str
-    num_tokens: int
-    finished: bool
-    seed: int
-    columns: dict[str, Any] = field(default_factory=dict)
+    response: str  # Without special tokens.
+    prediction: str | None  # The answer that was graded; None if the response has none.
+    correct: bool  # Whether the verdict is `right`.
+    status: str  # The verdict.
+    layer: str  # The layer of the verifier that decided.
+    num_tokens: int  # The end token included.
+    finished: bool  # Whether the response ended by itself within the limit.
+    seed: int  # Of the response's random numbers.
+    columns: dict[str, Any] = field(default_factory=dict)  # Short further ones of the row: `subject`, `level`.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

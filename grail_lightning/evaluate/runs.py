@@ -28,18 +28,14 @@ _INCIDENTAL = re.compile(
 class Run:
     """A run, as far as it has left something."""
 
-    # What the user gave, and the name of the method in it.
-    given: str
-    name: str
+    given: str  # What the user gave.
+    name: str  # The name of the method in it; empty without.
     folder: Path
-    # The folder of the training's event files, and of kept samples; None without.
-    events: Path | None
-    samples: Path | None
-    # What the samples belong to (``evaluation.json``), and what a sweep says of the run (``sweep.json``).
-    facts: dict[str, Any]
-    sweep: dict[str, Any]
-    # The resolved config of the training that made the policy, or else of the evaluation.
-    config: dict[str, Any]
+    events: Path | None  # The folder of the training's event files.
+    samples: Path | None  # The folder of kept samples.
+    facts: dict[str, Any]  # What the samples belong to (``evaluation.json``).
+    sweep: dict[str, Any]  # What a sweep says of the run (``sweep.json``).
+    config: dict[str, Any]  # The resolved one of the training that made the policy, or else of the evaluation.
     method: str = ""
     task: str = ""
 

@@ -30,12 +30,9 @@ Floats = NDArray[np.float64]
 class SeedSpread:
     """How much the mean over seeds varies with the seeds."""
 
-    # The variance of the mean over seeds, estimated from the spread of the seeds' means.
-    variance: float
-    # The part of it that the seeds themselves cause: without what sampling would cause alone; at least 0.
-    excess: float
-    # Its degrees of freedom.
-    df: float
+    variance: float  # The variance of the mean over seeds, estimated from the spread of the seeds' means.
+    excess: float  # The part that the seeds themselves cause: without what sampling would cause alone; at least 0.
+    df: float  # The degrees of freedom of the variance.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +48,10 @@ class Estimate:
 class Difference(Estimate):
     """A paired difference with its 95 % interval and its test."""
 
-    # Two-sided, of the hypothesis that there is no difference; not corrected.
-    p_value: float
-    # The standard error that the problems cause, and its degrees of freedom.
-    problems_error: float
-    problems_df: float
-    # None if a method has only one seed.
-    seeds: SeedSpread | None
+    p_value: float  # Two-sided, of the hypothesis that there is no difference; not corrected.
+    problems_error: float  # The standard error that the problems cause.
+    problems_df: float  # Its degrees of freedom.
+    seeds: SeedSpread | None  # None if a method has only one seed.
 
     def detectable(self, comparisons: int = 1) -> float:
         """The smallest true difference that a repetition would find with a probability of 80 %.
