@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
+from torchmetrics import Metric
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
@@ -19,8 +19,14 @@ from grail_lightning.callbacks.samples import Batches, KeptSamples, evaluated_ba
 from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
-from grail_lightning.functional import maj_at_k, pass_at_k
-from grail_lightning.metrics import STATUSES
+from grail_lightning.metrics import (
+    AnswerAccuracy,
+    LengthsByVerdict,
+    MajAtK,
+    PassAtK,
+    ResponseLengths,
+    StatusCounts,
+)
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
@@ -309,30 +315,33 @@ def _all_figures(problems: Sequence[Problem], options: TableOptions) -> dict[str
 
 
 def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
-    """The figures of a set of problems; NaN where there are no responses. Loggers take float32."""
+    """The figures of a set of problems, by the metrics of `grail_lightning.metrics`."""
 
-    def mean(values: Any) -> float:
-        return float(np.float32(np.mean(values))) if len(values) else float("nan")
+    def row(values: Iterable[Sequence[int]], dtype: torch.dtype = torch.long) -> torch.Tensor:
+        """One entry for each response, ``[B]``."""
+        return torch.tensor([value for part in values for value in part], dtype=dtype)
 
-    correct = np.array([right for problem in problems for right in problem.correct], dtype=bool)
-    lengths = np.array([length for problem in problems for length in problem.lengths], dtype=float)
-    finished = np.array([ended for problem in problems for ended in problem.finished], dtype=bool)
-    statuses = Counter(status for problem in problems for status in problem.statuses)
-    samples = torch.tensor([len(problem.correct) for problem in problems])
-    right = torch.tensor([sum(problem.correct) for problem in problems])
-    figures = {"accuracy": mean(correct)}
-    figures |= {f"pass_at_{k}": mean(pass_at_k(samples, right, k).numpy()) for k in options.pass_at}
-    figures |= {f"maj_at_{k}": mean([maj_at_k(p.votes, p.correct, k) for p in problems]) for k in options.maj_at}
-    of_lengths = {
-        "mean_length": mean(lengths),
-        "min_length": mean(np.sort(lengths)[:1]),
-        "max_length": mean(np.sort(lengths)[-1:]),
-        "clipped_ratio": mean(~finished),
-        "mean_length_right": mean(lengths[correct]),
-        "mean_length_wrong": mean(lengths[~correct]),
-    }
+    known = {"sync_on_compute": False}  # Every rank has all problems.
+    correct = row((problem.correct for problem in problems), torch.bool)
+    finished = row((problem.finished for problem in problems), torch.bool)
+    group = row([number] * len(problem.correct) for number, problem in enumerate(problems))
+    lengths, votes = row(problem.lengths for problem in problems), row(problem.votes for problem in problems)
+    figures = {"accuracy": _value(AnswerAccuracy(**known), correct)}
+    figures |= {f"pass_at_{k}": _value(PassAtK(k, **known), correct, group) for k in options.pass_at}
+    figures |= {f"maj_at_{k}": _value(MajAtK(k, **known), correct, group, votes) for k in options.maj_at}
+    of_lengths = _value(ResponseLengths(**known), lengths, finished) | _value(
+        LengthsByVerdict(**known), lengths, correct
+    )
     figures |= {f"completions/{name}": value for name, value in of_lengths.items()}
-    return figures | {f"verdict/{status}": statuses[status] / max(1, len(correct)) for status in STATUSES}
+    counts = _value(StatusCounts(**known), [status for problem in problems for status in problem.statuses])
+    return figures | {f"verdict/{status}": number / max(1, len(correct)) for status, number in counts.items()}
+
+
+def _value(metric: Metric, *update: Any) -> Any:
+    """The metric after one update: a number, or numbers by name."""
+    metric.update(*update)
+    value = metric.compute()
+    return {name: float(part) for name, part in value.items()} if isinstance(value, dict) else float(value)
 
 
 def _validate(trainer: Trainer) -> None:
