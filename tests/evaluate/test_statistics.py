@@ -123,6 +123,9 @@ def test_problems_that_differ_alike_or_not_at_all_are_not_certainty():
     low, high = difference_interval(np.full(30, 1 / 3), np.full(30, 2 / 9 / 3))
     assert low < 1 / 3 < high
     assert high - low > 2 * 1.96 * math.sqrt(2 / 9 / 3 / 30), "the noise of its samples"
+    # With more noise than differences the pseudo-problems weigh 1 each, and the noise is the variance.
+    half = scipy.stats.t.ppf(0.975, 29) * math.sqrt(0.2 / 32)
+    assert difference_interval(np.full(30, 0.01), np.full(30, 0.2)) == pytest.approx((0.3 / 32 - half, 0.3 / 32 + half))
 
 
 @pytest.mark.parametrize("number", [2, 5, 9])

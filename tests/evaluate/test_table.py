@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from grail_lightning.evaluate.records import Problem, problems_of
+from grail_lightning.evaluate.records import Problem, problems_of, whole_problems
 from grail_lightning.evaluate.table import TableOptions, evaluation_table
 from tests.evaluate.made import sample
 
@@ -98,3 +98,13 @@ def test_parts_by_column_stand_in_the_order_of_their_values():
 def test_answers_vote_as_the_task_compares_them(compare, predictions, votes):
     (problem,) = problems_of([sample(sample=k, prediction=text) for k, text in enumerate(predictions)], compare)
     assert problem.votes == votes
+
+
+def test_problems_are_whole_and_in_order_whatever_the_order_of_their_samples():
+    samples = [sample(index=index, sample=k, num_tokens=10 * index + k) for index in (1, 0, 2) for k in (2, 0, 1)]
+    again = sample(index=0, sample=1, num_tokens=99)  # Of a sample that is there twice the first one counts.
+    mixed = [*samples[::2], *samples[1::2], again]
+    assert whole_problems(samples, {"num_samples": 3})[2].lengths == (20, 21, 22)
+    mixed.remove(samples[-1])  # Problem 2 lacks a sample.
+    problems = whole_problems(mixed, {"num_samples": 3})
+    assert [(problem.index, problem.lengths) for problem in problems] == [(0, (0, 1, 2)), (1, (10, 11, 12))]
