@@ -103,8 +103,8 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
         if line.startswith(UNRECOGNISED):
             return f"An option must begin with two dashes, as `--model.policy=…` does, but got {line.split()[2]!r}."
     if missing := message.partition("arguments are required: ")[2] if not option else "":
-        names = ", ".join(f"`{name.partition('.')[2]}`" for name in missing.split(", "))  # Behind the subcommand.
-        return f"{names} must be given, on the command line or in a file such as configs/quickstart.yaml."
+        needed = ", ".join(f"`{name.partition('.')[2]}`" for name in missing.split(", "))  # Behind the subcommand.
+        return f"{needed} must be given, on the command line or in a file such as configs/quickstart.yaml."
     if not option:
         return message
     value = _value(lines)
