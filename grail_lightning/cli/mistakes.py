@@ -74,8 +74,10 @@ def _is_users(error: BaseException) -> bool:
 
 def _message(error: BaseException) -> str:
     text = str(error)
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"{text}. Free some space, or choose a folder on another disk."
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f": {error.filename}"
+        remedy = " Free some space, or choose a folder on another disk." if error.errno in FULL else ""
+        return f"{error.strerror or text}{where}.{remedy}"
     if text.startswith(MISMATCH):
         differing = [part.partition(":")[0] for part in text.split("size mismatch for ")[1:]]
         return other_policy([*differing, *text.split('"')[1::2]])
