@@ -74,8 +74,10 @@ def _is_users(error: BaseException) -> bool:
 
 def _message(error: BaseException) -> str:
     text = str(error)
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"{text}. Free some space, or choose a folder on another disk."
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f": {error.filename}"
+        remedy = " Free some space, or choose a folder on another disk." if error.errno in FULL else ""
+        return f"{error.strerror or text}{where}.{remedy}"
     if text.startswith(MISMATCH):
         differing = [part.partition(":")[0] for part in text.split("size mismatch for ")[1:]]
         return other_policy([*differing, *text.split('"')[1::2]])
@@ -102,6 +104,9 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
             return _no_option(f"{option}.{stray}".lstrip("."), known)
         if line.startswith(UNRECOGNISED):
             return f"An option must begin with two dashes, as `--model.policy=…` does, but got {line.split()[2]!r}."
+    if missing := message.partition("arguments are required: ")[2] if not option else "":
+        needed = ", ".join(f"`{name.partition('.')[2]}`" for name in missing.split(", "))  # Behind the subcommand.
+        return f"{needed} must be given, on the command line or in a file such as configs/quickstart.yaml."
     if not option:
         return message
     value = _value(lines)

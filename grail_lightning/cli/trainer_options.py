@@ -44,7 +44,7 @@ def check_options(options: Namespace, always_on: Mapping[str, type[Callback]]) -
     for name, callback in always_on.items():
         if callback.__name__ in listed and callback is not ModelCheckpoint:
             raise ValueError(
-                f"`trainer.callbacks` must leave out {callback.__name__}. Every run has it; set `--{name}`."
+                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set `--{name}.…`."
             )
 
 
