@@ -213,7 +213,7 @@ RANKS = {
 def test_a_run_trains_evaluates_and_verifies_its_pushes(ranks, tmp_path):
     done = _run(tmp_path, "fit", *RUN, *RANKS[ranks])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "vLLM 0." in done.stderr
+    assert "vLLM samples in this process. Log-probabilities of sampler and trainer differ by" in done.stderr
     assert "held-out accuracy: " in done.stdout + done.stderr
     if ranks == "one rank":
         tested = _run(tmp_path, "test", *RUN, "--data.num_test=16", f"--model.policy={tmp_path}/quickstart/export")
