@@ -8,13 +8,13 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeights
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenWeights, check_options
 from grail_lightning.runtime.collectives import all_reduce
 
 
@@ -36,6 +36,7 @@ class Shuffled(CreditControl):
         return replace(weights, values=weights.values.gather(1, source), additive=additive)
 
 
+@dataclass(eq=False)
 class Random(CreditControl):
     """Draws weights from the clipped normal of GRAIL's map: the same mean, deviation and clips, without saliency.
 
@@ -46,15 +47,15 @@ class Random(CreditControl):
         std: Standard deviation of the normal.
         w_min: Lower clamp.
         w_max: Upper clamp.
-
-    Raises:
-        ValueError: If the clamps contain no value or `std` is negative.
     """
 
-    def __init__(self, mean: float = 1.0, std: float = 0.5, w_min: float = 0.5, w_max: float = 5.0) -> None:
-        if not 0 <= w_min <= w_max or std < 0:
-            raise ValueError(f"0 ≤ `w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
-        self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
+    mean: float = 1.0
+    std: float = 0.5
+    w_min: float = 0.5
+    w_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_options(self, std="[0, inf)", w_min=f"[0, {self.w_max}]")
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The drawn weights."""
