@@ -23,7 +23,6 @@ from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import decode
-from grail_lightning.functional.attribution import pairwise_auroc
 from grail_lightning.grading import align_rows, grade_answers, step_masks
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
@@ -96,6 +95,20 @@ class World:
     def earned(self) -> Tensor:
         """``[2, B, S]``: the gain in the direction of the outcome; in wrong rollouts, the loss."""
         return self.gains * self.batch.advantages.sign()[:, None]
+
+
+def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    r"""Probability that a positive token has a higher score than a negative one of its row; ties count one half.
+
+    .. math:: \frac{1}{|P||N|} \sum_{i \in P, j \in N} [s_i > s_j] + \tfrac12 [s_i = s_j]
+
+    All three are ``[B, T]``, the masks bool; the result is ``[B]`` float64, NaN where a row lacks one of the two.
+    """
+    rows = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
+    for row in (positive.any(1) & negative.any(1)).nonzero().flatten().tolist():
+        gap = scores[row][positive[row]][:, None] - scores[row][negative[row]]
+        rows[row] = (gap > 0).double().mean() + (gap == 0).double().mean() / 2
+    return rows
 
 
 def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Tensor]:

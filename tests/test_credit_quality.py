@@ -110,3 +110,26 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
     assert expected[:, 0].tolist() == [0, -1, -1], "greedily right before the slip, wrong after it"
     assert no_groups == 0
     assert none.isnan().all()
+
+
+def _auroc_by_pairs(scores, positive, negative):
+    """P(score of a positive token > score of a negative one) in each row, ties one half; NaN without a pair."""
+    rows = []
+    for s, p, n in zip(scores.tolist(), positive.tolist(), negative.tolist(), strict=True):
+        pairs = [(a, b) for a, one in zip(s, p, strict=True) if one for b, other in zip(s, n, strict=True) if other]
+        wins = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
+        rows.append(wins / len(pairs) if pairs else float("nan"))
+    return rows
+
+
+def test_auroc_equals_the_loop_over_pairs(truth):
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randint(0, 4, (12, 9), generator=generator).float()  # few values, so many ties
+    labels = torch.randint(0, 4, (12, 9), generator=generator)
+    labels[3], labels[4] = 2, 0  # a row without a positive token, and one without a negative one
+    found = truth.pairwise_auroc(scores, labels == 0, labels == 2)
+    assert found[3:5].isnan().all()
+    assert found.tolist() == pytest.approx(_auroc_by_pairs(scores, labels == 0, labels == 2), nan_ok=True)
+    # A sigmoid would make these equal.
+    scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
+    assert truth.pairwise_auroc(scores, flawed, ~flawed).item() == 1

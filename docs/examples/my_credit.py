@@ -29,5 +29,4 @@ class Surprise(TokenCredit):
         rows = torch.arange(len(batch))  # All of them; in parts of at most `context.token_budget` tokens.
         surprisal = -logprobs(policy, batch, context, rows)
         values = (1 + surprisal).clamp(max=self.top) * batch.response_mask
-        nothing_missing = torch.zeros_like(batch.finished)
-        return TokenWeights(values=values, scores=surprisal, fallback=nothing_missing)
+        return TokenWeights(values=values, scores=surprisal)

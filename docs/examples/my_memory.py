@@ -41,7 +41,6 @@ class RememberedValues(TokenCredit):
         return TokenWeights(
             values=batch.response_mask.to(additive.dtype),
             additive=additive,
-            fallback=torch.zeros_like(batch.finished),
             metrics={"remembered": float(len(self.outcomes))},
         )
 

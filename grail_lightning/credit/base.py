@@ -30,15 +30,10 @@ _Value = TypeVar("_Value")
 
 
 class Mean(NamedTuple):
-    """A mean as a sum and a count. Ranks may differ in their counts, so their means cannot be averaged.
+    """A mean as a sum and a count. Ranks may differ in their counts, so their means cannot be averaged."""
 
-    Attributes:
-        total: The sum over this rank.
-        size: The number of rows or tokens in the sum; 0 if there is none.
-    """
-
-    total: float
-    size: float
+    total: float  # The sum over this rank.
+    size: float  # The number of rows or tokens in the sum; 0 if there is none.
 
     @classmethod
     def over(cls, values: Tensor, mask: Tensor) -> Mean:
@@ -60,7 +55,7 @@ class TokenWeights:
         scores: ``[B, T]``, the raw scores from which the weights are computed, if there are any.
         additive: ``[B, T]``, the additive stage: added to the token's advantage after the product; None without one.
         fallback: ``[B]`` bool, rows to which the method applies but which lack what it needs (a complete box): their
-            weight is 1.
+            weight is 1. If it is not given, there are none.
         answer: The answer's tokens as the method located them; None if it used those of the batch.
         metrics: Further figures to log under ``credit/``. A number is a mean over this rank's rows, or a figure that is
             equal on all ranks; a mean over anything else, such as tokens, is a `Mean`. NaN is left out.
@@ -68,17 +63,22 @@ class TokenWeights:
     """
 
     values: Tensor
-    fallback: Tensor
+    fallback: Tensor = None  # type: ignore[assignment]
     scores: Tensor | None = None
     additive: Tensor | None = None
     answer: AnswerMasks | None = None
     metrics: Mapping[str, float | Mean] = field(default_factory=dict)
     parts: tuple[TokenWeights, ...] = ()
 
+    def __post_init__(self) -> None:
+        missing: object = self.fallback
+        if missing is None:
+            object.__setattr__(self, "fallback", self.values.new_zeros(len(self.values), dtype=torch.bool))
+
 
 def uniform_weights(batch: RolloutBatch) -> TokenWeights:
     """Weight 1 on the valid tokens."""
-    return TokenWeights(values=batch.response_mask.float(), fallback=torch.zeros_like(batch.finished))
+    return TokenWeights(values=batch.response_mask.float())
 
 
 def one_elsewhere(values: Tensor, weighed: Tensor, mask: Tensor) -> Tensor:
@@ -134,36 +134,22 @@ class SecondModel(ABC):
 
     @abstractmethod
     def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
-        """Take an optimiser step. A collective: every rank must call it, with equally many parts.
+        """Take an optimiser step. A collective: every rank must call it, with equally many micro-batches.
 
-        Args:
-            parts: The micro-batches.
-            loss: A function from a micro-batch to its summand of the loss. The losses of all ranks are added.
-
-        Returns:
-            The norm of the gradients before clipping, and the learning rate.
+        `loss` gives each micro-batch's summand of the loss; those of all ranks are added. Returns the norm of the
+        gradients before clipping, and the learning rate.
         """
 
 
 class Place(NamedTuple):
-    """A place within a rollout.
+    """A place within a rollout."""
 
-    Attributes:
-        row: The rollout's index in the batch.
-        length: The number of its response tokens that are kept.
-    """
-
-    row: int
-    length: int
+    row: int  # The rollout's index in the batch.
+    length: int  # The number of its response tokens that are kept.
 
 
 class Outcomes(NamedTuple):
-    """The outcomes of the continuations from a place.
-
-    Attributes:
-        rewards: The reward of each whole response, kept tokens included.
-        correct: Whether each of them is right.
-    """
+    """The outcomes of the continuations from a place, each of the whole response, kept tokens included."""
 
     rewards: list[float]
     correct: list[bool]
@@ -181,14 +167,9 @@ class Continuations(ABC):
         A continuation depends on the run's seed, the step, the row's identity (`RolloutBatch.row`), the place and its
         number, not on the other places. It ends where the rollout would have: at the same limit in tokens.
 
-        Args:
-            batch: The rollouts.
-            places: Places of this rank's rollouts, each before the rollout's end.
-            number: Continuations of each place.
-            budget: Most tokens that all continuations of this call may have on this rank.
-
-        Returns:
-            The outcomes from each place, None where the budget did not suffice; and the number of sampled tokens.
+        `places` are of this rank's rollouts, each before the rollout's end, `number` the continuations of each, and
+        `budget` the most tokens that all of them may have on this rank. Returns the outcomes from each place, None
+        where the budget did not suffice; and the number of sampled tokens.
         """
 
 

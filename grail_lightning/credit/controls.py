@@ -38,6 +38,7 @@ class Shuffled(CreditControl):
         return replace(weights, values=weights.values.gather(1, source), additive=additive)
 
 
+@dataclass(eq=False)
 class Random(CreditControl):
     """Draws weights from the clipped normal of GRAIL's map: the same mean, deviation and clips, without saliency.
 
@@ -48,15 +49,15 @@ class Random(CreditControl):
         std: Standard deviation of the normal.
         w_min: Lower clamp.
         w_max: Upper clamp.
-
-    Raises:
-        ValueError: If the clamps contain no value or `std` is negative.
     """
 
-    def __init__(self, mean: float = 1.0, std: float = 0.5, w_min: float = 0.5, w_max: float = 5.0) -> None:
-        if not 0 <= w_min <= w_max or std < 0:
-            raise ValueError(f"0 ≤ `w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
-        self.mean, self.std, self.w_min, self.w_max = mean, std, w_min, w_max
+    mean: float = 1.0
+    std: float = 0.5
+    w_min: float = 0.5
+    w_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_options(self, std="[0, inf)", w_min=f"[0, {self.w_max}]")
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The drawn weights."""
@@ -165,7 +166,7 @@ class RandomSubset(TokenCredit):
         for mask, kept, row in zip(batch.response_mask, values, batch.row.tolist(), strict=True):
             drawn = torch.rand(int(mask.sum()), generator=context.row_generator(row))
             kept[mask] = (drawn < self.share).to(kept)
-        return TokenWeights(values=values, fallback=torch.zeros_like(batch.finished))
+        return TokenWeights(values=values)
 
 
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:

@@ -67,17 +67,16 @@ class RLSD(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the teacher and the student."""
         mask, weighed = batch.response_mask, batch.advantages != 0
-        none = torch.zeros_like(weighed)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
         teacher = self._teacher(policy, context.step)
         if share == 0:
-            return TokenWeights(values=mask.float(), fallback=none, metrics={"teacher_share": 0.0})
+            return TokenWeights(values=mask.float(), metrics={"teacher_share": 0.0})
         rows = weighed.nonzero().flatten()
         student = logprobs(policy, batch, context, rows)
         gap = logprobs(policy, with_shown_answers(policy, batch, self.sentence), context, rows, teacher) - student
         factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
         values = one_elsewhere((1 - share) + share * factor, mask & weighed[:, None], mask)
-        return TokenWeights(values=values, scores=gap, fallback=none, metrics={"teacher_share": share})
+        return TokenWeights(values=values, scores=gap, metrics={"teacher_share": share})
 
     def state_dict(self) -> dict[str, Any]:
         """The teacher's state for a checkpoint: its weights, and the optimiser step at which they were copied."""

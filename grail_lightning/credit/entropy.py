@@ -60,7 +60,6 @@ class HighEntropy(TokenCredit):
         return TokenWeights(
             values=((entropy.double() >= threshold) & mask).to(entropy.dtype),
             scores=entropy,
-            fallback=torch.zeros_like(batch.finished),
             metrics={"entropy_threshold": threshold.item()},
         )
 
@@ -91,7 +90,7 @@ class AdvantageReweighting(TokenCredit):
         old = logprobs(policy, batch, context, weighed.nonzero().flatten())
         probability = old.exp().masked_fill(~scored, 0)
         values = one_elsewhere(self.alpha * probability + (1 - self.alpha), scored, batch.response_mask)
-        return TokenWeights(values=values, scores=probability, fallback=torch.zeros_like(weighed))
+        return TokenWeights(values=values, scores=probability)
 
 
 @dataclass(eq=False)
@@ -130,7 +129,6 @@ class LESS(TokenCredit):
         return TokenWeights(
             values=values,
             scores=entropy,
-            fallback=torch.zeros_like(live),
             metrics={"shared_tokens": Mean.share(values[mask] == 0)},
         )
 
@@ -183,7 +181,6 @@ class UCAS(TokenCredit):
             values=values,
             scores=certainty,
             additive=additive.masked_fill(~mask, 0),
-            fallback=torch.zeros_like(advantages, dtype=torch.bool),
             metrics={"self_certainty": Mean.over(certainty, mask)},
         )
 
@@ -238,7 +235,6 @@ class DGPO(TokenCredit):
         return TokenWeights(
             values=one_elsewhere(share * mask.sum(1, keepdim=True), scored, mask),
             scores=scores,
-            fallback=torch.zeros_like(weighed),
             metrics={"reference_distance": Mean.over(distance, scored)},
         )
 

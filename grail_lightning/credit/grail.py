@@ -85,10 +85,9 @@ class GRAIL(SaliencyCredit):
     saliency: SaliencyOptions = SaliencyOptions()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.w_min <= self.w_max:
-            raise ValueError(
-                f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {self.w_min} and {self.w_max}."
-            )
+        low, high = self.w_min, self.w_max
+        if not 0 <= low <= high:
+            raise ValueError(f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {low} and {high}.")
         check_options(self, gate=Gate, std="[0, inf)", answer_overwrite=Overwrite, normalise=Normalise)
 
     def needs(self) -> Needs:

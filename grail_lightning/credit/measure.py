@@ -39,14 +39,8 @@ def measure_rows(
 
     Every rank makes as many forward passes as the rank with the most, as the collectives of sharded weights require.
 
-    Args:
-        policy: The policy that runs the rows. Its modes are restored afterwards.
-        batch: The rollouts, ``B`` rows.
-        context: The context whose token budget limits a forward pass.
-        rows: ``[n]`` long, the rows to measure.
-        measure: A function from a layout of ``b`` trimmed rows to ``K`` tensors ``[b, t]``.
-        number: ``K``.
-        padded: Whether every row is run by itself and padded on the right, whatever the policy supports.
+    `measure` is a function from a layout of ``b`` trimmed rows to `number` tensors ``[b, t]``. If `padded`, every row
+    is run by itself and padded on the right, whatever the policy supports.
     """
     tables: tuple[Tensor, ...] = ()
     mask = batch.response_mask

@@ -108,7 +108,6 @@ class PRIME(TokenCredit):
             additive=_whiten(advantages, mask & used[:, None]).to(dtype),
             # In the direction of the outcome: what a token gave to a right response, or took from a wrong one.
             scores=((2 * batch.correct.double() - 1)[:, None] * rewards).to(dtype),
-            fallback=torch.zeros_like(used),
             metrics=metrics,
         )
 

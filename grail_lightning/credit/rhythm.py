@@ -111,7 +111,6 @@ class AttentionRhythm(TokenCredit):
         return TokenWeights(
             values=one_elsewhere(1 + extra, scored, mask),
             scores=scores.masked_fill(~scored, 0),
-            fallback=torch.zeros_like(weighed),
             metrics={"attention_lookback": Mean.over(looks_back, scored)},
         )
 

@@ -142,17 +142,12 @@ def forward_with_saliency(
 ) -> tuple[TokenStats, Callable[[], Tensor]]:
     """`Policy.forward` with entropy, and `input_saliency` from the same forward pass.
 
-    Args:
-        policy: The policy. Unless `frozen`, its mode is kept.
-        layout: The layout of the rows. If rows have common tokens, it must be made without `share_responses`.
-        target: The target, with `explained` ``[b, t]``. Its `rows` are ignored: every row gets scores.
-        temperature: The number by which the logits are divided.
-        frozen: Whether the log-probabilities are computed without gradient, in evaluation mode.
-        in_place: See `grail_lightning.policy.head.head_gradient`.
+    The layout must be made without `share_responses` if rows have common tokens. The target's `explained` is
+    ``[b, t]``; its `rows` are ignored, since every row gets scores. If `frozen`, the log-probabilities are computed
+    without gradient, in evaluation mode. For `in_place`, see `grail_lightning.policy.head.head_gradient`.
 
-    Returns:
-        Log-probabilities and entropy ``[b, T]``; and a function that returns the saliency ``[b, T]`` and can be called
-        once. It keeps the graph of the log-probabilities for the caller's backward pass.
+    Returns log-probabilities and entropy ``[b, t]``; and a function that returns the saliency ``[b, t]`` and can be
+    called once. It keeps the graph of the log-probabilities for the caller's backward pass.
     """
     forward: list[Tensor] = []
 

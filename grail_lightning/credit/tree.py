@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +18,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import gradient_energies
-from grail_lightning.functional.advantages import (
-    EQUAL_REWARDS,
-    count_visits,
-    group_sums,
-    state_values,
-    value_changes,
-)
+from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums, state_values, value_changes
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
@@ -92,13 +86,10 @@ class TreeAdvantage(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
         mask, advantages = batch.response_mask, batch.advantages
-        states = _prefix_states(batch) if self._marks_of is None else _marked_states(batch, policy, self._marks_of)
+        path = _prefix_path(batch) if self._marks_of is None else _marked_path(batch, policy, self._marks_of)
         outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
-        visits = count_visits(states.after, states.roots, outcomes, states.number)
-        values = state_values(
-            states.after, states.roots, outcomes, visits, own_row=self.own_row, shrinkage=self.shrinkage
-        )
-        changes = value_changes(states.after, states.roots, outcomes, values)
+        values, reached = state_values(path, outcomes, own_row=self.own_row, shrinkage=self.shrinkage)
+        changes = value_changes(path, outcomes, values)
         # A rounding error is no change.
         terms = self.scale * changes.masked_fill(changes.abs() <= EQUAL_REWARDS, 0)
         if self.standardise:
@@ -110,8 +101,7 @@ class TreeAdvantage(TokenCredit):
             # In the direction of the outcome: what a token took from a wrong response, or gave to a right one.
             scores=advantages.sign()[:, None] * additive,
             additive=additive,
-            fallback=torch.zeros_like(advantages, dtype=torch.bool),
-            metrics={"in_tree": Mean.share(visits.number[states.after[states.after >= 0]] > 1)},
+            metrics={"in_tree": Mean.share(reached[:, 1:][path[:, 1:] >= 0] > 1)},
         )
 
 
@@ -130,9 +120,7 @@ class PrefixWeights(TokenCredit):
         sharing = torch.bincount(nodes[valid])[nodes[valid]]
         values = torch.zeros(nodes.shape, dtype=batch.advantages.dtype)
         values[valid] = 1 / sharing.to(values)
-        none = torch.zeros_like(batch.advantages, dtype=torch.bool)
-        metrics = {"in_tree": Mean.share(sharing > 1)}
-        return TokenWeights(values=values.to(batch.response_mask.device), fallback=none, metrics=metrics)
+        return TokenWeights(values=values.to(batch.response_mask.device), metrics={"in_tree": Mean.share(sharing > 1)})
 
 
 @dataclass(eq=False)
@@ -176,7 +164,6 @@ class OptimalBaseline(TokenCredit):
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
             additive=additive.to(batch.advantages.dtype),
-            fallback=torch.zeros_like(live),
             metrics={"gradient_energy": Mean.over(energy, live[:, None] & mask)},
         )
 
@@ -187,21 +174,6 @@ def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
     squares, _ = group_sums((outcomes - total / size).square(), group)
     std = (squares / (size - 1).clamp(min=1)).sqrt()
     return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)
-
-
-class _States(NamedTuple):
-    """The states of the rows of a batch, on the CPU.
-
-    Attributes:
-        after: ``[B, T]`` long, the number of the state after each token; −1 on padding. Rows of different groups have
-            no state in common.
-        roots: ``[B]`` long, the number of the state before the first token.
-        number: The number of states.
-    """
-
-    after: Tensor
-    roots: Tensor
-    number: int
 
 
 def numbers(text: str) -> Marks:
@@ -223,31 +195,30 @@ def numbers(text: str) -> Marks:
     return marks
 
 
-def _prefix_states(batch: RolloutBatch) -> _States:
-    """The prefixes of each group's responses: the nodes of its prefix tree."""
+def _prefix_path(batch: RolloutBatch) -> Tensor:
+    """``[B, T + 1]``: the prefixes of each group's responses, which are the nodes of its prefix tree."""
     nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
     start = int(nodes.max()) + 1 if nodes.numel() else 0
-    groups, roots = torch.unique(batch.group.cpu(), return_inverse=True)
-    return _States(after=nodes, roots=start + roots, number=start + len(groups))
+    _, roots = torch.unique(batch.group.cpu(), return_inverse=True)
+    return torch.cat([start + roots[:, None], nodes], 1)
 
 
-def _marked_states(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> _States:
-    """The states that a function reads from each text.
+def _marked_path(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> Tensor:
+    """``[B, T + 1]``: the states that a function reads from each text; groups have none in common.
 
     A token that covers the last character of a mark reaches its state. The first state of a row has the empty key.
     """
     known: dict[tuple[int, str], int] = {}
-    after = torch.full(batch.response_mask.shape, -1, dtype=torch.long)
-    groups = batch.group.tolist()
-    roots = torch.tensor([known.setdefault((group, ""), len(known)) for group in groups], dtype=torch.long)
-    for row, aligned in enumerate(align_rows(batch, policy.tokenizer)):
-        after[row, : len(aligned.stops)] = roots[row]
+    path = torch.full((len(batch), batch.response_mask.shape[1] + 1), -1, dtype=torch.long)
+    for row, (group, aligned) in enumerate(zip(batch.group.tolist(), align_rows(batch, policy.tokenizer), strict=True)):
+        length = len(aligned.stops)
+        path[row, : length + 1] = known.setdefault((group, ""), len(known))
         token = 0
         for stop, key in _marks(marks_of, aligned.text):
-            while token < len(aligned.stops) - 1 and aligned.stops[token] < stop:
+            while token < length - 1 and aligned.stops[token] < stop:
                 token += 1
-            after[row, token : len(aligned.stops)] = known.setdefault((groups[row], key), len(known))
-    return _States(after=after, roots=roots, number=len(known))
+            path[row, token + 1 : length + 1] = known.setdefault((group, key), len(known))
+    return path
 
 
 def _marks(marks_of: Callable[[str], Marks], text: str) -> list[tuple[int, str]]:

@@ -48,18 +48,16 @@ def controlled(
 
 
 def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: RolloutBatch) -> None:
-    """Check what a method or control returned for `batch`; synchronises with the device once.
+    """Raise a ValueError for what a method or control must not return for `batch`.
 
-    Raises:
-        ValueError: If it is no `TokenWeights`; if a tensor in it has the wrong dtype, shape or device, requires a
-            gradient or is not finite; if `values` are negative; if `values` or `additive` are not zero outside the
-            response mask; or if a metric is not a number.
+    That is no `TokenWeights`; a tensor in it of the wrong dtype, shape or device, that requires a gradient or is not
+    finite; negative `values`; `values` or an `additive` stage outside the response mask; a metric that is no number.
     """
     name, mask = f"`{type(giver).__name__}`", batch.response_mask
     if not isinstance(weights, TokenWeights):
         raise ValueError(
             f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
-            "Return `TokenWeights(values=…, fallback=…)`, of grail_lightning.credit."
+            "Return `TokenWeights(values=…)`, of grail_lightning.credit."
         )
     tensors: dict[str, Tensor] = {"values": weights.values}
     optional = {"scores": weights.scores, "additive": weights.additive}

@@ -26,7 +26,7 @@ def ess_ratio(credit: Tensor, mask: Tensor) -> Tensor:
     return torch.where(squares > 0, ratio, torch.nan)
 
 
-def count_share(lengths: Tensor, share: float) -> Tensor:
+def _count_share(lengths: Tensor, share: float) -> Tensor:
     """``[B]`` long: ``ceil(share · n)`` of each length ``n``, for the share as it is written in decimals.
 
     As a binary number 0.3 may come out above three tenths, and 0.3 of 50 tokens would be 16.
@@ -39,37 +39,17 @@ def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
     r"""``[B]``: the part of :math:`\sum|a_t|` that belongs to its largest ``ceil(share · L)`` tokens."""
     size = credit.abs().masked_fill(~mask, 0)
     ordered = size.sort(1, descending=True).values
-    kept = torch.arange(size.shape[1], device=size.device) < count_share(mask.sum(1), share)[:, None]
+    kept = torch.arange(size.shape[1], device=size.device) < _count_share(mask.sum(1), share)[:, None]
     total = size.sum(1)
     return torch.where(total > 0, masked_sum(ordered, kept, dim=1) / total, torch.nan)
 
 
-def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    r"""Probability that a positive token has a higher score than a negative one of its row; ties count one half.
-
-    .. math:: \frac{1}{|P||N|} \sum_{i \in P, j \in N} [s_i > s_j] + \tfrac12 [s_i = s_j]
-
-    All three are ``[B, T]``, the masks bool; the result is ``[B]`` float64, NaN where a row lacks one of the two.
-    """
-    rows = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
-    for row in (positive.any(1) & negative.any(1)).nonzero().flatten().tolist():
-        gap = scores[row][positive[row]][:, None] - scores[row][negative[row]]
-        rows[row] = (gap > 0).double().mean() + (gap == 0).double().mean() / 2
-    return rows
-
-
 class Forks(NamedTuple):
-    """Pairs of rows of a group that are equal up to a token, from which one continues wrongly and the other soundly.
+    """Pairs of rows of a group that are equal up to a token, from which one continues wrongly and the other soundly."""
 
-    Attributes:
-        flawed: ``[M]`` long, the rows that continue wrongly.
-        sound: ``[M]`` long, the rows that continue soundly.
-        token: ``[M]`` long, the first token in which both differ.
-    """
-
-    flawed: Tensor
-    sound: Tensor
-    token: Tensor
+    flawed: Tensor  # [M] long, the rows that continue wrongly.
+    sound: Tensor  # [M] long, the rows that continue soundly.
+    token: Tensor  # [M] long, the first token in which both differ.
 
 
 def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
@@ -148,7 +128,7 @@ def top_share(scores: Tensor, mask: Tensor, share: float) -> Tensor:
 
     Of equal scores the earlier tokens are taken.
     """
-    return top_tokens(scores, mask, count_share(mask.sum(1), share))
+    return top_tokens(scores, mask, _count_share(mask.sum(1), share))
 
 
 def top_tokens(scores: Tensor, mask: Tensor, number: Tensor) -> Tensor:

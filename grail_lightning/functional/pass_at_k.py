@@ -18,16 +18,8 @@ def pass_at_k(num_samples: Tensor | int, num_correct: Tensor, k: int) -> Tensor:
 
     Computed as a product of ratios, which cannot overflow.
 
-    Args:
-        num_samples: ``[N]`` (or one number), the samples drawn for each problem, ``n``.
-        num_correct: ``[N]``, the right ones among them, ``c``.
-        k: The number of samples of which one must be right.
-
-    Returns:
-        ``[N]`` float64.
-
-    Raises:
-        ValueError: If ``k < 1``, a problem has fewer than `k` samples, or ``c`` is not in ``[0, n]``.
+    From ``n`` samples of each problem (``[N]``, or one number for all) and ``c`` right ones ``[N]`` to ``[N]`` float64.
+    It is a ValueError if ``k < 1``, a problem has fewer than `k` samples, or ``c`` is not in ``[0, n]``.
 
     Source: Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, section 2.1.
 
@@ -54,13 +46,7 @@ def pass_at_k_variance(num_samples: int, num_correct: Tensor, k: int) -> Tensor:
 
     A bootstrap over the samples of a problem would give this variance; here it is a sum over the possible counts.
 
-    Args:
-        num_samples: The samples drawn for each problem, ``n``.
-        num_correct: ``[N]``, the right ones among them, ``c``.
-        k: The number of samples of which one must be right.
-
-    Returns:
-        ``[N]`` float64.
+    From ``n`` samples of each problem and ``c`` right ones ``[N]`` to ``[N]`` float64.
 
     >>> pass_at_k_variance(4, torch.tensor([0, 1, 4]), k=1)  # p(1 - p)/n
     tensor([0.0000, 0.0469, 0.0000], dtype=torch.float64)
@@ -86,13 +72,8 @@ def maj_at_k(votes: Sequence[int], correct: Sequence[bool], k: int) -> float:
     number of subsets in which all others have at most :math:`x`, and :math:`t` of them as many, is a coefficient of a
     product of polynomials. All numbers are whole, so the result is exact.
 
-    Args:
-        votes: ``n`` numbers: equal ones for equal answers, negative ones for samples without an answer.
-        correct: ``n`` values, the right samples.
-        k: The number of samples that vote.
-
-    Raises:
-        ValueError: If ``k < 1``, or the problem has fewer than `k` samples.
+    Equal numbers in `votes` are equal answers, and a negative one is a sample without an answer. It is a
+    ValueError if ``k < 1``, or the problem has fewer than `k` samples.
 
     Source: the vote is self-consistency (Wang et al., arXiv 2203.11171); the estimate over subsets is ours.
 

@@ -70,15 +70,8 @@ def answer_overwrite(
 
     A token that overlaps both a brace and the content has the marker's weight, as published.
 
-    Args:
-        weights: ``[B, T]``, the weights to overwrite.
-        answer: Masks of the answer's regions.
-        mask: ``[B, T]`` bool, the valid response tokens.
-        content: Weight of the content.
-        rest: Weight of the marker, the closing brace and the valid tokens after the box.
-
-    Returns:
-        ``[B, T]``, zero outside the mask.
+    `content` is the weight of the content, `rest` that of marker, closing brace and the valid tokens after the box. The
+    result is zero outside the mask.
 
     Source: GRAIL, arXiv 2606.04889, published trainer ("the boundary wins").
     """
@@ -214,8 +207,7 @@ def _texts_of_runs(token_ids: Tensor, low: Tensor, min_length: int) -> tuple[lis
     texts, runs = [], set()
     for ids, kept in zip(token_ids.tolist(), low.tolist(), strict=True):
         text = "".join(chr(token) if keep else _BREAK for token, keep in zip(ids, kept, strict=True))
-        found = [run for run in text.split(_BREAK) if len(run) >= min_length]
-        runs |= set(found)
+        runs |= {run for run in text.split(_BREAK) if len(run) >= min_length}
         texts.append(text)
     return texts, sorted(runs)
 

@@ -21,7 +21,8 @@ from tests.batches import rollouts
 from tests.credit.closeness import golden_error
 from tests.tolerance import assert_near, roundings
 
-CASES = list(itertools.product(ARCHITECTURES, ["tied", "untied"], ["all", "lora"]))
+# Pairs of the three: each architecture with both heads, and with and without adapters.
+CASES = [(name, *form) for name in ARCHITECTURES for form in (("tied", "all"), ("untied", "lora"))]
 METHODS = {
     "GRAIL": lambda: GRAIL(gate="all"),
     "GRAIL-middle": lambda: GRAIL(gate="all", saliency=SaliencyOptions(leaf="middle")),
@@ -181,15 +182,21 @@ def _grail_weights(scores, batch):
 
 
 @pytest.mark.parametrize(("name", "head", "trained"), CASES)
-def test_grail_is_the_gradient_of_the_whole_model(name, head, trained, policies, batch):
+def test_scores_are_those_of_the_whole_model(name, head, trained, policies, batch):
+    """GRAIL: one gradient; OAR-G: one under the same noise; OAR-P: one pass for each token."""
     policy = policies(name, head, trained)
+    boxed = batch.response_mask[:2]
     weights = METHODS["GRAIL"]()(policy, batch, _context())
     expected = _saliency(policy, batch)
-    boxed = batch.response_mask[:2]
     assert golden_error(weights.scores[:2], expected[:2], boxed) < CLOSE[name]
     assert (expected[:2] > 0).sum() >= 18, "it is not zero against zero"
     assert_near(weights.values.double(), _grail_weights(expected, batch), 200, torch.float32)
     assert weights.fallback.tolist() == [False, False, True]
+    found = OARGradient()(policy, batch, _context()).scores[:2]
+    # The divergence is of second order in noise of 1e-3: a float32 rounding weighs a thousand times as much.
+    assert golden_error(found, _oar_g(policy, batch)[:2], boxed) < 100 * CLOSE[name]
+    found = OARPerturbation()(policy, batch, _context()).scores[:2]
+    assert golden_error(found, _oar_p(policy, batch)[:2], boxed) < CLOSE[name]
 
 
 @pytest.mark.parametrize("alignment", ["predictor", "token"])
@@ -222,22 +229,6 @@ def test_fused_saliency_and_loss_gradients_equal_those_of_the_whole_model(name, 
         if parameter.requires_grad:
             scale = parameter.grad.abs().max()
             torch.testing.assert_close(found[n], parameter.grad, rtol=0, atol=max(1e-30, CLOSE[name] * scale.item()))
-
-
-@pytest.mark.parametrize(("name", "head", "trained"), CASES)
-def test_oar_g_is_the_gradient_of_the_whole_model_under_the_same_noise(name, head, trained, policies, batch):
-    policy = policies(name, head, trained)
-    found = OARGradient()(policy, batch, _context()).scores[:2]
-    expected = _oar_g(policy, batch)[:2]
-    # The divergence is of second order in noise of 1e-3: a float32 rounding weighs a thousand times as much.
-    assert golden_error(found, expected, batch.response_mask[:2]) < 100 * CLOSE[name]
-
-
-@pytest.mark.parametrize(("name", "head", "trained"), CASES)
-def test_oar_p_is_one_pass_of_the_whole_model_for_each_token(name, head, trained, policies, batch):
-    policy = policies(name, head, trained)
-    found = OARPerturbation()(policy, batch, _context()).scores[:2]
-    assert golden_error(found, _oar_p(policy, batch)[:2], batch.response_mask[:2]) < CLOSE[name]
 
 
 # --- what must be left as it was -----------------------------------------------------------------------------------

@@ -1,14 +1,10 @@
 """Schedules and products of methods, and their names on the command line."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-import grail_lightning.credit as credits
-from grail_lightning.cli import GrailCLI
-from grail_lightning.cli import main as entry_point
 from grail_lightning.credit import (
     DGPO,
     GRAIL,
@@ -30,6 +26,7 @@ from grail_lightning.credit import (
 )
 from tests.credit.rollouts import context, in_groups
 from tests.runs import batches, module, trainer
+from tests.shell import built
 from tests.tolerance import near
 
 
@@ -127,12 +124,11 @@ class Watched(TokenCredit):
 @pytest.mark.parametrize(
     ("once", "inside", "control"),
     [
-        (AdvantageReweighting(), "product", None),
         (HighEntropy(), "product", Shuffled()),
         (RLSD(), "product of products", None),
         (AdvantageReweighting(), "warm-up", None),
     ],
-    ids=["probabilities", "threshold and control", "teacher", "warm-up"],
+    ids=["threshold and control", "teacher", "warm-up"],
 )
 def test_each_part_of_a_composed_method_keeps_its_own_refresh(once, inside, control):
     """Two batches of two optimiser steps: one method weighs each batch once, the other each step."""
@@ -160,30 +156,7 @@ def test_inner_methods_are_computed_again_if_a_composed_method_keeps_no_parts(go
     assert torch.equal(again.values, first.values)
 
 
-def _built(monkeypatch, tmp_path, *options):
-    """The credit that the command line builds; nothing is run."""
-    seen = {}
-
-    class Built(GrailCLI):
-        def _run_subcommand(self, subcommand):
-            seen["credit"] = self.model.credit
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grail_lightning.cli.app.GrailCLI", Built)
-    monkeypatch.setattr("warnings.filterwarnings", lambda *_, **__: None)
-    monkeypatch.setattr(sys, "argv", ["grail-lightning", "fit", "--config=configs/quickstart.yaml", *options])
-    entry_point()
-    return seen["credit"]
-
-
-@pytest.mark.parametrize(
-    "name", ["OARPerturbation", "HighEntropy", "AdvantageReweighting", "LESS", "UCAS", "RLSD", "Uniform"]
-)
-def test_methods_are_found_by_their_short_names(name, monkeypatch, tmp_path):
-    assert type(_built(monkeypatch, tmp_path, f"--model.credit={name}")) is getattr(credits, name)
-
-
-def test_a_product_is_composed_in_a_file(monkeypatch, tmp_path):
+def test_a_product_is_composed_in_a_file_by_short_names(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         """
 model:
@@ -196,5 +169,5 @@ model:
         init_args: {inner: OARGradient, steps: 3}
 """
     )
-    found = _built(monkeypatch, tmp_path, f"--config={tmp_path / 'mine.yaml'}")
+    found = built("--config=configs/quickstart.yaml", f"--config={tmp_path / 'mine.yaml'}").model.credit
     assert (type(found), found.first.gate, type(found.second.inner)) == (Product, "all", OARGradient)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import grail_lightning.credit as credits
+from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import (
     DGPO,
     GRAIL,
@@ -84,6 +85,8 @@ METHODS = {
 CONTROLS = [kind for kind in vars(credits).values() if inspect.isclass(kind) and issubclass(kind, CreditControl)]
 CONTROLS.remove(CreditControl)
 NEED_A_BOX = ["GRAIL", "GRAIL-mean_one", "OARGradient", "OARPerturbation"]
+# Those whose weights of a rollout that they treat have the mean 1.
+MEAN_ONE = ["Uniform", "GRAIL-mean_one", "OARGradient", "OARPerturbation", "DGPO", "Oracle"]
 # Those that look at every rollout, whatever its advantage.
 RUN_EVERYTHING = ["HighEntropy", "UCAS", "PRIME", "PRIME-every_group", "WarmUp"]
 STEP = 5
@@ -208,15 +211,40 @@ def test_rows_without_a_box_are_uniform_and_counted(name, plain, policy, batch, 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_batch_without_an_advantage_costs_no_forward_pass(name, policy, batch, given):
+def test_a_batch_without_an_advantage_costs_no_forward_pass_and_is_uniform(name, policy, batch, given):
+    """All groups are right, or all wrong."""
+
     def refused(*_):
         assert name in RUN_EVERYTHING, "a forward pass"
 
-    silent, hook = batch.replace(advantages=torch.zeros(6)), policy.decoder.register_forward_pre_hook(refused)
+    flags = torch.tensor([True, True, True, False, False, False])
+    silent = batch.replace(advantages=torch.zeros(6), correct=flags, rewards=flags.float())
+    hook = policy.decoder.register_forward_pre_hook(refused)
     try:
-        check_weights(METHODS[name](), METHODS[name]()(policy, silent, given()), silent)
+        weights = METHODS[name]()(policy, silent, given())
     finally:
         hook.remove()
+    check_weights(METHODS[name](), weights, silent)
+    if name not in RUN_EVERYTHING:
+        assert (token_advantages(silent.advantages, weights) == 0).all()
+    # An overwrite of the answer has no effect here, and neither have weights that follow from the texts alone.
+    if name not in (*RUN_EVERYTHING, "GRAIL", "Product", "PrefixWeights", "Longest"):
+        assert weights.values.unique().numel() <= 2, "one weight, and padding"
+
+
+@pytest.mark.parametrize("name", MEAN_ONE)
+def test_the_weights_of_a_rollout_have_the_mean_one(name, plain, batch):
+    assert_near(plain(name).values.double().sum(1), batch.response_lengths.double(), 100, torch.float32)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_of_one_token_and_of_none_get_weights(name, policy, batch, given):
+    """Some rows end at once; one has no token, as the row with which a rank without rollouts joins the others."""
+    short = cut_responses(batch, torch.tensor([1, 1, 20, 1, 0, 20]))
+    short = short.replace(answer=replace(batch.answer, whole=short.response_mask & (batch.advantages != 0)[:, None]))
+    weights = METHODS[name]()(policy, short, given())
+    check_weights(METHODS[name](), weights, short)
+    assert (weights.values[4] == 0).all()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -75,12 +75,6 @@ def test_answer_tokens_are_overwritten_where_the_option_says(overwrite, golden_p
     assert ((weights[inside][content[inside]] == 5.0).all()) == (overwrite != "never")
 
 
-def test_mean_one_keeps_the_step_size_of_each_rollout(golden_policy, golden_batch):
-    values = GRAIL(normalise="mean_one")(golden_policy, golden_batch, _context()).values
-    lengths = golden_batch.response_lengths.double()
-    assert_near(values.double().sum(1) / lengths, torch.ones(6).double(), 16, torch.float32)
-
-
 def test_leaves_are_counted_as_published():
     assert [block_number(leaf, 36) for leaf in [*LEAVES, 7, 36]] == [0, 1, 18, 35, 7, 36]
     with pytest.raises(ValueError, match="block number up to 36, but got 37"):

@@ -33,7 +33,7 @@ REFUSED = [
     (lambda: GRAIL(std=-1.0), r"`std` must lie in \[0, inf\), but got -1\.0"),
     (lambda: GRAIL(answer_overwrite="x"), "`answer_overwrite` must be one of always, gated, never"),
     (lambda: GRAIL(normalise="x"), "`normalise` must be one of none, mean_one"),
-    (lambda: Random(std=-1.0), "`std` ≥ 0 are needed"),
+    (lambda: Random(std=-1.0), r"`std` must lie in \[0, inf\), but got -1\.0"),
     (lambda: OARGradient(noise=0.0), r"`noise` must lie in \(0, inf\), but got 0\.0"),
     (lambda: OARGradient(scope="all"), "`scope` must be one of reasoning, response"),
     (lambda: OARPerturbation(distribution="x"), "`distribution` must be one of answer_mean, last, answer_joint"),
@@ -90,3 +90,24 @@ def test_an_option_out_of_range_is_named(make, message):
 def test_a_method_without_what_it_needs_says_so(method, message, golden_policy, batch):
     with pytest.raises(ValueError, match=message):
         method(golden_policy, batch, context())
+
+
+def _class(base, **attributes):
+    return lambda: type("Mine", (base,), attributes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            _class(GRAIL, __call__=lambda *_: None),
+            r"`Mine.__call__` must not be defined.* Define `weights_from`, or derive",
+        ),
+        (_class(Uniform, refresh="update"), r"`Mine` must say what it needs in `needs\(\)`, but it sets refresh\."),
+        (_class(GRAIL, fuse_saliency=False, training=None), r"`needs\(\)`, but it sets fuse_saliency, training\."),
+    ],
+    ids=["a call beside saliency", "an attribute of earlier versions", "two of them"],
+)
+def test_a_class_that_would_be_ignored_in_part_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()

@@ -1,13 +1,14 @@
 """A resumed run equals one that never stopped, also where the credit method remembers something."""
 
 import runpy
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
-from grail_lightning.credit import RLSD, Product, Uniform, WarmUp
+from grail_lightning.credit import PRIME, RLSD, Product, Resampled, Uniform, WarmUp
 from grail_lightning.data import ArithmeticData
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups
 from tests.credit.rollouts import context
@@ -25,28 +26,38 @@ class _Save(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
+_adam = partial(torch.optim.AdamW, lr=1e-3)
+_warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2)
 CASES = {
     "between two refreshes of the teacher": (lambda: RLSD(refresh_steps=4), 64),
     "a teacher inside of other methods": (lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64),
     "values of prompts that come again, of the example in the documentation": (RememberedValues, 8),
+    "a reward model with its optimiser and its schedule": (lambda: PRIME(optimizer=_adam, scheduler=_warm_up), 64),
+    "continuations, whose random numbers belong to the step, the row and the place": (lambda: Resampled(2), 64),
 }
+STATELESS = "continuations, whose random numbers belong to the step, the row and the place"
 
 
-@pytest.mark.parametrize(("credit", "num_train"), CASES.values(), ids=CASES)
-def test_a_resumed_run_ends_with_the_same_weights(credit, num_train, monkeypatch, tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(case, monkeypatch, tmp_path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+    credit, num_train = CASES[case]
 
     def run(path=None, *callbacks):
         it = module(credit=credit())
         trainer(5, *callbacks).fit(it, ArithmeticData(num_train=num_train, prompts_per_batch=4), ckpt_path=path)
-        return weights(it)
+        # The second model, too, which a run trains for its method.
+        second = it.second.state_dict()["weights"] if it.second else {}
+        return weights(it) | {f"second.{name}": weight.clone() for name, weight in second.items()}
 
     path = tmp_path / "some.ckpt"
     whole = run(None, _Save(path, 2))
     resumed = run(path)
     assert all(torch.equal(p, resumed[name]) for name, p in whole.items())
+    if case == STATELESS:
+        return
     saved = torch.load(path, weights_only=False)
-    del saved["credit"]
+    del saved["second" if saved.get("second") else "credit"]
     torch.save(saved, tmp_path / "forgot.ckpt")
     forgot = run(tmp_path / "forgot.ckpt")
     assert any(not torch.equal(p, forgot[name]) for name, p in whole.items()), "the state matters"

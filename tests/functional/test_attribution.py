@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, pairwise_auroc, top_mass, top_share
+from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, top_mass, top_share
 
 
 def test_uniform_credit_has_an_effective_sample_size_of_the_whole_row():
@@ -19,31 +19,6 @@ def test_top_mass_rounds_the_number_of_tokens_up():
     credit = torch.tensor([[1.0] * 10 + [10.0]])
     # ceil(0.1 · 11) = 2 tokens: (10 + 1) / 20
     assert top_mass(credit, torch.ones(1, 11, dtype=torch.bool)).item() == pytest.approx(11 / 20)
-
-
-def _auroc_by_pairs(scores, positive, negative):
-    """P(score of a positive token > score of a negative one) in each row, ties one half; NaN without a pair."""
-    rows = []
-    for s, p, n in zip(scores.tolist(), positive.tolist(), negative.tolist(), strict=True):
-        pairs = [(a, b) for a, one in zip(s, p, strict=True) if one for b, other in zip(s, n, strict=True) if other]
-        wins = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
-        rows.append(wins / len(pairs) if pairs else float("nan"))
-    return rows
-
-
-def test_auroc_equals_the_loop_over_pairs():
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randint(0, 4, (12, 9), generator=generator).float()  # few values, so many ties
-    labels = torch.randint(0, 4, (12, 9), generator=generator)
-    labels[3], labels[4] = 2, 0  # a row without a positive token, and one without a negative one
-    found = pairwise_auroc(scores, labels == 0, labels == 2)
-    assert found[3:5].isnan().all()
-    assert found.tolist() == pytest.approx(_auroc_by_pairs(scores, labels == 0, labels == 2), nan_ok=True)
-
-
-def test_auroc_tells_large_scores_apart_which_a_sigmoid_makes_equal():
-    scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
-    assert pairwise_auroc(scores, flawed, ~flawed).item() == 1
 
 
 def test_forks_are_pairs_of_rows_that_part_at_a_result():

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from grail_lightning.functional.advantages import Visits, count_visits, state_values, value_changes
+from grail_lightning.functional.advantages import state_values, value_changes
 
 
 def _random_paths(seed, merge):
@@ -25,8 +25,8 @@ def _random_paths(seed, merge):
 
 def _tensors(rows, outcomes):
     width = max(len(path) for _, path in rows)
-    states = torch.tensor([[*path, *[-1] * (width - len(path))] for _, path in rows])
-    return states, torch.tensor([root for root, _ in rows]), torch.tensor(outcomes, dtype=torch.float64)
+    path = torch.tensor([[root, *path, *[-1] * (width - len(path))] for root, path in rows])
+    return path, torch.tensor(outcomes, dtype=torch.float64)
 
 
 def _by_hand(rows, outcomes, own_row, shrinkage):
@@ -60,15 +60,16 @@ def _by_hand(rows, outcomes, own_row, shrinkage):
 @pytest.mark.parametrize("seed", range(4))
 def test_values_and_changes_are_those_of_loops(seed, merge, own_row, shrinkage):
     rows, outcomes = _random_paths(seed, merge)
-    states, roots, given = _tensors(rows, outcomes)
-    visits = count_visits(states, roots, given, 14)
-    values = state_values(states, roots, given, visits, own_row=own_row, shrinkage=shrinkage)
-    changes = value_changes(states, roots, given, values)
+    path, given = _tensors(rows, outcomes)
+    values, number = state_values(path, given, own_row=own_row, shrinkage=shrinkage)
+    changes = value_changes(path, given, values)
     expected, expected_changes = _by_hand(rows, outcomes, own_row, shrinkage)
     for row in range(len(rows)):
         n = len(expected[row])
         assert values[row, :n].tolist() == pytest.approx(expected[row], abs=1e-12)
         assert (values[row, n:] == values[row, n - 1]).all()
+        reached = [sum(state in [r, *p] for r, p in rows) for state in [rows[row][0], *rows[row][1]]]
+        assert number[row, :n].tolist() == reached
         assert changes[row, : n - 1].tolist() == pytest.approx(expected_changes[row], abs=1e-12)
         assert (changes[row, n - 1 :] == 0).all()
 
@@ -79,29 +80,18 @@ def test_a_fork_of_four_rows_by_hand():
     V(root) = 1/4, V(2) = 1/2, V(3) = 0. Without row 0: V(root) = 0 and V(2) = (0 + 0) / (1 + 1) = 0. Without row 1:
     V(root) = 1/3 and V(2) = (1 + 1/3) / 2 = 2/3.
     """
-    states, roots = torch.tensor([[2, 4], [2, 5], [3, 6], [3, 7]]), torch.zeros(4, dtype=torch.long)
-    outcomes = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    visits = count_visits(states, roots, outcomes, 8)
-    values = state_values(states, roots, outcomes, visits)
+    path, outcomes = torch.tensor([[0, 2, 4], [0, 2, 5], [0, 3, 6], [0, 3, 7]]), torch.tensor([1.0, 0.0, 0.0, 0.0])
+    values, number = state_values(path, outcomes)
     assert values.tolist() == [[0.25, 0.5, 1], [0.25, 0.5, 0], [0.25, 0, 0], [0.25, 0, 0]]
-    assert value_changes(states, roots, outcomes, values).sum(1).tolist() == [0.75, -0.25, -0.25, -0.25]
-    left_out = state_values(states, roots, outcomes, visits, own_row=False)
+    assert number.tolist() == [[4, 2, 1]] * 4
+    assert value_changes(path, outcomes, values).sum(1).tolist() == [0.75, -0.25, -0.25, -0.25]
+    left_out, _ = state_values(path, outcomes, own_row=False)
     assert left_out[0].tolist() == [0, 0, 0]
     assert left_out[1].tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
 
 
-def test_earlier_visits_count_in_every_value():
-    """One more row reached the root and state 1 with outcome 0, beside two rows of now with 1."""
-    states, roots, outcomes = torch.tensor([[1], [1]]), torch.tensor([0, 0]), torch.ones(2)
-    now = count_visits(states, roots, outcomes, 2)
-    visits = Visits(now.total, now.number + 1)
-    assert state_values(states, roots, outcomes, visits).tolist() == [[pytest.approx(2 / 3)] * 2] * 2
-    left_out = state_values(states, roots, outcomes, visits, own_row=False, shrinkage=0)
-    assert left_out.tolist() == [[0.5, 0.5]] * 2
-
-
 def test_a_row_without_tokens_is_no_trouble():
-    states, roots, outcomes = torch.tensor([[-1, -1], [1, 2]]), torch.tensor([0, 0]), torch.tensor([1.0, 0.0])
+    path, outcomes = torch.tensor([[0, -1, -1], [0, 1, 2]]), torch.tensor([1.0, 0.0])
     for own_row in (True, False):
-        values = state_values(states, roots, outcomes, count_visits(states, roots, outcomes, 3), own_row=own_row)
-        assert value_changes(states, roots, outcomes, values)[0].tolist() == [0, 0]
+        values, _ = state_values(path, outcomes, own_row=own_row)
+        assert value_changes(path, outcomes, values)[0].tolist() == [0, 0]
