@@ -146,7 +146,7 @@ def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
 # --- one batch ahead ------------------------------------------------------------------------------------------------
 
 
-class AheadBatch(NamedTuple):
+class _AheadBatch(NamedTuple):
     """This rank's rollouts of a batch that was sampled ahead."""
 
     batch: SampledBatch
@@ -157,7 +157,7 @@ class AheadBatch(NamedTuple):
 class _Flight(NamedTuple):
     """A sampling in a thread."""
 
-    result: Future[AheadBatch]
+    result: Future[_AheadBatch]
     sampler: Sampler
 
 
@@ -183,7 +183,7 @@ class Ahead:
             sampled = self._landed(prompts, sampler)
             sampler.push()  # After the engine has finished with the weights before, and before these change.
             if sampled is None:
-                sampled = AheadBatch(sampler.draw(prompts, training_key(step)), step)
+                sampled = _AheadBatch(sampler.draw(prompts, training_key(step)), step)
             self._begin(sampler, peek(), step, training_key(step + num_steps))
         figures = {"sampling/staleness": float(step - sampled.step)}
         if sampled.seconds is not None:
@@ -217,7 +217,7 @@ class Ahead:
 
     def _begin(self, sampler: Sampler, prompts: list[Prompt], step: int, key: SeedKey) -> None:
         """Sample in a thread. It is no pool's, for which an interrupted process would wait at its end."""
-        result: Future[AheadBatch] = Future()
+        result: Future[_AheadBatch] = Future()
 
         def sample() -> None:
             try:
@@ -225,7 +225,7 @@ class Ahead:
                     torch.cuda.set_device(sampler.policy.device)  # Threads begin with the first one.
                 begun = time.perf_counter()
                 batch = sampler.draw(prompts, key)
-                result.set_result(AheadBatch(batch, step, time.perf_counter() - begun))
+                result.set_result(_AheadBatch(batch, step, time.perf_counter() - begun))
             except BaseException as error:
                 result.set_exception(error)
 
@@ -233,10 +233,10 @@ class Ahead:
         _IN_USE.add(self)
         threading.Thread(target=sample, name="sample-ahead", daemon=True).start()
 
-    def _landed(self, prompts: list[Prompt], sampler: Sampler) -> AheadBatch | None:
+    def _landed(self, prompts: list[Prompt], sampler: Sampler) -> _AheadBatch | None:
         """The batch that was in flight, or in the checkpoint; None if there is none, or if it is of other prompts."""
         if self._flight is not None:
-            sampled: AheadBatch | None = self._flight.result.result()
+            sampled: _AheadBatch | None = self._flight.result.result()
             assert sampled is not None
             sampled_for = [prompt.messages for prompt in sampled.batch.prompts[:: sampler.group_size]]
             sampled = sampled if sampled_for == [prompt.messages for prompt in prompts] else None
@@ -288,7 +288,7 @@ def _records(batch: SampledBatch) -> dict[int, dict[str, Any]]:
     }
 
 
-def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> AheadBatch | None:
+def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> _AheadBatch | None:
     """This rank's part of the rollouts, also for another number of ranks; None if they answer other prompts."""
     size = sampler.group_size
     groups = [number * world_size() + sampler.rank for number in range(len(prompts))]
@@ -301,4 +301,4 @@ def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> 
     responses, finished, logprobs = ([record[name] for record in records] for name in names)
     known = None if None in logprobs else logprobs
     batch = build_batch(sampler.policy, prompts, size, responses, finished, known)
-    return AheadBatch(sampler.numbered(batch), int(state["step"]))
+    return _AheadBatch(sampler.numbered(batch), int(state["step"]))

@@ -47,7 +47,7 @@ class Forward:
         *,
         share: bool = True,
         entropy_gradient: bool = False,
-        teacher: Teacher | None = None,
+        teacher: _Teacher | None = None,
     ) -> None:
         self.policy, self.batch, self.context = policy, batch, context
         self.share, self.entropy_gradient, self.teacher = share, entropy_gradient, teacher
@@ -98,7 +98,7 @@ def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> 
     return logprobs
 
 
-class Teacher:
+class _Teacher:
     """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout."""
 
     def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
@@ -123,6 +123,6 @@ class Teacher:
         return of_tokens[layout.source_of]
 
 
-def find_teacher(policy: Policy, batch: RolloutBatch, options: Distillation | None, step: int) -> Teacher | None:
+def find_teacher(policy: Policy, batch: RolloutBatch, options: Distillation | None, step: int) -> _Teacher | None:
     """The teacher of a batch; None if the options ask for none at this optimiser step."""
-    return Teacher(policy, batch, options.sentence) if options is not None and options.strength(step) else None
+    return _Teacher(policy, batch, options.sentence) if options is not None and options.strength(step) else None

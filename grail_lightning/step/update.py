@@ -83,7 +83,7 @@ def split_groups(batch: SampledBatch, mini_batches: int, generator: torch.Genera
     return [torch.isin(group, part).nonzero().flatten() for part in torch.tensor_split(groups, mini_batches)]
 
 
-class OldLogprobs:
+class _OldLogprobs:
     """Old log-probabilities of each row, by one of three rules.
 
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
@@ -163,7 +163,7 @@ class Update:
         self.objective, self.execution, self.refreshed = objective, execution, refreshed
         self.plan = plan_steps(self.batch, token_weights, objective, execution, refreshed=refreshed, seed=seed)
         self.ref_logprobs: Tensor | None = None
-        self.old_logprobs = OldLogprobs(self.plan, forward.policy)
+        self.old_logprobs = _OldLogprobs(self.plan, forward.policy)
         self.reweigh(token_weights)
         self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
         self._has_entropy = torch.zeros(len(self.batch), dtype=torch.bool)
