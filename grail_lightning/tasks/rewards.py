@@ -133,9 +133,8 @@ class Reward:
             leading = [*signature.bind_partial([], []).arguments]
         except TypeError:
             leading = []
-        if not leading or {"prompts", "completions"} & set(
-            leading
-        ):  # TRL's would be given other texts than it expects.
+        # A reward of TRL's would be given other texts than it expects.
+        if not leading or {"prompts", "completions"} & set(leading):
             takes = f"{', '.join(leading)}, as TRL's rewards do" if leading else signature
             raise ValueError(
                 f"The reward `{self.path}` must take responses and references first, and columns by their names, but "

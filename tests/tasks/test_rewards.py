@@ -142,6 +142,10 @@ TWO = [RewardSpec(function="correctness")] * 2
         ({"function": "overlong", "arguments": {"limit": 10}}, OVERLONG + "missing 1 required .*: 'buffer'"),
         ({"function": "overlong", "arguments": {"limit": "ten", "buffer": 4}}, OVERLONG + "not supported between"),
         ({"function": "overlong"}, OVERLONG + "missing 2 required"),
+        (
+            {"function": "userrewards.by_level", "arguments": {"fctor": 2}},
+            "must get `arguments` .*unexpected .*'fctor'",
+        ),
         (TWO, r"`rewards` must have different names, but got \['correctness', 'corr"),
         ([{"function": "correctness"}], r"must be a list of `RewardSpec`, but got {'function'.*write their type"),
     ],
