@@ -19,24 +19,29 @@ import torch
 import torch.distributed as dist
 
 from grail_lightning.batch import Sampling
+from grail_lightning.credit import CreditContext
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.runs import problems
 from tests.steps import KL, update_of
 
 SAMPLING = Sampling(max_response_length=36)
 SCALES = ("none", "group", "batch", "bnpo")
-GRID = [  # Every KL with every aggregation, and every scaling with every aggregation.
-    {"aggregation": how, "scale_rewards": SCALES[number % len(SCALES)], **kl}
+BASELINES = (1.0, "energy", 0.5)
+GRID = [  # Every KL with every aggregation, and every scaling and every baseline with every aggregation.
+    {"aggregation": how, "scale_rewards": SCALES[number % 4], "baseline": BASELINES[number % 3], **kl}
     for number, (how, kl) in enumerate(itertools.product(("grpo", "dr_grpo", "dapo"), KL))
 ]
 
 
 def gradient(policy, reference, batch, weights, options):
     """Of all weights, end to end, as DDP has it: the mean over the ranks; and how many micro-batches there were."""
-    batch = with_advantages(batch, 4, options["scale_rewards"])
+    objective = Objective(scale_rewards=options["scale_rewards"], baseline=options["baseline"])
+    context = CreditContext(step=0, generator=torch.Generator(), token_budget=200)
+    batch = with_advantages(batch, 4, objective, policy, context)
     policy.zero_grad()
     frozen = reference if options.get("kl_coefficient") else None
     how = {"limit": SAMPLING.max_response_length, "token_budget": 200, "share_prefixes": False}

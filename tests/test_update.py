@@ -82,7 +82,9 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
     options = {"aggregation": how, "scale_rewards": scale, "reference": reference if kl else None, **kl}
     batch, given = batch.select(torch.arange(12)), given[:12]  # Three groups; the second is dead.
     given = given[:, : batch.response_mask.shape[1]]
-    batch = with_advantages(graded(batch, batch.rewards), 4, scale)
+    batch = with_advantages(
+        graded(batch, batch.rewards), 4, Objective(scale_rewards=scale), policy, context_for(policy)
+    )
     expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **options)
     found, small_metrics = _gradients(policy, batch, given, token_budget=100, **options)
     assert largest_gap(found, expected) <= roundings(64, torch.float32)
