@@ -194,7 +194,7 @@ def test_the_records_of_a_run_say_what_they_cannot_repeat(tmp_path, monkeypatch,
     task = json.dumps([{"function": said["rewards.Length"]}])
     wrong = fails(capsys, "fit", config, "--data.task=ArithmeticTask", f"--data.task.rewards={task}")
     assert "Length given in Python" in wrong
-    assert "hparams.yaml" in fails(capsys, "fit", "--config", str(tmp_path / "run" / "hparams.yaml"))
+    assert "There is no option `data." in fails(capsys, "fit", "--config", str(tmp_path / "run" / "hparams.yaml"))
 
 
 _RANKS = """

@@ -141,7 +141,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
             "`scheduler` cannot be used: missing a required argument: 'metrics'",
         ),
         ("--model.scheduler=OneCycleLR --model.scheduler.max_lr=1e-4", "You must define either total_steps"),
-        ("--model.loading.lora.rank=0", "`loading.lora.rank` must lie in [[]1, inf[)], but got 0"),
+        ("--model.loading.lora.rank=0", r"`loading.lora.rank` must lie in \[1, inf\), but got 0"),
         ("--model.execution.group_size=1", "`execution.group_size` must be at least 2, but got 1"),
         ("--model.sampling.stop=['']", "strings of at least one character"),
         (

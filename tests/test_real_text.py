@@ -85,4 +85,4 @@ def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(caps
         "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
     )
     line = fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl"), "--trainer.max_steps=1")
-    assert "a.jsonl, line 2: `answer` must not be empty" in line
+    assert "a.jsonl, line 2: `answer` must be text that is not empty, or a finite number, but got ' '" in line

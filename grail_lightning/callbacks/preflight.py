@@ -69,6 +69,12 @@ class Preflight(Callback):
         self._start()
         module = module_of(pl_module)
         self._check_sampler(module.sampling)
+        if module.objective.baseline == 0 and getattr(module.credit, "gate", None) == "negative":
+            rank_zero_warn(
+                f"`objective.baseline` 0 leaves no negative advantage if no reward is below 0, and the gate of "
+                f"`{type(module.credit).__name__}` takes rollouts with a negative advantage alone: it reweights none. "
+                "Set `--model.credit.gate=all`, or a larger baseline."
+            )
         if module.policy is not None and has_dropout(module.policy):
             self._check_dropout(module)
 

@@ -129,7 +129,7 @@ class HFEngine(RolloutEngine):
         noise = [
             torch.rand(width, dtype=torch.float64, generator=stream) for _, stream in zip(rows, streams, strict=False)
         ]
-        numbers = torch.stack(noise or [torch.zeros(width, dtype=torch.float64)])
+        numbers = torch.stack(noise or [torch.full((width,), 0.5, dtype=torch.float64)])
         call = rows or [policy.encode(".")]
         return Decoding(policy, call, sampling, numbers, synchronised=self._equal_passes, idle=not rows).run()
 

@@ -37,7 +37,9 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
 
 With *fused saliency* (GRAIL, where `assign.fused_saliency` allows it) the weights of a row become known later: the
 first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or
-in `Update.accumulate`, which then computes the loss with them.
+in `Update.accumulate`, which then computes the loss with them. GRAIL explains the complete box of rollouts with a
+negative advantage (`credit.saliency.input_saliency` has the formula). Their weights lie between 0.5 and 5 and have no
+fixed mean; by default the answer's content gets 5 in all boxed rollouts, right ones too.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.
@@ -54,11 +56,11 @@ has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one
 >>> advantages
 tensor([ 0.5000, -0.5000])
 
-A credit method gave the digit of the wrong answer three times the weight of its other tokens. It leaves right rollouts
-at weight 1. `fallback` marks rows that lack what the method needs; there are none.
+An invented credit method gave the digit of the wrong answer three times the weight of its other tokens, and left the
+right rollout at weight 1.
 
 >>> values = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 1.0]])
->>> weights = TokenWeights(values=values, fallback=torch.zeros(2, dtype=torch.bool))
+>>> weights = TokenWeights(values=values)
 >>> of_tokens = token_advantages(advantages, weights)
 >>> of_tokens
 tensor([[ 0.5000,  0.5000,  0.5000,  0.5000],

@@ -41,7 +41,8 @@ class SaliencyForward(Forward):
         batch: See `Forward`, also for `context` and `share`.
         context: See above.
         credit: The method that maps saliency to weights.
-        trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows is computed at once.
+        trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows, such as truncated ones, is
+            computed at once, for figures and pictures.
         clock: The clock that counts saliency as its phase ``credit``.
         share: See above.
     """

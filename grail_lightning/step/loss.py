@@ -21,7 +21,10 @@ SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
 
 
 def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
-    """``[B, T]`` bool: the tokens in the loss, for numerator and denominator alike."""
+    """``[B, T]`` bool: the tokens in the loss, for numerator and denominator alike.
+
+    By default (`mask_truncated`) rollouts that hit the length limit are left out.
+    """
     return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
 
 

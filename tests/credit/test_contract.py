@@ -28,6 +28,7 @@ from grail_lightning.credit import (
     PermutedRewards,
     PrefixWeights,
     Product,
+    RandomSubset,
     Resampled,
     TokenCredit,
     TokenWeights,
@@ -68,6 +69,7 @@ METHODS = {
     "TreeAdvantage-left_out": lambda: TreeAdvantage(outcome="correctness", own_row=False, advantage=False),
     "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers"),
     "PrefixWeights": PrefixWeights,
+    "RandomSubset": RandomSubset,
     "OptimalBaseline": OptimalBaseline,
     "Oracle": lambda: Oracle("balanced"),
     "AttentionRhythm": AttentionRhythm,
@@ -155,7 +157,7 @@ def test_the_contract_covers_every_credit_method():
     exported = [getattr(credits, name) for name in credits.__all__]
     methods = {c.__name__ for c in exported if isinstance(c, type) and issubclass(c, TokenCredit) and c != TokenCredit}
     assert methods | {"Longest"} == {name.split("-")[0] for name in METHODS}
-    assert len(CONTROLS) == 4
+    assert len(CONTROLS) == 5
 
 
 @pytest.mark.parametrize("name", METHODS)
