@@ -109,6 +109,7 @@ class GrailModule(pl.LightningModule):
         self.gradients: Gradients | None = None
         self.verifier, self.ahead = Verifier(), Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
+        self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
@@ -220,7 +221,8 @@ class GrailModule(pl.LightningModule):
         sampler = self._sampler(clock, self.execution.group_size, self.sampling)
         graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
         context, share = self.credit_context(), self.execution.share_prefixes
-        batch = with_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
+        with clock.phase("credit"):  # A baseline may need a forward pass.
+            batch = with_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
         forward, weights = assign_credit(
             self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
         )
@@ -285,7 +287,8 @@ class GrailModule(pl.LightningModule):
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
             clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
-            figures |= take_step(gradients, optimizer, clip, seed=seed)
+            figures |= take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
+            self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None:
                 scheduler.step()
         optimizer.zero_grad(set_to_none=True)

@@ -173,6 +173,16 @@ def test_adapters_train_against_themselves_switched_off():
     assert watch.outputs[-1].metrics["kl"] > 0
 
 
+def test_a_policy_that_does_not_move_is_told():
+    class Still(torch.optim.SGD):
+        def step(self, closure=None):
+            return closure() if closure else None
+
+    ours = module(optimizer=lambda p: Still(p, lr=1e-3))
+    with pytest.warns(UserWarning, match="No parameter moved in a step with gradient norm"):
+        trainer(1).fit(ours, batches(1))
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
     class Huge(TokenCredit):
         def __call__(self, policy, batch, context):

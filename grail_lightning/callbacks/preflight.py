@@ -101,7 +101,7 @@ class Preflight(Callback):
         figures = output.metrics
         statuses = Counter(verdict.status for verdict in output.batch.verdicts)
         verdicts = sum_by_name({status: float(number) for status, number in statuses.items()})
-        self._check_groups(figures, verdicts)
+        self._check_groups(figures, verdicts, train_equal=module.objective.train_equal)
         self._check_ends(figures, module)
         self._check_verdicts(verdicts)
         self._check_rate(figures, trainer.optimizers[0])
@@ -187,8 +187,8 @@ class Preflight(Callback):
                 "`sampling.max_response_length`.",
             )
 
-    def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float]) -> None:
-        dead = figures["frac_reward_zero_std"] >= 1
+    def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float], *, train_equal: bool) -> None:
+        dead = figures["frac_reward_zero_std"] >= 1 and not train_equal
         self._statuses = self._statuses + Counter(verdicts) if dead else Counter()
         if self._lasts("dead", dead):
             total = max(self._statuses.total(), 1)

@@ -19,6 +19,8 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
+_CANCELLED = 0.01  # A sum below this share of its absolute values has cancelled: its sign is noise.
+
 
 class Shuffled(CreditControl):
     """Permutes each rollout's weights among its tokens outside the answer: same histogram, no information.
@@ -117,10 +119,11 @@ class Balanced(CreditControl):
     .. math:: A'_{it} = s_k\,A_{it}, \qquad s_k = \frac{\sum_{i \in k} \sum_t A_i}{\sum_{i \in k} \sum_t A_{it}}, \qquad
               k \in \{\text{right}, \text{wrong}\}
 
-    The sums run over the tokens of a batch on all ranks and keep their signs. With `objective.baseline: 1` they are
-    those of GRPO. A method that praises more than it blames trains better for that alone (`objective.baseline`); what
-    is left of its gain under this control comes from the tokens. A sum that is zero, or of the other sign, has no such
-    factor: its rollouts stay as they are, and the figure `unbalanced` counts it.
+    The sums run over the tokens of a batch on all ranks, those of truncated rollouts included, and keep their signs.
+    With `objective.baseline: 1` they are those of GRPO. A method that praises more than it blames trains better for
+    that alone (`objective.baseline`); what is left of its gain under this control comes from the tokens. A sum that is
+    zero, of the other sign, or less than a hundredth of the sum of absolute values, has no such factor: its rollouts
+    stay as they are, and the figure `unbalanced` counts it.
     """
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -130,8 +133,9 @@ class Balanced(CreditControl):
         if weights.additive is not None:
             credit = credit + weights.additive
         kinds = torch.stack([batch.correct, ~batch.correct]).double()
-        wanted, total = all_reduce(torch.stack([kinds @ uniform.sum(1), kinds @ credit.sum(1)]), "sum")
-        possible = wanted * total > 0
+        sums = torch.stack([kinds @ of.sum(1) for of in (uniform, credit, credit.abs())])
+        wanted, total, absolute = all_reduce(sums, "sum")
+        possible = (wanted * total > 0) & (total.abs() > _CANCELLED * absolute)
         factors = torch.where(possible, wanted / torch.where(possible, total, 1), 1)
         factor = torch.where(batch.correct, factors[0], factors[1])[:, None]
         additive = None if weights.additive is None else weights.additive * factor.to(weights.additive)

@@ -97,14 +97,14 @@ class GRAIL(SaliencyCredit):
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
         """The likelihood of the answer, in the rows inside the gate."""
         answer = self._answer(policy, batch)
-        rows = self._in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
+        rows = self.in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
         leaf, alignment = self.saliency.leaf, self.saliency.alignment
         return SaliencyTarget(explained=answer.whole, rows=rows, leaf=leaf, alignment=alignment)
 
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights ``[B, T]`` from saliency ``[B, T]``."""
         answer, mask = self._answer(policy, batch), batch.response_mask
-        gated, boxed = self._in_gate(batch.advantages), answer.whole.any(1)
+        gated, boxed = self.in_gate(batch.advantages), answer.whole.any(1)
         eligible = gated & boxed & (batch.advantages != 0)
         values = one_elsewhere(self.map(scores, mask), eligible[:, None], mask)
         if self.answer_overwrite != "never":
@@ -125,7 +125,7 @@ class GRAIL(SaliencyCredit):
         """The weights ``[B, T]`` of rows with these scores ``[B, T]``, before answer tokens are overwritten."""
         return grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
 
-    def _in_gate(self, advantages: Tensor) -> Tensor:
+    def in_gate(self, advantages: Tensor) -> Tensor:
         """``[B]`` bool: rows that the method reweights."""
         match self.gate:
             case "negative":

@@ -151,7 +151,9 @@ class OptimalBaseline(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantage as an additive stage."""
         mask, rewards = batch.response_mask, batch.rewards.double()
-        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        total, size = group_sums(rewards, batch.group)
+        differs = (rewards - total / size).abs() > EQUAL_REWARDS  # Else the baseline is the reward.
+        live = torch.isin(batch.group, batch.group[differs & (batch.advantages != 0)])
         energy = gradient_energies(policy, batch, context, live.nonzero().flatten())
         additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
         for group in sorted(set(batch.group[live].tolist())):

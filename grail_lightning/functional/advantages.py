@@ -68,7 +68,7 @@ def group_advantages(
     if len(rewards) % group_size:
         raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
     groups = rewards.reshape(-1, group_size)
-    of_group = baseline * groups.mean(1) if isinstance(baseline, float) else baseline.to(groups)
+    of_group = baseline.to(groups) if isinstance(baseline, Tensor) else baseline * groups.mean(1)
     centred = groups - of_group[:, None]
     dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
     if train_equal:
@@ -91,19 +91,23 @@ def group_advantages(
     return advantages.masked_fill(dead, 0).reshape(-1)
 
 
-def energy_baselines(rewards: Tensor, group_size: int, pooled_rewards: Tensor, pooled_energies: Tensor) -> Tensor:
+def energy_baselines(
+    rewards: Tensor, counted: Tensor, group_size: int, pooled_rewards: Tensor, pooled_energies: Tensor
+) -> Tensor:
     r"""The baseline of each group with the least noise, if a row's gradient depends on its reward alone.
 
     .. math:: b_{group} = \frac{\sum_j \bar W(r_j)\, r_j}{\sum_j \bar W(r_j)}, \qquad
-              \bar W(r) = \text{mean of } W_k \text{ over all pooled rows with } r_k = r
+              \bar W(r) = \text{mean of } W_k \text{ over the pooled rows with } r_k = r
 
-    ``W`` is the squared norm of the gradient of a row's log-probability. The variance of ``(r_j - b) g_j`` is least at
-    ``b = E[W r] / E[W]``. For rewards of 0 and 1 this is ``p ρ / (p ρ + 1 - p)`` with the group's share of right rows
-    ``p`` and ``ρ`` the ratio of the mean energies of right and wrong rows. The row itself is in ``p`` and, with a
-    small weight, in ``ρ``, which is a bias of the order of one over the group.
+    The sums run over the counted rows of the group. ``W`` is the squared norm of the gradient of a row's
+    log-probability. The variance of ``(r_j - b) g_j`` is least at ``b = E[W r] / E[W]``. For rewards of 0 and 1 this is
+    ``p ρ / (p ρ + 1 - p)`` with the group's share of right rows ``p`` and ``ρ`` the ratio of the mean energies of right
+    and wrong rows. The row itself is in ``p``, a bias of the order of one over the group. It is in ``ρ`` with a weight
+    of one over the pooled rows of its reward, so that rewards that nearly all differ weigh each row by itself.
 
     Args:
         rewards: ``[N]``, rows of one group next to each other.
+        counted: ``[N]`` bool, rows that have a gradient.
         group_size: The number of rollouts of a group.
         pooled_rewards: ``[K]``, the rewards of the rows that are pooled, over all ranks.
         pooled_energies: ``[K]``, their energies ``W``, of any unit.
@@ -113,13 +117,16 @@ def energy_baselines(rewards: Tensor, group_size: int, pooled_rewards: Tensor, p
 
     Source: the optimal constant baseline of Greensmith et al., JMLR 5 (2004), section 4; pooling is ours.
     """
-    groups = rewards.double().reshape(-1, group_size)
-    values, place, number = torch.unique(pooled_rewards.double(), return_inverse=True, return_counts=True)
-    energy = torch.zeros_like(values).index_add(0, place, pooled_energies.double()) / number
-    known = torch.isin(groups, values).all(1)
+    groups, counted = rewards.double().reshape(-1, group_size), counted.reshape(-1, group_size)
+    keys, pooled = ((r.double() / EQUAL_REWARDS).round().long() for r in (groups, pooled_rewards))
+    values, place, number = torch.unique(pooled, return_inverse=True, return_counts=True)
+    energy = torch.zeros(len(values), dtype=torch.float64, device=rewards.device)
+    energy = energy.index_add(0, place, pooled_energies.double()) / number
+    known = (torch.isin(keys, values) | ~counted).all(1)
     weights = torch.ones_like(groups)
     if len(values):
-        weights = energy[torch.searchsorted(values, groups).clamp(max=len(values) - 1)]
+        weights = energy[torch.searchsorted(values, keys).clamp(max=len(values) - 1)]
+    weights = weights * counted
     total = weights.sum(1)
     optimal = (weights * groups).sum(1) / total
     return torch.where(known & (total > 0), optimal, groups.mean(1))

@@ -159,7 +159,11 @@ def reading(name: str) -> Iterator[str]:
     with nullcontext("") if os.path.isdir(path) else hub_or_cache() as unreachable:
         try:
             yield path
+        except MemoryError:
+            raise
         except Exception as error:  # The library, the network and the hub raise many types.
+            if "out of memory" in str(error):
+                raise
             reason = first_line(error)
             if unreachable and reason.startswith("We couldn't connect"):
                 reason = (

@@ -63,13 +63,17 @@ def held(folder: Path, user: str = "fit") -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK
+    lock = FileLock(file, timeout=0)
     try:
-        with FileLock(file, timeout=0):
-            file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-            yield
+        lock.acquire()
     except Timeout:
         raise ValueError(
             f"A run must have its folder to itself, but {folder} is in use by another {user} ({file.read_text()}). "
             "Wait for it or stop it, or give this run another folder: `trainer.logger.init_args.name`, or "
             "`trainer.default_root_dir` without a logger."
         ) from None
+    try:
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        lock.release()

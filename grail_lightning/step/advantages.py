@@ -16,6 +16,7 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_gather_rows
+from grail_lightning.step.loss import loss_mask
 from grail_lightning.step.options import Objective
 
 
@@ -35,7 +36,7 @@ def with_advantages(
     std = all_gather_rows(rewards).std() if scale == "batch" else None
     means = all_gather_rows(rewards.double().reshape(-1, group_size).mean(1)) if scale == "bnpo" else None
     if objective.baseline == "energy":
-        baseline: float | Tensor = _energy_baselines(batch, group_size, policy, context)
+        baseline: float | Tensor = _energy_baselines(batch, group_size, objective, policy, context)
     else:
         baseline = float(objective.baseline)
     advantages = group_advantages(
@@ -44,14 +45,19 @@ def with_advantages(
     return batch.with_advantages(advantages)
 
 
-def _energy_baselines(batch: GradedBatch, group_size: int, policy: Policy, context: CreditContext) -> Tensor:
-    """``[M]``: `energy_baselines`, with the energies of groups with different rewards over all ranks."""
-    groups = batch.rewards.reshape(-1, group_size)
-    mixed = (groups.amax(1) - groups.amin(1) > EQUAL_REWARDS).repeat_interleave(group_size)
+def _energy_baselines(
+    batch: GradedBatch, group_size: int, objective: Objective, policy: Policy, context: CreditContext
+) -> Tensor:
+    """``[M]``: `energy_baselines`, with the energies of the tokens in the loss, in groups with different rewards."""
+    groups, mask = batch.rewards.reshape(-1, group_size), loss_mask(batch, objective)
+    mixed = (groups.amax(1) - groups.amin(1) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
     with gathered(policy):
-        energies = gradient_energies(policy, batch, context, mixed.nonzero().flatten()).sum(1)
+        tokens = gradient_energies(policy, batch, context, mixed.nonzero().flatten())
+    energies = tokens.masked_fill(~mask, 0).sum(1)
+    if objective.aggregation == "grpo":  # It divides the gradient of a row by the row's length.
+        energies = energies / mask.sum(1).clamp(min=1).square()
     pooled = all_gather_rows(batch.rewards[mixed]), all_gather_rows(energies[mixed])
-    return energy_baselines(batch.rewards, group_size, *pooled)
+    return energy_baselines(batch.rewards, mask.any(1), group_size, *pooled)
 
 
 def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -38,12 +39,15 @@ def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], 
         raise ValueError(f"`{option}` cannot be used: {str(error).rstrip('.')}. Correct its options.") from error
 
 
-def take_step(gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int) -> dict[str, float]:
+def take_step(
+    gradients: Gradients, optimizer: Optimizer, max_norm: float | None, *, seed: int, warn_if_unmoved: bool = False
+) -> dict[str, float]:
     """Clip the gradients to `max_norm` (None only measures), take a step, and return the norm and the learning rate.
 
     Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
     `seed` is that of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since they
-    must round replicated weights alike.
+    must round replicated weights alike. With `warn_if_unmoved` a step that should change weights and changes none is
+    told: the logged figures can hide it.
 
     Raises:
         ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.
@@ -56,9 +60,22 @@ def take_step(gradients: Gradients, optimizer: Optimizer, max_norm: float | None
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
+    watched = gradients.weights if warn_if_unmoved and norm > 0 and rate > 0 else []
+    before = [_first_entries(weight) for weight in watched]
     with seeded(gradients.weights[0].device, seed):
         optimizer.step()
+    if watched and all(torch.equal(old, _first_entries(w)) for old, w in zip(before, watched, strict=True)):
+        rank_zero_warn(
+            f"No parameter moved in a step with gradient norm {norm:.3g} and learning rate {rate:.3g}: "
+            f"{explain_stuck_weights(watched)}"
+        )
     return {"grad_norm": norm, "learning_rate": rate}
+
+
+def _first_entries(weight: Tensor) -> Tensor:
+    """A copy of the first few entries; of this rank's shard if the weight is sharded."""
+    local: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
+    return local.detach().flatten()[:4096].clone()
 
 
 def explain_stuck_weights(weights: list[Tensor]) -> str:

@@ -76,7 +76,7 @@ class Objective:
             ranks; bnpo uses the density of a Beta distribution that is fitted to the mean rewards of all groups.
         baseline: The share of the group's mean reward that is subtracted from each reward: 1 is GRPO's, 0 trains on
             right rollouts alone where wrong ones have the reward 0. energy weighs the group's rewards by the mean
-            squared norm of the gradients of rows with this reward in the batch, which needs a further forward pass.
+            squared norm of the gradients of the batch's rows with the same reward, and needs a further forward pass.
         train_equal: Whether groups whose rewards are all equal are trained on where the baseline leaves an advantage.
         clip_low: Lower clip range of the ratio.
         clip_high: Upper clip range of the ratio; .inf is off.
@@ -112,9 +112,16 @@ class Objective:
         for name in ("kl_coefficient", "entropy_coefficient"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"`objective.{name}` must be finite and ≥ 0, but got {getattr(self, name)}.")
-        if isinstance(self.baseline, float | int) and not 0 <= self.baseline <= 1:
+        share = None if isinstance(self.baseline, str) else self.baseline
+        if self.baseline != "energy" if share is None else not 0 <= share <= 1:
             raise ValueError(
-                f"`objective.baseline` must lie in [0, 1] or be energy, but got {self.baseline}. 1 is GRPO's."
+                f"`objective.baseline` must lie in [0, 1] or be energy, but got {self.baseline!r}. 1 is GRPO's."
+            )
+        if self.train_equal and (share in (None, 1) or self.scale_rewards != "none"):
+            raise ValueError(
+                "`objective.train_equal` needs an `objective.baseline` below 1, since groups of equal rewards have no "
+                "advantage otherwise, and `objective.scale_rewards: none`, since they have no deviation to divide by, "
+                f"but got {self.baseline} and {self.scale_rewards}."
             )
         one = torch.ones(1, 1)  # A trial call: `clipped_surrogate` checks the clip ranges and the cap.
         self.token_losses(one, one, one, one.bool())

@@ -132,7 +132,8 @@ class SampledContinuations(Continuations):
         if not places:
             return 0
         longest = self._limit(places)
-        room = getattr(self.sampler.policy.model.config.get_text_config(), "max_position_embeddings", math.inf)
+        config = self.sampler.policy.model.config.get_text_config()
+        room = getattr(config, "max_position_embeddings", None) or math.inf
         prompts = batch.prompt_lengths.tolist()
         affordable = places[: max(0, budget) // (number * longest)]
         for k, (row, length) in enumerate(affordable):

@@ -118,9 +118,7 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
 
 def test_datasets_that_would_share_a_metric_are_refused():
     data = [loader(prompts(2, "math/500")), loader(prompts(3, "math_500"))]
-    with pytest.raises(
-        ValueError, match="different names, but got 'math_500' after one that is `math_500`"
-    ):
+    with pytest.raises(ValueError, match="different names, but got 'math_500' after one that is `math_500`"):
         run(-1, Evaluation()).test(Scripted(_later_right), data, verbose=False)
 
 

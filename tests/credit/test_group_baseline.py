@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import grail_lightning.credit as credits
 from grail_lightning.credit import Balanced, CreditContext, OptimalBaseline, RandomSubset, TokenWeights, Uniform
 from grail_lightning.credit.measure import gradient_energies
+from grail_lightning.credit.weigh import check_weights
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
 from grail_lightning.step.advantages import token_advantages, with_advantages
@@ -15,6 +17,9 @@ from tests.batches import graded
 from tests.runs import Watch, batches, module, one_in_four, trainer
 
 REWARDS = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0])
+
+
+EVERY = torch.ones(16, dtype=torch.bool)
 
 
 def _context(budget=600):
@@ -45,8 +50,10 @@ def test_negative_rewards_are_blamed_without_a_baseline_since_it_depends_on_wher
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
 def test_the_energy_baseline_of_right_and_wrong_rows_is_the_closed_form(ratio):
-    energies = torch.where(REWARDS > 0.5, ratio, 1.0) * 7
-    found = energy_baselines(REWARDS, 4, REWARDS, energies)
+    energies = torch.rand(16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    right = REWARDS > 0.5
+    energies[right] *= ratio * float(energies[~right].mean() / energies[right].mean())
+    found = energy_baselines(REWARDS, EVERY, 4, REWARDS, energies)
     p = REWARDS.reshape(-1, 4).mean(1).double()
     torch.testing.assert_close(found, p * ratio / (p * ratio + 1 - p), rtol=1e-12, atol=0)
 
@@ -54,7 +61,7 @@ def test_the_energy_baseline_of_right_and_wrong_rows_is_the_closed_form(ratio):
 def test_the_energy_baseline_has_the_least_noise_when_energy_depends_on_the_reward_alone():
     rewards = torch.tensor([1.0, 0.5, 0.0, 0.0])
     energies = torch.tensor([1.0, 2.0, 4.0, 4.0], dtype=torch.float64)
-    best = energy_baselines(rewards, 4, rewards, energies)[0]
+    best = energy_baselines(rewards, EVERY[:4], 4, rewards, energies)[0]
 
     def noise(baseline):
         return float(((rewards - baseline).square() * energies).sum())
@@ -64,17 +71,52 @@ def test_the_energy_baseline_has_the_least_noise_when_energy_depends_on_the_rewa
 
 def test_rewards_that_are_not_pooled_get_the_mean():
     nothing = torch.zeros(0)
-    assert torch.equal(energy_baselines(REWARDS, 4, nothing, nothing), REWARDS.double().reshape(-1, 4).mean(1))
+    assert torch.equal(energy_baselines(REWARDS, EVERY, 4, nothing, nothing), REWARDS.double().reshape(-1, 4).mean(1))
 
 
-def test_a_run_pools_the_energies_of_the_rows_of_all_mixed_groups(golden_policy, golden_batch):
-    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
-    batch = graded(golden_batch, rewards, group=torch.tensor([0, 0, 1, 1, 2, 2]))
-    found = with_advantages(batch, 2, Objective(baseline="energy"), golden_policy, _context())
-    energy = gradient_energies(golden_policy, batch, _context(), torch.arange(6)).sum(1)
-    baseline = float(energy[0] / (energy[0] + energy[1]))
-    torch.testing.assert_close(found.advantages[:2], torch.tensor([1 - baseline, -baseline]))
-    assert torch.equal(found.advantages[2:], torch.zeros(4))
+def test_a_row_that_is_not_counted_has_no_part_in_its_group():
+    rewards, energies = torch.tensor([1.0, 0, 0, 0.0]), torch.tensor([3.0, 1, 1, 50], dtype=torch.float64)
+    counted = torch.tensor([True, True, True, False])
+    found = energy_baselines(rewards, counted, 4, rewards[counted], energies[counted])
+    assert found.item() == pytest.approx(3 / (3 + 1 + 1))
+
+
+@pytest.mark.parametrize("how", ["dr_grpo", "grpo"])
+def test_a_run_pools_the_energies_of_tokens_in_the_loss_over_the_mixed_groups(how, golden_policy, golden_batch):
+    """By loops: two groups of three rows, one row of which was truncated, and energies by autograd on the logits."""
+    rewards, finished = torch.tensor([1.0, 0, 0, 1, 1, 0]), torch.tensor([True, True, False, True, True, True])
+    batch = graded(golden_batch, rewards, group=torch.tensor([0, 0, 0, 1, 1, 1]), finished=finished)
+    objective = Objective(baseline="energy", aggregation=how)
+    found = with_advantages(batch, 3, objective, golden_policy, _context())
+    width, energy = batch.response_mask.shape[1], []
+    for row in range(6):
+        output = golden_policy.model(
+            input_ids=batch.input_ids[row : row + 1].long(), attention_mask=batch.attention_mask[row : row + 1].long()
+        )
+        logits = output.logits[0, -width - 1 : -1].detach().double().requires_grad_()
+        logprobs = logits.log_softmax(-1).gather(1, batch.response_ids[row].long()[:, None])[:, 0]
+        (gradient,) = torch.autograd.grad(logprobs[batch.response_mask[row]].sum(), logits)
+        length = int(batch.response_mask[row].sum())
+        energy.append(float(gradient.square().sum()) / (length**2 if how == "grpo" else 1))
+    right, wrong = sum(energy[k] for k in (0, 3, 4)) / 3, sum(energy[k] for k in (1, 5)) / 2
+    expected = [right / (right + wrong), 2 * right / (2 * right + wrong)]
+    for k, row in enumerate(found.advantages.tolist()):
+        assert row == pytest.approx(float(rewards[k]) - expected[k // 3], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"baseline": "energy"}, {"baseline": 0.5, "scale_rewards": "group"}],
+    ids=["with the mean", "with energies", "with a deviation to divide by"],
+)
+def test_training_on_equal_groups_is_refused_where_it_has_no_meaning(options):
+    with pytest.raises(ValueError, match=r"needs an `objective\.baseline` below 1"):
+        Objective(train_equal=True, **options)
+
+
+def test_a_misspelt_baseline_is_refused():
+    with pytest.raises(ValueError, match=r"must lie in .* or be energy, but got 'Energy'"):
+        Objective(baseline="Energy")
 
 
 def test_energies_are_squared_gradient_norms_by_autograd(golden_policy, golden_batch):
@@ -145,6 +187,32 @@ def test_balanced_leaves_a_sum_of_the_other_sign_and_counts_it(packaged):
     assert _sums(batch, found)[0] == pytest.approx(
         _sums(batch, replace(praised, values=mask, additive=None))[0], rel=1e-5
     )
+
+
+def test_balanced_leaves_a_sum_that_has_cancelled(packaged):
+    batch, _ = packaged
+    mask = batch.response_mask.float()
+    signs = torch.where(torch.arange(mask.shape[1]) % 2 == 0, 1.0, -1.0) * mask
+    signs = signs - mask * (signs.sum(1) / mask.sum(1))[:, None] + 1e-6 * mask  # Each row nearly cancels.
+    cancelled = TokenWeights(values=torch.zeros_like(mask), additive=signs)
+    found = Balanced()(cancelled, batch, _context())
+    assert torch.equal(found.additive, signs)
+    assert found.metrics["unbalanced"] == 2
+
+
+@pytest.mark.parametrize("name", ["Uniform", "OptimalBaseline", "GRAIL", "TreeAdvantage"])
+def test_all_right_groups_that_are_trained_on_keep_their_uniform_advantage(name, packaged):
+    """A method has nothing to compare there: no token gets more than the others, but for GRAIL's fixed weights."""
+    batch, policy = packaged
+    rewards = torch.tensor([1.0] * 4 + [1, 0, 0, 1] * 3)
+    batch = graded(batch, rewards, tokenizer=policy.tokenizer)
+    objective = Objective(baseline=0.5, train_equal=True)
+    batch = with_advantages(batch, 4, objective, policy, _context())
+    assert torch.equal(batch.advantages[:4], torch.full((4,), 0.5))
+    weights = getattr(credits, name)()(policy, batch, _context())
+    check_weights(Uniform(), weights, batch)
+    equal = token_advantages(batch.advantages, weights)[:4][batch.response_mask[:4] & ~batch.answer.whole[:4]]
+    assert torch.equal(equal, torch.full_like(equal, 0.0 if name == "OptimalBaseline" else 0.5))
 
 
 def test_a_random_subset_has_its_share_and_follows_the_row_not_its_place(packaged):
