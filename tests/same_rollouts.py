@@ -96,8 +96,10 @@ def run_case(strategy, credit, *extra):
             "kl_coefficient": 0.0,
             "share_prefixes": "apart" not in extra,
             "mini_batches": 2 if "cut" in extra else 1,
+            "baseline": "energy" if "energy" in extra else 1.0,
         },
         credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(**own),
+        control=grail_lightning.credit.Balanced() if "energy" in extra else None,
         engine=ByPrompt(prompts),
         # Several chunks a micro-batch, so that the written-out backward pass runs.
         loading=Loading(chunk_tokens=16, reduce_once="once" in extra, gradient_checkpointing="recomputed" in extra),
