@@ -101,6 +101,7 @@ WHAT: dict[str, list[str | None]] = {
     "model.loading.lora.rank": [None, None, "4"],
     "model.objective.aggregation": ["grpo", "dr_grpo", "dapo"],
     "model.objective.scale_rewards": ["none", "group", "batch", "bnpo"],
+    "model.objective.baseline": [None, None, "0.5", "0", "energy"],
     "model.objective.level": ["token", "token", "sequence"],
     "model.objective.surrogate": ["clip", "clip", "cispo"],
     "model.objective.ratio_cap": [None, None, "3"],
