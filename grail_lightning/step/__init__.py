@@ -11,7 +11,7 @@ r"""One training step. The files are listed about in the order in which a step n
 `forward`           Micro-batch → log-probabilities: of the policy, of the reference, of SDPG's teacher.
 `loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
-`optimizer`         The norm of the gradients, which must be finite, the step, and options after a resume.
+`optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
                     them for loggers.
 ==================  ================================================================================================
@@ -38,8 +38,9 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
 With *fused saliency* (GRAIL, where `assign.fused_saliency` allows it) the weights of a row become known later: the
 first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or
 in `Update.accumulate`, which then computes the loss with them. GRAIL explains the complete box of rollouts with a
-negative advantage (`credit.saliency.input_saliency` has the formula). Their weights lie between 0.5 and 5 and have no
-fixed mean; by default the answer's content gets 5 in all boxed rollouts, right ones too.
+negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which predicts it,
+with ``φ`` the likelihood of the box. The weights lie between 0.5 and 5 and have no fixed mean. By default the answer's
+content gets 5 and the box's braces and what follows get 1, in all boxed rollouts, right ones too.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.

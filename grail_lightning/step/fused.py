@@ -30,8 +30,8 @@ class SaliencyForward(Forward):
     Two backward passes follow such a pass: one to the embeddings, for saliency, and one to the weights. Checkpointed
     blocks are recomputed in both, and sharded blocks (FSDP2) gathered in both; only the second one reduces gradients.
 
-    In a prefix tree, rows that need saliency share their prompt alone. A shared response token would otherwise need a
-    saliency for each response.
+    In a prefix tree, rows that need saliency share their prompt alone, without its last token. A shared response token
+    would otherwise need a saliency for each response.
 
     The saliency of sharded blocks gathers them once more, which is a collective. There every rank has equally many
     micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.

@@ -69,7 +69,7 @@ def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> 
 def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCounts) -> tuple[Tensor, dict[str, Tensor]]:
     """The summand of this micro-batch in the optimiser step's loss, a scalar.
 
-    Also, detached and by name, sums over the tokens in the loss, with that scalar as ``loss``.
+    Also, detached and by name, sums over its tokens in the loss, with that scalar as ``loss``.
     """
     logprobs, old, mask = inputs.stats.logprobs, inputs.old_logprobs, inputs.mask
     losses = objective.token_losses(logprobs, old, inputs.advantages, mask)

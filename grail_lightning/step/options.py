@@ -158,7 +158,7 @@ class Execution:
             (one batch off-policy). It needs `sampler_cap`, and an engine that samples elsewhere.
         updates_per_batch: Number of passes over the rollouts.
         mini_batches: Number of optimiser steps of each pass; groups are not split.
-        token_budget: Most tokens of a micro-batch, padding included.
+        token_budget: Most tokens of a micro-batch. Padding counts; tokens that rows of a prefix tree share count once.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.
         sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off, auto
             is 2 with engines that sample with a copy of the weights, such as vLLM, and off with others.

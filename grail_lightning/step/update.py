@@ -129,6 +129,9 @@ class _OldLogprobs:
 class Update:
     """Accumulates the gradients of each optimiser step of a batch.
 
+    With the default options there is one step and its ratio is 1: no pass precedes it, old log-probabilities are those
+    of the step's own pass, and no weights are replaced.
+
     Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
     micro-batches, and a rank with fewer micro-batches runs a row that counts nothing.
 
@@ -189,7 +192,7 @@ class Update:
             self.old_logprobs.record(micro, done.stats)
 
     def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Forward and backward passes of a step of the plan: the loss, and means over its tokens, over all ranks.
+        """Forward and backward passes of a step of the plan: the loss, and means over the tokens that are run.
 
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
