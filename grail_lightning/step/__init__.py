@@ -39,8 +39,8 @@ With *fused saliency* (GRAIL, where `assign.fused_saliency` allows it) the weigh
 first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or
 in `Update.accumulate`, which then computes the loss with them. GRAIL explains the complete box of rollouts with a
 negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which predicts it,
-with ``φ`` the negative log-likelihood of the box. The weights lie between 0.5 and 5 and have no fixed mean. By default the answer's
-content gets 5 and the box's braces and what follows get 1, in all boxed rollouts, right ones too.
+with ``φ`` the negative log-likelihood of the box. The weights lie between 0.5 and 5 and have no fixed mean. By default
+the answer's content gets 5, and the box's braces and what follows get 1, in all boxed rollouts, right ones too.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.
