@@ -134,6 +134,12 @@ def _section(runs: Sequence[Run], baseline: str | None, options: argparse.Namesp
         parts.insert(0, compare(evaluated, base, pass_at, options.maj_at, common=options.common))
         conditions = _conditions(evaluated[0], parts[0])
     task, figures = runs[0].task, pd.concat(parts).reindex(columns=_COLUMNS)
+    if not (figures["part"] != "curve").any():
+        given = ", ".join(run.given for run in runs)
+        raise ValueError(
+            f"Runs of a report must have samples, or a step of {CURVE} that all have, but got neither in {given}. Run "
+            "`grail-lightning test`, which keeps samples, or leave out runs that have not validated yet."
+        )
     return _Section(
         heading=[_plain(f"Trained on task {task}")] if task else [],
         conditions=_plain(conditions, 1000),

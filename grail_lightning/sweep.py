@@ -32,7 +32,7 @@ from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import read_options, shipped
 from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.evaluate.runs import CHOICE
-from grail_lightning.runtime.files import write_whole
+from grail_lightning.runtime.files import LOCK, held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.tasks.import_path import did_you_mean
 
@@ -165,22 +165,26 @@ def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]
             yield replace(one, folder=folder / _safe(method, task, str(seed)), seed=seed, choosing=False)
 
 
-def _check(runs: Sequence[Run], file: Path) -> int:
+def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
     """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
+
+    Runs whose point is not yet chosen are parsed with the first one of their grid.
 
     Raises:
         ValueError: If an option is wrong, or a folder holds a run with other options.
     """
     parser, devices, seen = FitOptions(), 1, set()
+    first = {run.group: run.point for run in reversed(every) if run.choosing}
     for run in runs:
         if run.point is not None and run.record().get("arguments", run.arguments) != run.arguments:
             raise ValueError(
                 f"{run.folder} must hold a run with the options of {file}, but there is one with others. Give the "
                 "sweep another folder (`--output`), or remove that run."
             )
-        if (key := (run.group, _described(run.point or {}))) not in seen:
+        known = replace(run, point=first[run.group]) if run.point is None else run
+        if (key := (run.group, _described(known.point or {}))) not in seen:
             seen.add(key)
-            wanted = parser.parse(run.arguments).trainer.devices
+            wanted = parser.parse(known.arguments).trainer.devices
             parser.build()
             devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
     return devices
@@ -203,8 +207,9 @@ def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, An
         points[name] = run.point or {}
         figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
     chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
-    entry = {"method": run.method, "task": run.task, "chosen": chosen, "figures": figures}
-    write_whole(run.folder.parent / f"{CHOICE}{_safe(*run.group)}.json", json.dumps(entry, indent=1) + "\n")
+    one = choosing[0]
+    entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
+    write_whole(one.folder.parent / f"{CHOICE}{_safe(*one.group)}.json", json.dumps(entry, indent=1) + "\n")
     return points[chosen]
 
 
@@ -238,6 +243,13 @@ class _Runner:
             return True
         if self._stopped.is_set():
             return False
+        if (run.folder / "sweep.json").exists():
+            try:
+                with held(run.folder):
+                    pass
+            except ValueError:  # Another sweep runs it: its folder must not be removed, nor its state written.
+                print(f"left alone: {run.folder.name}: in use by {(run.folder / LOCK).read_text()}", flush=True)
+                return False
         resumed = ["--ckpt_path=last"] if (run.folder / "checkpoints" / "last.ckpt").exists() else []
         if not resumed and (run.folder / "sweep.json").exists():
             shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
@@ -271,9 +283,20 @@ class _Runner:
 
 
 def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
-    """The environment of each run at a time: its GPUs, or its threads on the CPU."""
+    """The environment of each run at a time: its GPUs, or its threads on the CPU.
+
+    Raises:
+        ValueError: If not even one run can be placed.
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"`--jobs` must be at least 1, but got {jobs}.")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     if gpus != [""]:
+        if devices > len(gpus):
+            raise ValueError(
+                f"`trainer.devices` of a run must be at most the number of GPUs, {len(gpus)}, but got {devices}. Ask "
+                "for fewer, or set CUDA_VISIBLE_DEVICES, which is empty for runs on the CPU."
+            )
         parts = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts][:jobs]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -285,15 +308,20 @@ def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def _slurm_script(runs: Sequence[Run], file: Path, output: Path | None) -> str:
-    """A job array with a task for each run, to be adapted to the cluster."""
+def _slurm_script(runs: Sequence[Run], every: Sequence[Run], file: Path, output: Path | None) -> str:
+    """A job array with a task for each of `runs`, by its number among all, to be adapted to the cluster."""
+
+    def array(of: Sequence[Run]) -> str:
+        numbers = [number for number, run in enumerate(every) if run in of]
+        return f"0-{len(of) - 1}" if numbers == [*range(len(of))] else ",".join(map(str, numbers))
+
     command = [sys.executable, "-m", "grail_lightning.sweep", str(file), *(["--output", str(output)] if output else [])]
-    choosing = sum(run.choosing for run in runs)
-    note = f"# Runs 0-{choosing - 1} choose the points of the others: submit --array=0-{choosing - 1} first.\n"
+    choosing = array([run for run in runs if run.choosing])
+    note = f"# Runs {choosing} choose the points of the others: submit --array={choosing} first.\n"
     return (
-        f"#!/bin/bash\n#SBATCH --array=0-{len(runs) - 1}\n"
+        f"#!/bin/bash\n#SBATCH --array={array(runs)}\n"
         "#SBATCH --ntasks=1 --cpus-per-task=4 --gpus=1 --time=12:00:00\n#SBATCH --signal=B:TERM@600\n"
-        f"{note if choosing else ''}cd {shlex.quote(str(Path.cwd()))}\n"
+        f"{note if any(run.choosing for run in runs) else ''}cd {shlex.quote(str(Path.cwd()))}\n"
         f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"'
     )
 
@@ -347,9 +375,9 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{run.record()['state']:9} {run.folder.name}  {run.record().get('outcome', '')}")
             return
         if asked.slurm_script:
-            print(_slurm_script(every, asked.file, asked.output))
+            print(_slurm_script(runs, every, asked.file, asked.output))
             return
-        devices = _check(runs, asked.file)
+        devices = _check(runs, every, asked.file)
         if asked.list:
             for run in runs:
                 chosen = "" if run.point is not None else "  # at the point that will be chosen"

@@ -9,6 +9,7 @@ import time
 import pytest
 import yaml
 
+from grail_lightning.runtime.files import held
 from grail_lightning.sweep import main, read_sweep
 from tests.shell import refusal
 
@@ -102,6 +103,36 @@ def test_options_are_parsed_before_any_run_starts(tmp_path, capsys):
     assert not (tmp_path / "study").exists()
 
 
+def test_runs_whose_point_is_not_chosen_are_parsed_with_one_of_their_grid(tmp_path, capsys):
+    (tmp_path / "data.yaml").write_text("data: ArithmeticData")
+    grid = {"model.policy": ["arithmetic"], "model.optimizer.lr": [1e-4, 2e-4]}  # No policy is set but here.
+    file = write(tmp_path, config=str(tmp_path / "data.yaml"), grid=grid, choose={"seeds": [100]})
+    main([str(file), "--list"])
+    assert capsys.readouterr().out.splitlines()[-1].endswith("at the point that will be chosen")
+    assert "waits for" in refusal(capsys, main, str(file), "--index=4")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "devices", "said"),
+    [("2", 3, "`trainer.devices` of a run must be at most the number of GPUs, 2, but got 3"), ("0", 1, "`--jobs`")],
+)
+def test_a_sweep_that_cannot_place_one_run_says_so(jobs, devices, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    file = write(tmp_path, options={"trainer.devices": devices})
+    assert said in refusal(capsys, main, str(file), f"--jobs={jobs}")
+
+
+def test_a_run_of_another_sweep_is_left_alone(tmp_path, capsys):
+    file = write(tmp_path, methods={"GRPO": {}})
+    ((run,), _) = read_sweep(file)
+    run.write(state="started")
+    before = records(file)
+    with held(run.folder):
+        assert call(file) == 1
+        assert records(file) == before
+    assert "left alone: GRPO__sums__0: in use by process " in capsys.readouterr().out
+
+
 def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_path, capsys):
     callbacks = [{"class_path": "tests.failing.NeedsFile", "init_args": {"file": str(tmp_path / "needed")}}]
     methods = {"Here": {}, "There": {"trainer.callbacks": callbacks}}
@@ -161,8 +192,10 @@ def test_a_job_array_has_a_task_for_each_run_and_lists_commands(tmp_path, capsys
     file = write(tmp_path, seeds=[0, 1])
     main([str(file), "--slurm-script"])
     script = capsys.readouterr().out
-    assert "#SBATCH --array=0-3" in script
+    assert "#SBATCH --array=0-3\n" in script
     assert script.rstrip().endswith('--index "$SLURM_ARRAY_TASK_ID"')
+    main([str(file), "--slurm-script", "--only", "wide*"])
+    assert "#SBATCH --array=1,3\n" in capsys.readouterr().out
     main([str(file), "--list", "--only", "wide*"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2

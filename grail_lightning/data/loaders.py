@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
+from grail_lightning.data.sources import check_weight
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt
 
@@ -58,6 +59,9 @@ class PromptSet:
     prompts: Sequence[Prompt]
     weight: float = 1.0
     difficulty: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        check_weight(self.weight, self.name)
 
     def first(self, number: int) -> PromptSet:
         """The first prompts of the set."""

@@ -33,6 +33,12 @@ def check_counts(**counts: int) -> None:
             raise ValueError(f"`{name}` must be at least 1, but got {number}.")
 
 
+def check_weight(weight: float, of: str) -> None:
+    """Check the weight of a dataset."""
+    if not 0 < weight < math.inf:
+        raise ValueError(f"`weight` of {of} must be above 0 and finite, but got {weight}. Leave out what is not drawn.")
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """One dataset by name or path, with the rows and columns that are used.
@@ -74,6 +80,7 @@ class DatasetSpec:
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
         object.__setattr__(self, "path", str(self.path))
         check_counts(limit=1 if self.limit is None else self.limit)
+        check_weight(self.weight, self.path)
         for column, wanted in (self.where or {}).items():
             if isinstance(wanted, Mapping) and not ({"min", "max"} >= set(wanted) != set()):
                 raise ValueError(
@@ -219,9 +226,11 @@ def _parse(text: bytes, source: str, line: int) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:  # Also for bytes that are not UTF-8, and for more digits than Python converts.
-        line += getattr(error, "lineno", 1) - 1
+        said: object = error
+        if isinstance(error, json.JSONDecodeError):  # Its text has a line number of its own, counted in `text`.
+            line, said = line + error.lineno - 1, f"{error.msg} at column {error.colno}"
         raise ValueError(
-            f"{source}, line {line}: malformed JSON ({error}). It must be UTF-8, an object a line."
+            f"{source}, line {line}: malformed JSON ({said}). It must be UTF-8, an object a line."
         ) from None
 
 

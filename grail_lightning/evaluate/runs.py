@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +149,12 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         groups["" if "" in tasks else str(run.sweep.get("task", "")), _key(run)].append(run)
     points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
-    names, grouped = Counter[tuple[str, str]](), list[Run]()
+    grouped = list[Run]()
     for (task, _), members in groups.items():
         name = _name(members, several_points=points[task, members[0].sweep.get("method")] > 1)
-        names[task, name] += 1
-        method = name if names[task, name] == 1 else f"{name} ({names[task, name]})"
+        taken = {run.method for run in grouped if run.task == task}
+        others = (f"{name} ({number})" for number in count(2))  # A folder may really be called `run (2)`.
+        method = next(other for other in chain([name], others) if other not in taken)
         members.sort(key=lambda run: (run.seed is None, run.seed or 0))
         for one, two in pairwise(members):
             if one.seed == two.seed:

@@ -102,6 +102,8 @@ def test_too_few_prompts_for_the_ranks_or_a_weight_that_never_counts_is_an_error
     sets = [PromptSet("a", prompts(9)), PromptSet("tiny", prompts(1), weight=0.01)]
     with pytest.raises(ValueError, match="`weight` of tiny must give it at least one of the 10 draws"):
         TrainingLoader(sets, 2)
+    with pytest.raises(ValueError, match="`weight` of never must be above 0 and finite, but got 0"):
+        PromptSet("never", prompts(1), weight=0)
 
 
 def test_a_mixture_draws_in_proportion_to_weights():

@@ -1,6 +1,7 @@
 """Rows of files, folders, the hub and Python programs: formats, filters, copies, and messages that name the row."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -80,7 +81,7 @@ BAD_ROWS = {
     "overflow": ('{"problem": 1e999, "answer": 1}', r"`problem` must be .* a finite number, but got inf"),
     "digits": (f'{{"problem": "p", "answer": {"9" * 5000}}}', r"malformed JSON .Exceeds the limit"),
     "no object": (["p", "2"], r"expected an object with named columns, but got \['p', '2'\]"),
-    "malformed": ('{"problem": "p", "answer": \n', r"malformed JSON .Expecting value"),
+    "malformed": ('{"problem": "p", "answer": \n', r"malformed JSON .Expecting value at column 28.\. It"),
     # JSON can write half of a surrogate pair; the tokenizer of a run would stop at it, hours later perhaps.
     "surrogate": (
         {"problem": "p", "answer": "1", "source": "a\ud83d"},
@@ -157,6 +158,7 @@ def test_a_name_that_may_be_on_the_hub_is_not_looked_for_before_it_is_needed():
     ("options", "message"),
     [
         ({"limit": 0}, "`limit` must be at least 1, but got 0"),
+        *(({"weight": bad}, f"`weight` of a must be above 0 .* got {bad}") for bad in (0, -1.0, math.nan, math.inf)),
         ({"where": {"level": {"minimum": 3}}}, "`where` of .* must give for `level` a value, a list of"),
     ],
 )

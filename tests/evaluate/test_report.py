@@ -3,6 +3,7 @@
 import csv
 import html.parser
 import io
+import math
 import re
 import runpy
 import shlex
@@ -75,6 +76,9 @@ def test_configs_that_differ_in_seed_and_folder_are_one_method(tmp_path):
         for seed in (1, 0, 2):
             make_run(tmp_path / f"{credit}_seed{seed}", {0: 0.1}, seed=seed, name=f"{credit}_{seed}", credit=credit)
     assert _seeds(*sorted(tmp_path.iterdir())) == {("", "GRAIL"): [0, 1, 2], ("", "Uniform"): [0, 1, 2]}
+    folders = [tmp_path / "a" / "r", tmp_path / "b" / "r", tmp_path / "r (2)"]
+    others = [make_run(folder, {0: 0.1}, seed=k, credit=str(k)) for k, folder in enumerate(folders)]
+    assert _seeds(*others) == {("", "r"): [0], ("", "r (2)"): [1], ("", "r (2) (2)"): [2]}
     make_run(tmp_path / "other", {0: 0.1}, evaluation={"num_samples": 2, "sampling": None})
     assert ("", "other") in _seeds(tmp_path / "other", tmp_path / "GRAIL_seed0"), "any other option is another method"
     given = [f"mine={tmp_path / 'GRAIL_seed0'}", f"mine={tmp_path / 'Uniform_seed1'}"]
@@ -381,6 +385,8 @@ def test_tasks_are_sections_of_their_own_and_a_reader_is_told_of_equal_weights(t
         (["broken"], r"broken/samples/evaluation\.json must be JSON, but got"),
         (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3: expected a JSON object"),
         (["sweep"], r"sweep/sweep\.json must be what a run or a sweep left, but got"),
+        (["uncurved"], r"Runs of a report must have samples, or a step of val/accuracy .* neither in uncurved\. Run"),
+        (["A=late", "B=early"], r"Runs of a report must .*, but got neither in A=late, B=early\."),
         (["config"], r"config/config\.yaml must be what a run or a sweep left, but got"),
     ],
 )
@@ -395,6 +401,8 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch, capsys
     (tmp_path / "empty").mkdir()
     for name, broken in (("sweep", "sweep.json"), ("config", "config.yaml")):
         (make_run(tmp_path / name, {0: 0.1}) / broken).write_text("[:\n")
+    for name, curve in (("uncurved", {0: math.nan}), ("early", {0: 0.1}), ("late", {9: 0.1})):
+        make_run(tmp_path / name, curve)
     assert report(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(rf"grail_lightning\.report: error: {message}", line)
