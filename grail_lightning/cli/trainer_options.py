@@ -132,9 +132,8 @@ def log_beside_training(loggers: object, stage: str) -> object:
             made = StageCSVLogger
             logger.class_path = f"{made.__module__}.{made.__name__}"
         known = inspect.signature(made).parameters.values()
-        board = issubclass(made, TensorBoardLogger) and any(
-            p.name == "sub_dir" or p.kind is p.VAR_KEYWORD for p in known
-        )
-        if issubclass(made, StageCSVLogger) or (board and not logger.init_args.get("sub_dir")):
+        takes = any(option.name == "sub_dir" or option.kind is option.VAR_KEYWORD for option in known)
+        board = issubclass(made, TensorBoardLogger) and takes and not logger.init_args.get("sub_dir")
+        if board or issubclass(made, StageCSVLogger):
             logger.init_args.sub_dir = stage
     return loggers
