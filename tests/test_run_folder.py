@@ -1,5 +1,7 @@
 """A run has one folder, and nothing of anybody else's is moved or written over."""
 
+import contextlib
+import copy
 import csv
 import os
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
@@ -34,6 +37,10 @@ class Remote(Logger):
 
     def log_hyperparams(self, params, *args, **kwargs):
         pass
+
+
+class Board(TensorBoardLogger):
+    """A logger of the user's."""
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +162,7 @@ def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
     options = [*SHORT, f"--trainer.logger+={BESIDE}"]
     main(["fit", *options, "--trainer.max_steps=1"])
     before = _disk()
-    table = before.pop("tables/quick/metrics.csv")
+    assert "tables/quick/metrics.csv" in before
     assert "positions" in fails(capsys, "fit", *options, TOO_LONG)
     assert before.items() <= _disk().items()
     with held(RUN):
@@ -165,8 +172,39 @@ def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
         main(["validate", *options, LAST])
     assert "positions" in fails(capsys, "fit", *options, LAST, TOO_LONG)
     assert before.items() <= _disk().items()
-    assert table in _disk().values()
     assert os.listdir("runs") == ["quickstart"]
+    for checkpoint in ("best", "last"):  # What an evaluation leaves is the config that was given.
+        main(["validate", *options, f"--ckpt_path={checkpoint}"])
+    names = ("config_validate.2.yaml", "config_validate.yaml")
+    configs = [yaml.safe_load((RUN / name).read_text()) for name in names]
+    assert [Path(config.pop("ckpt_path")).name for config in configs] == ["best", "last"]
+    assert configs[0] == configs[1]
+    assert configs[0]["trainer"]["logger"] == yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["logger"]
+
+
+@pytest.mark.parametrize(
+    ("left", "new", "earlier"),
+    [
+        ([], None, "out"),
+        (["config.yaml", "hparams.yaml", "events.out.tfevents.1", "test/events.out.tfevents.2"], None, "out"),
+        (["config.yaml", "metrics.csv"], "out.2", "out"),
+        (["rollouts/step_1.parquet"], "out.2", "out"),
+        (["checkpoints/last.ckpt"], "out", "out.1"),
+    ],
+)
+def test_a_run_that_fails_in_other_processes_loses_nothing_that_it_has_made(left, new, earlier):
+    folder = _folder(logger=False, default_root_dir="out")
+    with folder.taken():
+        Path("out/config.yaml").write_text("earlier")
+    before = _contents("out")
+    with contextlib.suppress(RuntimeError), folder.taken():
+        for name in left:
+            Path("out", name).parent.mkdir(exist_ok=True)
+            Path("out", name).write_text("new")
+        raise RuntimeError
+    assert sorted(os.listdir()) == sorted({new or earlier, earlier})
+    assert _contents(earlier) == before
+    assert new is None or _contents(new).keys() == {*left, MARKER}
 
 
 def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path):
@@ -201,13 +239,16 @@ def test_an_evaluation_logs_to_a_part_of_the_runs_folder():
         Namespace(class_path=f"lightning.pytorch.loggers.{name}", init_args=Namespace(**options))
         for name in ("TensorBoardLogger", "CSVLogger", "MLFlowLogger")
     ]
-    log_beside_training(loggers, "validate")
-    board, table, remote = (logger.init_args for logger in loggers)
-    for ours in (TensorBoardLogger(**board), StageCSVLogger(**table)):
+    loggers.append(Namespace(class_path=f"{__name__}.Board", init_args=Namespace(**options)))
+    given = copy.deepcopy(loggers)
+    changed = log_beside_training(loggers, "validate")
+    board, table, remote, own = (logger.init_args for logger in changed)
+    for ours in (TensorBoardLogger(**board), StageCSVLogger(**table), Board(**own)):
         assert ours.log_dir == "runs/quick/validate"
         assert _folder(logger=ours).path == Path("runs/quick")
-    assert loggers[1].class_path.endswith("StageCSVLogger")
+    assert changed[1].class_path.endswith("StageCSVLogger")
     assert "sub_dir" not in remote
+    assert loggers == given
 
 
 @pytest.mark.slow

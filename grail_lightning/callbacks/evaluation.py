@@ -192,20 +192,22 @@ class Evaluation(Callback):
         """Log the metrics."""
         if self._running is None:
             return
-        figures = self._running.finish(pl_module, "val")
+        figures = self._running.log(pl_module, "val")
         if trainer.state.fn == "fit":
             self.last = {"step": trainer.global_step, "accuracy": figures["accuracy"]} | self._running.conditions()
             if trainer.global_step == 0:
                 self.first = self.last
+        self._running.finish()
         self._running = None
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the metrics and print them as a table."""
         if self._running is None:
             return
-        self._running.finish(pl_module, "test")
+        self._running.log(pl_module, "test")
         if trainer.is_global_zero and self._running.problems:
             print(evaluation_table(self._running.problems, self._running.shown))
+        self._running.finish()  # Until its table stands there, a test is not over: the same command goes on with it.
         self._running = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -222,7 +224,7 @@ class Evaluation(Callback):
 class _Running:
     """An evaluation from its first batch to its figures: its problems, and the samples that it keeps.
 
-    Every rank must call the constructor and `finish`. The samples are kept if `keep`, and the problems are known
+    Every rank must call the constructor, `log` and `finish`. The samples are kept if `keep`, and the problems are known
     beforehand. `step` is the number of optimiser steps of the policy.
     """
 
@@ -272,7 +274,7 @@ class _Running:
         seed = derive_seed(run_seed(), *validation_key(*number), self._trainer.global_rank)
         return [seed] * (len(prompts) * self._plan.num_samples)
 
-    def finish(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
+    def log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
         """Log all figures and return them. A collective: every rank computes the same ones of all problems."""
         ranks = all_gather_objects((self.problems, self._digest))
         self.problems = sorted((p for problems, _ in ranks for p in problems), key=lambda p: (p.dataset, p.index))
@@ -281,9 +283,12 @@ class _Running:
         known = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
         pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
+        return figures
+
+    def finish(self) -> None:
+        """Mark what is kept as complete."""
         if self.kept is not None:
             self.kept.finish()
-        return figures
 
     def conditions(self) -> dict[str, Any]:
         """The conditions of the figures: a text, and values that differ if the problems or the sampling differ."""

@@ -6,7 +6,6 @@ Text from a model is untrusted. It is escaped here so that it breaks neither a M
 from __future__ import annotations
 
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
 from grail_lightning.runtime.checks import check_option
+from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
@@ -212,9 +212,6 @@ def write_tables(file: Path, tables: Iterable[Any], schema: Any) -> None:
     """Write `pyarrow.Table`s of a schema to a file, which appears when it is complete."""
     import pyarrow.parquet as pq
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    with pq.ParquetWriter(unfinished, schema) as writer:
+    with whole_file(file) as unfinished, pq.ParquetWriter(unfinished, schema) as writer:
         for table in tables:
             writer.write_table(table)
-    os.replace(unfinished, file)

@@ -104,8 +104,15 @@ class GrailCLI(LightningCLI):
         check_options(options, ALWAYS_ON)
         check_precision(options.trainer.get("precision"))
         options.trainer.strategy = strategy_options(options.trainer.get("strategy", "auto"))
+
+    def instantiate_classes(self) -> None:
+        """Build all objects. The loggers of an evaluation are made for a part of the run's folder."""
+        trainer = self.config[self.subcommand].trainer
+        given = trainer.logger
         if self.subcommand != "fit":
-            log_beside_training(options.trainer.logger, str(self.subcommand))
+            trainer.logger = log_beside_training(given, str(self.subcommand))
+        super().instantiate_classes()
+        trainer.logger = given  # The config that is saved can be run again, for training, too.
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, with a progress bar unless it is switched off, and with one folder for all checkpoints."""
@@ -124,7 +131,7 @@ class GrailCLI(LightningCLI):
                 callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning would use the logger's.
         return trainer
 
-    def fit(self, **options: Any) -> None:
+    def _run(self, **options: Any) -> None:
         """Run the subcommand in its folder, with the arguments of the Trainer's method."""
         check_folders(self.trainer)
         checkpoint = options["ckpt_path"] = RunFolder(self.trainer).checkpoint(options.get("ckpt_path"))
@@ -140,7 +147,7 @@ class GrailCLI(LightningCLI):
         with self._folder(checkpoint):
             getattr(self.trainer, str(self.subcommand))(**options)
 
-    validate = test = predict = fit
+    fit = validate = test = predict = _run  # Lightning calls the method of the subcommand's name.
 
     @contextmanager
     def _folder(self, checkpoint: str | None) -> Iterator[None]:
@@ -149,13 +156,12 @@ class GrailCLI(LightningCLI):
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             yield
         elif self.subcommand == "fit":
-            with folder.taken(checkpoint):
-                keep_tables(self.trainer.loggers)
+            with folder.taken(checkpoint), keep_tables(self.trainer):
                 yield
         else:
             folder.shared()
-            keep_tables(self.trainer.loggers)
-            yield
+            with keep_tables(self.trainer):
+                yield
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -33,6 +33,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # How jsonargparse's lines begin, among them those that give no reason.
 KEY, TYPE, UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
+REQUIRED = "the following arguments are required: "
+TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
 ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
     *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
@@ -104,7 +106,9 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
             return _no_option(f"{option}.{stray}".lstrip("."), known)
         if line.startswith(UNRECOGNISED):
             return f"An option must begin with two dashes, as `--model.policy=…` does, but got {line.split()[2]!r}."
-    if missing := message.partition("arguments are required: ")[2] if not option else "":
+        if line.startswith(REQUIRED) and option:
+            return f"`{option}` must be given with all arguments{_of_class(message, line)}: {line}."
+    if missing := message.partition(REQUIRED)[2] if not option else "":
         needed = ", ".join(f"`{name.partition('.')[2]}`" for name in missing.split(", "))  # Behind the subcommand.
         return f"{needed} must be given, on the command line or in a file such as configs/quickstart.yaml."
     if not option:
@@ -112,6 +116,7 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     value = _value(lines)
     names, reasons = choices(option), _reasons(lines)
     types = [r.removeprefix(TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(TYPE)]
+    types = [TYPES.get(name, name) for name in (kind.partition(": ")[0] for kind in types)]
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
     others = [reason for reason in reasons if not reason.startswith(TYPE)]
     why = f": {'; '.join(others)}." if others else "." + did_you_mean(value.rpartition(".")[2], names)
@@ -151,7 +156,9 @@ def _value(lines: Iterable[str]) -> str:
         line.partition(said)[2] for said in ("Given value: ", "Got value: ", "import path string: ") for line in lines
     )
     plain = (value.partition(". Got value: ")[0] for value in values)
-    return next((value for value in plain if value and not value.startswith(("NestedArg(", "Namespace("))), "")
+    return next(
+        (value for value in plain if value and not any(form in value for form in ("NestedArg(", "Namespace("))), ""
+    )
 
 
 def _stray(line: str) -> str:
@@ -168,7 +175,9 @@ def _no_option(option: str, known: Sequence[str]) -> str:
     """The sentence about an option that does not exist."""
     group, _, name = option.rpartition(".")
     elsewhere = [other for other in known if other.endswith(f".{name}")]
-    siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == group]
+    within = f"{group}." if group else ""
+    parts = (other.removeprefix(within).partition(".")[0] for other in known if other.startswith(within))
+    siblings = list(dict.fromkeys(parts))
     hint = f" Did you mean `{elsewhere[0]}`?" if elsewhere else did_you_mean(name, siblings)
     if not hint:
         hint = f" `{group}` has: {', '.join(siblings)}." if group and siblings else " See `grail-lightning fit --help`."
@@ -180,6 +189,13 @@ def _owner(message: str, line: str) -> str:
     before, _, after = message.partition(line)
     made_of = f"{line}{after}".partition("\n")[0]  # A class that is called later stands behind the reason.
     return (made_of if "class_path" in made_of else before).rpartition("class_path")[2].split("'")[1]
+
+
+def _of_class(message: str, line: str) -> str:
+    """The class, after " of ", that a line of a message is about; empty if the message does not name it."""
+    before, _, after = message.partition(line)
+    made = before.rpartition("class_path '")[2] if "class_path '" in before else after.partition("class_path='")[2]
+    return f" of {path}" if (path := made.partition("'")[0]) else ""
 
 
 def _options_of(owner: str) -> list[str]:

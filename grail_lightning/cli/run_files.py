@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 from jsonargparse import dict_to_namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning.runtime.run_folder import RunFolder, unused
 
@@ -40,7 +42,9 @@ class SaveRunConfig(SaveConfigCallback):
         text = self.parser.dump(self.config, skip_none=False)
         if self._file.is_file():
             before, after = (dict_to_namespace(yaml.safe_load(t) or {}) for t in (self._file.read_text(), text))
-            names = {name for options in (before, after) for name, _ in options.items()} - {"ckpt_path"}
+            names = {name for options in (before, after) for name, _ in options.items()}
+            if stage == "fit":  # The same run goes on. Evaluations of two checkpoints are two.
+                names -= {"ckpt_path"}
             changed = [name for name in sorted(names) if before.get(name) != after.get(name)]
             if changed:
                 earlier = unused(self._file)
@@ -51,9 +55,19 @@ class SaveRunConfig(SaveConfigCallback):
         self._file.write_text(text)
 
 
-@rank_zero_only
-def keep_tables(loggers: list[Logger]) -> None:
-    """Rename an existing ``metrics.csv`` to a numbered file, because Lightning's `CSVLogger` would delete it."""
-    for logger in loggers:
-        if isinstance(logger, CSVLogger) and (table := Path(logger.log_dir) / "metrics.csv").exists():
-            table.rename(unused(table))
+@contextmanager
+def keep_tables(trainer: Trainer) -> Iterator[None]:
+    """A context in which an existing ``metrics.csv`` has a number, because Lightning's `CSVLogger` would delete it.
+
+    It gets its name back if the context ends with an error before there is a new one.
+    """
+    loggers = [logger for logger in trainer.loggers if isinstance(logger, CSVLogger) and trainer.is_global_zero]
+    tables = [Path(logger.log_dir) / "metrics.csv" for logger in loggers]
+    renamed = {table: table.rename(unused(table)) for table in tables if table.exists()}
+    try:
+        yield
+    except BaseException:
+        for table, earlier in renamed.items():
+            if not table.exists():
+                earlier.rename(table)
+        raise

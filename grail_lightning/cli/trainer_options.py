@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Mapping
@@ -11,11 +12,12 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning.distributed.sharding import check_strategy
+from grail_lightning.tasks.import_path import import_function
 
 # Options of the Trainer that the module cannot follow: the values that ask for nothing, and what to set instead.
 LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -118,11 +120,20 @@ class StageCSVLogger(CSVLogger):
         return os.path.join(super().log_dir, self.sub_dir)
 
 
-def log_beside_training(loggers: object, stage: str) -> None:
-    """Let an evaluation log to a part of the run's folder, ``runs/quickstart/validate``, apart from training."""
+def log_beside_training(loggers: object, stage: str) -> object:
+    """The loggers with which an evaluation logs to a part of the run's folder, ``runs/quickstart/validate``.
+
+    A class of the user's that takes no `sub_dir` stays as it is.
+    """
+    loggers = copy.deepcopy(loggers)
     for logger in as_list(loggers):
-        name = logger.class_path.rpartition(".")[2]
-        if name == CSVLogger.__name__:
-            logger.class_path = f"{StageCSVLogger.__module__}.{StageCSVLogger.__name__}"
-        if name == CSVLogger.__name__ or (name == "TensorBoardLogger" and not logger.init_args.get("sub_dir")):
+        made: Any = import_function(logger.class_path, {}, "A logger", logger.class_path)
+        if made is CSVLogger:
+            made = StageCSVLogger
+            logger.class_path = f"{made.__module__}.{made.__name__}"
+        known = inspect.signature(made).parameters.values()
+        takes = any(option.name == "sub_dir" or option.kind is option.VAR_KEYWORD for option in known)
+        board = issubclass(made, TensorBoardLogger) and takes and not logger.init_args.get("sub_dir")
+        if board or issubclass(made, StageCSVLogger):
             logger.init_args.sub_dir = stage
+    return loggers

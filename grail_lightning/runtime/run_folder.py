@@ -6,9 +6,8 @@ import inspect
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ MARKER = "grail_lightning.json"
 _RUN = ("config.yaml", "checkpoints")
 # The files that a run would overwrite or append to. Event files have unique names.
 _WRITTEN = (*_RUN, "export", "rollouts", "metrics.csv", "hparams.yaml")
+_OPENED = (MARKER, LOCK, "config.yaml", "hparams.yaml", "events.out.tfevents.*")  # Before any check of a run.
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class RunFolder:
             try:
                 yield
             except Exception:
-                if aside is not None and self.trainer.global_step == 0:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    aside.rename(folder)
-                    rank_zero_info(f"The run did not begin; the earlier one is back in {folder}.")
+                # Under `ddp_fork` and `ddp_spawn` this process counts no steps, whatever its children have trained.
+                began = self.trainer.global_step > 0 or any((folder / "checkpoints").glob("*"))
+                if aside is not None and not began:
+                    _put_back(aside, folder)
                 raise
 
     def shared(self) -> None:
@@ -136,6 +136,20 @@ def _folder(trainer: Trainer) -> Path:
     if loggers:
         return Path(loggers[0].save_dir or root) / str(loggers[0].name or type(loggers[0]).__name__)
     return root / "runs" / "unnamed" if root.resolve() == Path.cwd() else root
+
+
+def _put_back(earlier: Path, folder: Path) -> None:
+    """Give an earlier run its folder again. What a run that failed has left there is kept, unless it is only logs."""
+    refused = unused(folder)
+    folder.rename(refused)
+    earlier.rename(folder)
+    left = sorted(refused.rglob("*"), reverse=True)  # Those in a folder stand before it.
+    if all(entry.is_dir() or any(map(entry.match, _OPENED)) for entry in left):
+        with suppress(OSError):  # Another process may have one of them open on a network disk.
+            for entry in (*left, refused):
+                entry.rmdir() if entry.is_dir() else entry.unlink()
+    kept = f" What the new one left is in {refused}." if refused.exists() else ""
+    rank_zero_info(f"The run did not begin; the earlier one is back in {folder}.{kept}")
 
 
 def _check_ours(folder: Path) -> None:

@@ -53,3 +53,11 @@ def _undefined(policy, requests):
 def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(mistake, arithmetic, requests):
     with pytest.raises(ValueError, match=r"`Mine` and the trainer must agree .* within 0.12 nats"):
         check(arithmetic, requests, mistake(arithmetic, requests), torch.bfloat16)
+
+
+def test_an_answer_of_another_length_is_refused_with_the_name_of_the_engine(arithmetic, requests):
+    rows = Sampler(arithmetic)(requests)
+    short = dataclasses.replace(rows[0], ids=rows[0].ids[:9], logprobs=rows[0].logprobs[:9])
+    for answers in ([short, *rows[1:]], rows[1:]):
+        with pytest.raises(ValueError, match=r"`Mine` must answer the 16 probes after a push with 16 tokens each, but"):
+            check(arithmetic, requests, answers)

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 
 import grail_lightning
+from grail_lightning import callbacks
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
@@ -115,6 +116,14 @@ def test_a_test_that_raised_goes_on_behind_its_last_batch(undisturbed, tmp_path,
     table = capsys.readouterr().out
     run_test(tmp_path / "whole")
     assert capsys.readouterr().out == table
+
+
+def test_a_test_whose_table_could_not_be_printed_is_not_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks.evaluation, "evaluation_table", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_test(tmp_path)
+    facts = read_evaluation(tmp_path / "test" / "samples")
+    assert facts["finished"] is None
 
 
 def test_a_complete_test_is_done_anew_and_the_earlier_one_is_kept(undisturbed, tmp_path):
