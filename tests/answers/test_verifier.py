@@ -263,3 +263,10 @@ def test_a_bad_line_is_reported_with_file_and_line(tmp_path, capsys):
     path.write_text('{"gold": "1", "pred": "1"}\n{"gold": "1"}\n')
     assert main(["--jsonl", str(path)]) == 2
     assert f"{path}:2: expected a JSON object with `gold` and `prediction`" in capsys.readouterr().err
+
+
+def test_a_pair_that_crashed_is_tried_again_when_it_comes_again():
+    with Verifier(num_workers=1, conventions=Conventions(tolerance="none")) as verifier:
+        for times in (1, 2):
+            assert statuses(verifier.grade([(r"\frac{4}{9}", "0.444444")])) == ["crashed"]
+            assert [*verifier.faults.values()] == [times]

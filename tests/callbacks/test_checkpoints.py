@@ -203,3 +203,17 @@ def test_the_last_checkpoint_of_a_trainer_is_found_and_a_run_without_a_step_left
     assert fit(4, "last") == 4
     with pytest.raises(ValueError, match=r"`trainer.max_steps` must be above .* but got 4, .*last.ckpt is of step 4"):
         fit(4, "last")
+
+
+def test_a_run_goes_on_from_inside_a_batch_with_the_next_prompts(tmp_path):
+    def fit(max_steps, folder, path=None):
+        seen = Scripted(_never_better)
+        run = _every_two_batches(max_steps, LastCheckpoint(folder=str(tmp_path / folder)))
+        run.fit(seen, datamodule=_data(), ckpt_path=path, weights_only=True)
+        return run, [[p.messages for p in batch] for batch in seen.seen]
+
+    (_, whole), (run, before) = fit(8, "whole"), fit(5, "cut")
+    run.save_checkpoint(tmp_path / "inside.ckpt")
+    with pytest.warns(UserWarning, match="saved inside a batch"):
+        _, after = fit(7, "resumed", tmp_path / "inside.ckpt")
+    assert [*before, *after] == whole
