@@ -37,7 +37,7 @@ REQUIRED = "the following arguments are required: "
 TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
 ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
-    *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
+    *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with", "Expected a <class 'NoneType'>"),
 )
 
 
