@@ -37,7 +37,7 @@ REQUIRED = "the following arguments are required: "
 TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
 ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
-    *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with", "Expected a <class 'NoneType'>"),
+    *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
 )
 
 
@@ -84,7 +84,8 @@ def _message(error: BaseException) -> str:
         differing = [part.partition(":")[0] for part in text.split("size mismatch for ")[1:]]
         return other_policy([*differing, *text.split('"')[1::2]])
     if text.startswith("Does not validate"):  # A class refused its arguments when it was made.
-        return "; ".join(_reasons(text.splitlines()))
+        reasons = _reasons(text.splitlines())
+        return "; ".join([reason for reason in reasons if not reason.startswith(TYPE)] or reasons)
     return text
 
 
