@@ -1,8 +1,9 @@
-"""Baselines of the group beside those of the package, and combinations of them, for benchmarks/credit_gradients.py.
+"""Credit that the package does not have, for benchmarks/credit_gradients.py and benchmarks/study_instruments.yaml.
 
-Each is a credit method whose whole advantage is its additive stage. Groups whose rewards are equal have none.
+Each is a credit method whose whole advantage is its additive stage. Groups whose rewards are equal have none, except
+with resampled values.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``S`` states.
+Shapes: ``B`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from credit_values import choices
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
+from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeights
+from grail_lightning.credit.base import Place, token_advantages
 from grail_lightning.credit.measure import gradient_energies
+from grail_lightning.credit.tree import prefix_path
+from grail_lightning.functional.advantages import state_values
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import response_nodes
-from grail_lightning.step.advantages import token_advantages
 
 Kind = Literal["position", "row", "tree"]
 _EPS = 1e-8
+_BUDGET = 10**9  # Tokens of continuations: no place is left out.
 
 
 class LeftOut(TokenCredit):
@@ -41,7 +45,7 @@ class LeftOut(TokenCredit):
         others = same - torch.eye(len(batch), dtype=torch.float64)
         mean = (others @ rewards) / others.sum(1).clamp(min=1)
         if self.kind == "tree":
-            baseline = tree_baseline(batch, mean)
+            baseline = state_values(prefix_path(batch), rewards, own_row=False)[0][:, :-1]
         else:
             energy = (gradient_energies(policy, batch, context, live.nonzero().flatten()) + _EPS) * mask
             if self.kind == "position":
@@ -53,20 +57,45 @@ class LeftOut(TokenCredit):
         return added((rewards[:, None] - baseline) * mask * live[:, None], batch)
 
 
-def tree_baseline(batch: RolloutBatch, mean: Tensor) -> Tensor:
-    """``[B, T]``: of the state before each token, from the other rows that reach it; `mean` ``[B]`` is that of none."""
-    rewards, after = batch.rewards.double(), response_nodes(batch.response_ids, batch.response_mask, batch.group)
-    number = int(after.max()) + 1
-    before = torch.cat([number + batch.group[:, None], after[:, :-1]], 1)
-    number += int(batch.group.max()) + 1
-    baseline, present = torch.zeros(before.shape, dtype=torch.float64), mean.clone()
+class States(TokenCredit):
+    r"""The return mixed with the value of the state after a token, less a share of a baseline of the state before it.
+
+    .. math:: A_{it} = \lambda\, r_i + (1 - \lambda)\, V(s_t) - c\, b(s_{t-1})
+
+    ``V`` is the mean reward of the group's rows with this prefix, the row itself included. λ changes nothing in the
+    gradient of a batch that was just sampled: rows that share the prefix have the same gradient at its last token, and
+    the sum of their rewards is that of their ``V``. So half of the tree's terms on top of ``r`` are ``r - V/3``, times
+    3/2. ``b`` is ``V``, or with `energies` the same mean with each row weighted by its gradient energy from there on,
+    shrunk to the baseline of the state before by the weight of one row: tree and least noise together.
+    """
+
+    def __init__(self, share: float, *, weight: float = 1.0, energies: bool = False) -> None:
+        self.share, self.weight, self.energies = share, weight, energies
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        mask, rewards = batch.response_mask, batch.rewards.double()
+        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        path = prefix_path(batch)
+        values, _ = state_values(path, rewards)
+        baseline = values[:, :-1]
+        if self.energies:
+            energy = (gradient_energies(policy, batch, context, live.nonzero().flatten()) + _EPS) * mask
+            baseline = weighted_baseline(path[:, :-1], energy.flip(1).cumsum(1).flip(1), mask, rewards)
+        mixed = self.weight * rewards[:, None] + (1 - self.weight) * values[:, 1:]
+        return added((mixed - self.share * baseline) * mask * live[:, None], batch)
+
+
+def weighted_baseline(before: Tensor, weight: Tensor, mask: Tensor, rewards: Tensor) -> Tensor:
+    """``[B, T]``: ``Σ_j W_j r_j / Σ_j W_j`` over the rows in each state, shrunk to the baseline of the state before."""
+    baseline, number = torch.zeros(before.shape, dtype=torch.float64), int(before.max()) + 1
+    present = rewards.clone()
     for t in range(before.shape[1]):
-        inside = batch.response_mask[:, t]
-        state = torch.where(inside, before[:, t], 0)
-        none = torch.zeros(number, dtype=torch.float64)
-        total = none.index_add(0, state[inside], rewards[inside])[state] - rewards
-        others = none.index_add(0, state[inside], torch.ones_like(rewards)[inside])[state] - 1
-        present = torch.where(inside, (total + present) / (others + 1), present)
+        rows = mask[:, t].nonzero().flatten()
+        state, own, none = before[rows, t], weight[rows, t].double(), torch.zeros(number, dtype=torch.float64)
+        total, size = none.index_add(0, state, own)[state], none.index_add(0, state, torch.ones_like(own))[state]
+        praised = none.index_add(0, state, own * rewards[rows])[state]
+        prior = total / size if t else torch.zeros_like(total)  # The group's own state has none before it.
+        present = present.index_copy(0, rows, (praised + prior * present[rows]) / (total + prior).clamp(min=_EPS))
         baseline[:, t] = present
     return baseline
 
@@ -96,6 +125,65 @@ class PromptWeights(TokenCredit):
         factor = (1 - ((same @ batch.rewards.double()) / size) ** (size - 1)) / (1 - 1 / size)
         values = factor[:, None] * batch.response_mask
         return TokenWeights(values=values.to(batch.advantages), fallback=torch.zeros_like(batch.finished))
+
+
+class BySign(TokenCredit):
+    """One advantage for right rollouts and one, negative, for wrong ones, in groups that have both.
+
+    Wrong rollouts alone (0 and 1) are negative sample reinforcement, 0.1 and 1 its weighted variant W-REINFORCE (arXiv
+    2506.01347); right rollouts alone (1 and 0) are `objective.baseline: 0`.
+    """
+
+    def __init__(self, right: float, wrong: float) -> None:
+        self.right, self.wrong = right, wrong
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        advantages = torch.where(batch.correct, self.right, -self.wrong) * live
+        return added(advantages[:, None] * batch.response_mask, batch)
+
+
+class ResampledChoices(TokenCredit):
+    r"""The value of the state after each token, less a share of the value of the state before it: nearly exact credit.
+
+    It is no method to use: it samples many times as many tokens as the rollouts have.
+
+    .. math:: A_{it} = V(s_t) - c\, V(s_{t-1})
+
+    Values are means over continuations from the state before each token that was a choice; a token that was none leaves
+    the value as it is, and the value of a whole response is its reward. Rows in one state have one value.
+
+    Args:
+        share: c.
+        continuations: The number of continuations of each state.
+    """
+
+    def __init__(self, share: float = 0.25, continuations: int = 8) -> None:
+        self.share, self.continuations = share, continuations
+
+    def needs(self) -> Needs:
+        return Needs(continuations=True)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        assert context.continuations is not None
+        mask = batch.response_mask
+        chosen, _ = choices(policy, batch)
+        states = prefix_path(batch)[:, :-1]  # Before each token.
+        places: dict[int, Place] = {}
+        for row, column in chosen.nonzero().tolist():
+            places.setdefault(int(states[row, column]), Place(row, column))
+        outcomes, spent = context.continuations.draw(batch, [*places.values()], self.continuations, _BUDGET)
+        found = {s: sum(o.rewards) / self.continuations for s, o in zip(places, outcomes, strict=True) if o is not None}
+        assert len(found) == len(places)
+        after = batch.rewards.clone()
+        additive = torch.zeros(mask.shape)
+        for t in range(mask.shape[1] - 1, -1, -1):
+            before = torch.tensor([found.get(s, float("nan")) for s in states[:, t].tolist()])
+            before = torch.where(chosen[:, t] & ~before.isnan(), before, after)
+            additive[:, t] = (after - self.share * before) * mask[:, t]
+            after = torch.where(mask[:, t], before, after)
+        metrics = {"continued_tokens": float(spent)}
+        return TokenWeights(values=torch.zeros_like(additive), additive=additive, metrics=metrics)
 
 
 def added(advantages: Tensor, batch: RolloutBatch) -> TokenWeights:

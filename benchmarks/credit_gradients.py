@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --world words --batches 32
-    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values FILE --table baselines
-    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values FILE --table shares
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/five_terms.npz --table baselines
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/five_terms.npz --table shares
 
 At the weights of the packaged policy, each method gets the same batches of rollouts, as large as those of training. The
 gradient of uniform credit (Dr. GRPO: rewards less the group's mean, sums of tokens) is an unbiased estimate of the
@@ -19,6 +19,7 @@ gradient of the expected reward, so its mean over the *other* batches stands for
 - *one token*: the largest share that a single token has in the sum of |advantage| of its batch, on average.
 - *share, SGD* and *share, Adam*, with the file of benchmarks/credit_values.py: ``(gain - 1) / (limit - 1)``. The limit
   is the largest gain among ``Q - V``, ``Q - c V`` and ``Q - b*`` with resampled values: what credit could buy at most.
+- *by token, SGD* and *by token, Adam*, with the same: the gain less that of ``r - mean/4``, which knows no token.
 
 Three tables: `methods`; `baselines`, where each line has its own baseline of the group; and `shares`, every method with
 several shares of the group's mean as its baseline.
@@ -37,7 +38,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from credit_baselines import LeftOut, PromptWeights, Sum
+from credit_baselines import BySign, LeftOut, PromptWeights, States, Sum
 from credit_quality import sampler
 from credit_subjects import GROUP_SIZE, Subject, setting, subjects
 from credit_truth import resamplings
@@ -60,10 +61,11 @@ from grail_lightning.credit import (
     TreeAdvantage,
     Uniform,
 )
+from grail_lightning.credit.base import token_advantages
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.advantages import token_advantages, with_advantages
+from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Objective
 from grail_lightning.step.sampler import SampledContinuations
@@ -113,6 +115,8 @@ def baselines() -> list[Subject]:
         *(Subject(name=f"A = r - {c:g} mean", method=Uniform(), baseline=c) for c in (0.75, 0.5, 0.25, 0.0)),
         Subject(name="A = r - pooled energies", method=Uniform(), baseline="energy"),
         Subject(name="A = r, all-right groups kept", method=Uniform(), baseline=0.0, train_equal=True),
+        Subject(name="wrong rollouts alone", method=BySign(0, 1)),
+        Subject(name="wrong rollouts, right ones with weight 0.1", method=BySign(0.1, 1)),
         Subject(name="prompts weighed as by A = r", method=PromptWeights()),
         Subject(name="OptimalBaseline", method=OptimalBaseline()),
         Subject(name="OptimalBaseline, row left out", method=LeftOut("position")),
@@ -125,6 +129,12 @@ def baselines() -> list[Subject]:
         Subject(name="A = r - pooled energies + tree/2", method=half_tree(), baseline="energy"),
         Subject(name="A = r + tree", method=TreeAdvantage(), baseline=0.0),
         Subject(name="A = r + tree/2, permuted", method=PermutedRewards(half_tree()), baseline=0.0),
+        *(Subject(name=f"A = r - {c:g} V(s_t-1)", method=States(c)) for c in (1.0, 0.75, 0.5, 0.25)),
+        Subject(name="A = V(s_t) - 0.25 V(s_t-1)", method=States(0.25, weight=0.0)),
+        *(
+            Subject(name=f"A = r - {c:g} b(s_t-1) by energies", method=States(c, energies=True))
+            for c in (1.0, 0.75, 0.5)
+        ),
         Subject(name="OptimalBaseline + tree/2", method=Sum(OptimalBaseline(), terms)),
         Subject(name="GRAIL", method=GRAIL()),
         Subject(name="GRAIL, balanced", method=GRAIL(), control=Balanced()),
@@ -146,7 +156,7 @@ def gradient(policy: Policy, batch: RolloutBatch, context: CreditContext, advant
     """``[P]``: of the sum of advantage ``[B, T]`` times log-probability over all response tokens."""
     forward = Forward(policy, batch, context)
     policy.zero_grad(set_to_none=True)
-    for micro in forward.cut(torch.arange(len(batch))):
+    for micro in forward.cut(advantages.any(1).nonzero().flatten()):
         (advantages[micro.rows] * padded(forward(micro).stats.logprobs, batch)).sum().backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
@@ -322,10 +332,15 @@ def main() -> None:
         columns = ["direction", "noise", "size", "gain, SGD", "gain, Adam", "one token"]
         limits: dict[str, Tensor] = {}
         if values is not None:
-            columns += ["share, SGD", "share, Adam"]
+            columns += ["share, SGD", "share, Adam", "by token, SGD", "by token, Adam"]
+            whole = Subject(name="A = r - 0.25 mean", method=Uniform(), baseline=0.25)
+            lower = measure(whole, policy, rollouts, source, options.token_budget, options.seed)
+            by_rollout = figures(lower, uniform, draws)
         print(f"| method | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
 
         def line(name: str, found: dict[str, Tensor]) -> None:
+            if values is not None:
+                found |= {f"by token, {o}": found[f"gain, {o}"] - by_rollout[f"gain, {o}"] for o in ("SGD", "Adam")}
             print(f"| {name} | {' | '.join(cell(found[c]) if c in found else '' for c in columns)} |", flush=True)
 
         if values is not None:

@@ -3,11 +3,21 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --terms 5 10 --compact
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world words --compact
+    OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --teachers
 
 Samples responses of a packaged policy to test problems of its world as training would, computes each method's weights
 in batches of 256 rollouts, and prints a table; docs/credit_quality.md explains its columns and reads it. The task
 labels every step as sound, slip (wrong at random), misconception (wrong systematically) or inherited (right, but
 computed from a wrong result). With `--compact` the table has fewer methods, and detection, tokens and seconds alone.
+
+With `--teachers` the table is about the teachers of RLSD and SDPG, whose prompts show an answer, right or wrong: by the
+log-ratio of each token, log P_teacher - log P, in the reasoning of wrong rollouts of groups with both outcomes.
+
+- *above 0*: the share of positive ones. *same sign*: of those with the sign that they have with the right answer; *by
+  chance*: what independent signs would give. *rho*: the rank correlation with those of the right answer.
+- *pull*: SDPG's descent direction on the logits, projected on that of the right answer: 1 is the same.
+- *in rollout*, *at fork*: as in the other table, by RLSD's weight; in the lines *less*, by the difference of two
+  teachers, from which what any sentence in the prompt does drops out.
 """
 
 from __future__ import annotations
@@ -28,10 +38,13 @@ from credit_truth import (  # fmt: skip
     Resampling,
     Table,
     World,
+    by_prompt,
     credit_columns,
     forks,
     gain_columns,
     label_lines,
+    over_prompts,
+    rank_correlation,
     regions,
     resamplings,
 )
@@ -39,15 +52,15 @@ from torch import Tensor
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit import CreditContext, TokenCredit
-from grail_lightning.credit.base import Continuations, Outcomes, Place, TokenWeights
+from grail_lightning.credit import RLSD, CreditContext, TokenCredit
+from grail_lightning.credit.base import Continuations, Outcomes, Place, TokenWeights, token_advantages
+from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.advantages import token_advantages
 from grail_lightning.step.sampler import SampledContinuations, Sampler
 from grail_lightning.tasks.base import Prompt
 
@@ -161,12 +174,76 @@ def effective(found: TokenWeights, batch: RolloutBatch) -> Tensor:
     return torch.where(batch.advantages[:, None] != 0, total / batch.advantages[:, None], 0)
 
 
+def log_probabilities(policy: Policy, batch: RolloutBatch) -> Tensor:
+    """``[B, T, V]``: of all tokens at each place of the responses."""
+    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    width = batch.response_mask.shape[1]
+    return logits[:, -width - 1 : -1].float().log_softmax(-1)
+
+
+@torch.no_grad()
+def teachers(policy: Policy, batch: RolloutBatch) -> dict[str, Tensor]:
+    """``[2, B, T]`` by the answer that the teacher is shown: the log-ratios, and the products of the pulls.
+
+    The pull is ``π (log π_teacher - log π + KL)``, SDPG's descent direction on the logits; its product is that with the
+    pull towards the teacher with the right answer.
+    """
+    right = [prompt.reference for prompt in batch.prompts]
+    answers = {
+        "right": right,
+        "another problem's": [next(a for a in [*right[k:], *right] if a != right[k]) for k in range(len(right))],
+        "the rollout's own": [verdict.prediction or "?" for verdict in batch.verdicts],
+        "?": ["?"] * len(right),
+    }
+    found = {name: torch.zeros(2, *batch.response_mask.shape) for name in answers}
+    for rows in torch.arange(len(batch)).split(64):
+        piece = batch.select(rows)
+        student, pulls = log_probabilities(policy, piece), {}
+        for name, shown in answers.items():
+            told = [replace(p, reference=shown[k]) for p, k in zip(piece.prompts, rows.tolist(), strict=True)]
+            told_piece = with_shown_answers(policy, piece.replace(prompts=told), SENTENCE)
+            ratio = log_probabilities(policy, told_piece) - student
+            pulls[name] = student.exp() * (ratio - (student.exp() * ratio).sum(-1, keepdim=True))
+            own = ratio.gather(-1, piece.response_ids[..., None])[..., 0]
+            found[name][:, rows, : own.shape[1]] = torch.stack([own, (pulls[name] * pulls["right"]).sum(-1)])
+    return found
+
+
+def show_teachers(world: World, policy: Policy, table: Table) -> None:
+    """Print the table of `--teachers`."""
+    found, inside = teachers(policy, world.batch), world.reasoning & world.wrong[:, None]
+    right, energy = found["right"]
+
+    def cell(totals: Tensor, counts: Tensor) -> str:
+        return str(over_prompts(totals, counts, table.draws))
+
+    def total(values: Tensor) -> Tensor:
+        return by_prompt((values * inside).sum(1), world)[0]
+
+    def detected(scores: Tensor) -> list[str]:
+        columns = credit_columns(Credit(ranks=scores, weights=None, seconds=0.0), world)
+        return [cell(*columns[name]) for name in table.columns]
+
+    columns = "above 0", "same sign", "by chance", "rho", "pull", *table.columns
+    print(f"| answer shown | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
+    for name, (gap, product) in found.items():
+        up, expected = gap > 0, right > 0
+        p, q = (float(x[inside].double().mean()) for x in (up, expected))
+        cells = [cell(total(up), total(inside)), cell(total(up == expected), total(inside))]
+        cells += [f"{p * q + (1 - p) * (1 - q):.2f}", cell(*by_prompt(rank_correlation(gap, right, inside), world))]
+        cells += [cell(total(product), total(energy)), *detected((-gap).exp().clamp(1 - RLSD.clip, 1 + RLSD.clip))]
+        print(f"| {' | '.join([name, *cells])} |", flush=True)
+    for name in [*found][1:]:
+        print(f"| right less {name} |{' |' * 5} {' | '.join(detected(found[name][0] - right))} |")
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=["chains", "words"], default="chains", help="what the problems are")
     parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
     parser.add_argument("--policy", help="a folder or another packaged policy; default the one of the world")
     parser.add_argument("--compact", action="store_true", help="fewer methods and columns, neither truth (a) nor (b)")
+    parser.add_argument("--teachers", action="store_true", help="what teachers owe to the answer in their prompt")
     parser.add_argument("--prompts", type=int, default=256, help="test problems")
     parser.add_argument("--group-size", type=int, default=GROUP_SIZE, help="rollouts of a problem")
     parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
@@ -262,6 +339,9 @@ def show(where_from: Setting, options: argparse.Namespace) -> None:
     world, effect, seconds = observe(policy, where_from, options)
     describe(world, policy)
     table = Table(resamplings(options.prompts, options.draws, options.seed), options.compact)
+    if options.teachers:
+        show_teachers(world, policy, table)
+        return
     table.head()
     if effect is not None:
         table.row("resampled gain (b)", "score", gain_columns(world), seconds)
@@ -289,6 +369,7 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     begun = time.perf_counter()
+    options.compact |= options.teachers
     for terms in options.terms if options.world == "chains" else [0]:
         where_from = setting(options.world, terms, options.prompts, options.seed)
         show(replace(where_from, policy=options.policy or where_from.policy, group_size=options.group_size), options)

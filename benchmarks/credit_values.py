@@ -31,12 +31,12 @@ from grail_lightning.answers import Verifier
 from grail_lightning.batch import GradedBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.measure import measure_logits
+from grail_lightning.credit.tree import prefix_path
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.grading import grade_and_locate, grade_answers
 from grail_lightning.policy import Policy, load_policy
-from grail_lightning.policy.layout import response_nodes
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import TokenText
 
@@ -74,8 +74,7 @@ def resampled_values(
     ``W`` is the squared norm of the gradient of a token's log-probability with respect to its logits.
     """
     chosen, repeated = choices(policy, batch)
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
-    states = torch.cat([-2 - batch.group.cpu()[:, None], nodes[:, :-1]], 1)  # Before each token; roots are below −1.
+    states = prefix_path(batch)[:, :-1]  # Before each token.
     places: dict[int, tuple[int, int]] = {}
     for row, column in chosen.nonzero().tolist():
         places.setdefault(int(states[row, column]), (row, column))

@@ -55,7 +55,7 @@ def measure(policy_name: str) -> dict[str, float]:
 def run(credit: str, seed: int, root: Path) -> dict:
     """One fit in a separate process, then the measurement."""
     command = [
-        *(sys.executable, "-m", "grail_lightning.cli", "fit", "--config", "configs/quickstart.yaml"),
+        *(sys.executable, "-m", "grail_lightning", "fit", "--config", "configs/quickstart.yaml"),
         *(f"--seed_everything={seed}", f"--model.credit={credit}", "--trainer.enable_progress_bar=false"),
         *(f"--trainer.logger.init_args.save_dir={root}", f"--trainer.logger.init_args.name={credit}_{seed}"),
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grail_lightning import answers
-from grail_lightning.answers import AnswerForm, Verdict, Verifier
+from grail_lightning.answers import AnswerForm, Verifier
 from grail_lightning.evaluate.records import (
     Sample,
     SampleWriter,
@@ -23,6 +23,7 @@ from grail_lightning.evaluate.records import (
     write_evaluation,
 )
 from grail_lightning.evaluate.table import TableOptions, evaluation_table
+from grail_lightning.grading import compare_answers
 from grail_lightning.runtime.console import Parser, refused
 
 _OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
@@ -92,22 +93,12 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
     """
     gradings = facts.get("grading", {})
     forms = {name: _form(grading) for name, grading in gradings.items()}
-    compare = [gradings.get(sample.dataset, {}).get("compare", "math") for sample in samples]
-    predictions = []
+    rows = []
     for sample in samples:
-        form = forms.get(sample.dataset)
-        predictions.append(sample.prediction if form is None else form.last(sample.response))
-    rows = list(zip(samples, predictions, compare, strict=True))
-    formulas = [(sample.reference, answer) for sample, answer, how in rows if answer is not None and how == "math"]
-    verdicts = iter(verifier.grade(formulas))
+        form, how = forms.get(sample.dataset), gradings.get(sample.dataset, {}).get("compare", "math")
+        rows.append((sample.reference, sample.prediction if form is None else form.last(sample.response), how))
     new = []
-    for sample, answer, how in rows:
-        if answer is None:
-            verdict = Verdict.missing(sample.reference)
-        elif how == "math":
-            verdict = next(verdicts)
-        else:
-            verdict = Verdict.of_text(sample.reference, answer, ignore_case=how == "text")
+    for sample, (_, answer, _), verdict in zip(samples, rows, compare_answers(rows, verifier), strict=True):
         prediction = None if verdict.status == "missing" else answer
         new.append(
             replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)

@@ -1,5 +1,7 @@
 """Grading of responses: verdicts, rewards, and masks of the sampled tokens that hold answers and labelled steps.
 
+The response of a rollout of several turns is its last turn.
+
 The task extracts the answer, the verifier compares it, and the task computes the reward. What a task returns is
 checked, because it may be the user's own class. Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -8,27 +10,53 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from grail_lightning.answers.find import AnswerSpan
+from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids
-from grail_lightning.answers.verifier import Verdict, Verifier
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
-from grail_lightning.tasks.base import Prompt, Step, StepKind, Task, TaskReward
+from grail_lightning.tasks.problem import Comparison, Prompt, Step, StepKind, TaskReward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from grail_lightning.tasks.base import Task
+
 WhichBox = Literal["last", "first"]
 
 
-def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: PreTrainedTokenizerBase) -> GradedBatch:
+class TaskVerifiers:
+    """The verifiers of a run: a task makes its own when it is first graded; tasks that make theirs alike share one.
+
+    Whoever starts a run closes them at its end, and with them their worker processes.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Callable[[], AnswerVerifier], AnswerVerifier] = {}
+
+    def of(self, task: Task) -> AnswerVerifier:
+        """The verifier of a task."""
+        make = type(task).make_verifier  # The function is the key, since data loader workers send copies of a task.
+        if make not in self._made:
+            self._made[make] = make()
+        return self._made[make]
+
+    def close(self) -> None:
+        """Close them all."""
+        for verifier in self._made.values():
+            verifier.close()
+
+
+def grade_and_locate(
+    batch: SampledBatch, verifier: AnswerVerifier | TaskVerifiers, tokenizer: PreTrainedTokenizerBase
+) -> GradedBatch:
     """The batch with its rewards and verdicts, and with the masks of each answer's tokens.
 
     A thread locates the answers while the verifier's processes compare them.
@@ -51,22 +79,39 @@ def grade_and_locate(batch: SampledBatch, verifier: Verifier, tokenizer: PreTrai
     )
 
 
-def grade_answers(texts: list[str], prompts: list[Prompt], verifier: Verifier) -> list[Verdict]:
-    """One verdict for each response. The verifier compares the answers of tasks whose `compare` is `math`."""
-    answers = [_answer(prompt.task, text) for text, prompt in zip(texts, prompts, strict=True)]
-    pairs = [
-        (prompt.reference, answer)
-        for prompt, answer in zip(prompts, answers, strict=True)
-        if answer is not None and prompt.task.compare == "math"
-    ]
-    graded = iter(verifier.grade(pairs))
+def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
+    """One verdict for each response. The verifier, or that of the task, compares answers if `compare` is `math`."""
+    told = [prompt.task.verdict(prompt) for prompt in prompts]
+    asked = [row for row, verdict in enumerate(told) if verdict is None]
+    compared = iter(_compared([texts[row] for row in asked], [prompts[row] for row in asked], verifier))
+    return [verdict or next(compared) for verdict in told]
+
+
+def _compared(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
+    """One verdict for each response, whose answer is compared with the reference."""
+    pairs = zip(texts, prompts, strict=True)
+    answers = [(p.reference, _answer(p.task, text), p.task.compare) for text, p in pairs]
+    if not isinstance(verifier, TaskVerifiers):
+        return compare_answers(answers, verifier)
+    own = [verifier.of(prompt.task) for prompt in prompts]
+    verdicts: dict[int, Verdict] = {}
+    for one in {id(one): one for one in own}.values():
+        rows = [row for row, its in enumerate(own) if its is one]
+        verdicts |= zip(rows, compare_answers([answers[row] for row in rows], one), strict=True)
+    return [verdicts[row] for row in range(len(answers))]
+
+
+def compare_answers(rows: Sequence[tuple[str, str | None, Comparison]], verifier: AnswerVerifier) -> list[Verdict]:
+    """One verdict for each row of a reference, an answer (None if there is none) and how they are compared."""
+    formulas = [(reference, answer) for reference, answer, how in rows if answer is not None and how == "math"]
+    verdicts = iter(verifier.grade(formulas))
     return [
-        Verdict.missing(prompt.reference)
+        Verdict.missing(reference)
         if answer is None
-        else next(graded)
-        if prompt.task.compare == "math"
-        else Verdict.of_text(prompt.reference, answer, ignore_case=prompt.task.compare == "text")
-        for prompt, answer in zip(prompts, answers, strict=True)
+        else next(verdicts)
+        if how == "math"
+        else Verdict.of_text(reference, answer, ignore_case=how == "text")
+        for reference, answer, how in rows
     ]
 
 
@@ -125,11 +170,35 @@ def _task_reward(texts: list[str], prompts: list[Prompt], verdicts: list[Verdict
 def align_rows(
     batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: list[int] | None = None
 ) -> list[Alignment]:
-    """The alignment of the sampled tokens of each row, or of some rows, with the characters of its response."""
+    """The alignment of the tokens after the prompt of each row, or of some rows, with the characters of its response.
+
+    The response is the last turn. Tokens before it have no character, so that no answer is found in a tool's result.
+    """
     some = slice(None) if rows is None else torch.tensor(rows, device=batch.response_ids.device)
-    ids, lengths = batch.response_ids[some].tolist(), batch.response_lengths[some].tolist()
+    ids, lengths = batch.response_ids[some].tolist(), batch.valid_lengths[some].tolist()
     special = special_ids(tokenizer)
-    return [align(row[:n], tokenizer, special) for row, n in zip(ids, lengths, strict=True)]
+    if batch.turn is None:
+        return [align(row[:n], tokenizer, special) for row, n in zip(ids, lengths, strict=True)]
+    last = last_turns(batch)[some]
+    starts, sizes = last.long().argmax(1).tolist(), last.sum(1).tolist()
+    return [
+        _within(align(row[start : start + size], tokenizer, special), start, n)
+        for row, start, size, n in zip(ids, starts, sizes, lengths, strict=True)
+    ]
+
+
+def last_turns(batch: SampledBatch) -> Tensor:
+    """``[B, T]`` bool: the tokens that the policy sampled in the last turn of each row, which are neighbours."""
+    if batch.turn is None:
+        return batch.response_mask
+    turn = batch.turn.masked_fill(~batch.response_mask, -1)
+    return batch.response_mask & (turn == turn.amax(1, keepdim=True))
+
+
+def _within(aligned: Alignment, start: int, length: int) -> Alignment:
+    """The alignment of tokens from `start` on as that of a row of `length` tokens, whose other ones have no text."""
+    before, behind = (0,) * start, (len(aligned.text),) * (length - start - len(aligned.starts))
+    return replace(aligned, starts=before + aligned.starts + behind, stops=before + aligned.stops + behind)
 
 
 def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichBox = "last") -> AnswerMasks:

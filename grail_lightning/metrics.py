@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
+from grail_lightning.answers.records import STATUSES
 from grail_lightning.functional import maj_at_k, pass_at_k
 
 _UNIT = 2**-40
-STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
 
 
 class AnswerAccuracy(MeanMetric):

@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
-from grail_lightning.answers.verifier import Verifier
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
@@ -19,7 +18,7 @@ from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_logprobs
 from grail_lightning.engines.hf import HFEngine
-from grail_lightning.grading import grade_and_locate, step_masks
+from grail_lightning.grading import TaskVerifiers, grade_and_locate, step_masks
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import (
     Loading,
@@ -39,6 +38,7 @@ from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import Ahead, check_engine, check_loader, collect
+from grail_lightning.step.episodes import check_task, warn_of_limits
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
@@ -47,7 +47,7 @@ from grail_lightning.step.sampler import SampledContinuations, Sampler
 from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update
-from grail_lightning.tasks.base import Messages, Prompt
+from grail_lightning.tasks.problem import Messages, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,8 +62,8 @@ class GrailModule(pl.LightningModule):
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
-            `long_chains`, `words`. From Python also a loaded model with its tokenizer, ``(model, tokenizer)``: a copy
-            of it is trained.
+            `long_chains`, `words`, `search`. From Python also a loaded model with its tokenizer,
+            ``(model, tokenizer)``: a copy of it is trained.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
@@ -107,8 +107,9 @@ class GrailModule(pl.LightningModule):
         self.reference: Reference | None = None
         self.second: TrainedModel | None = None
         self.gradients: Gradients | None = None
-        self.verifier, self.ahead = Verifier(), Ahead()
+        self.verifiers, self.ahead = TaskVerifiers(), Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
+        self._limits_warned: set[str] = set()  # The limits of episodes that a warning has named.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
@@ -164,7 +165,9 @@ class GrailModule(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         check_last_found(self.trainer)
-        self.verifier = Verifier()
+        task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
+        check_task(task, self.tokenizer, self.encode, self.loading.chat_template_kwargs)
+        self.verifiers = TaskVerifiers()
         if stage == "fit":
             self.ahead.load_state_dict({})
         # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
@@ -172,8 +175,8 @@ class GrailModule(pl.LightningModule):
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def teardown(self, stage: str) -> None:
-        """Close the verifier pool, and give the embeddings dense gradients again."""
-        self.verifier.close()
+        """Close the verifiers, and give the embeddings dense gradients again."""
+        self.verifiers.close()
         if self.gradients is not None:
             self.gradients.release()
 
@@ -226,6 +229,7 @@ class GrailModule(pl.LightningModule):
         forward, weights = assign_credit(
             self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
         )
+        dealer = 0 if self.execution.split_groups else self.global_rank  # Ranks deal single rows together.
         with clock.phase("update"):
             update = Update(
                 forward,
@@ -233,15 +237,16 @@ class GrailModule(pl.LightningModule):
                 objective=self.objective,
                 execution=self.execution,
                 max_response_length=self.sampling.max_response_length,
-                seed=derive_seed(run_seed(), "update", self.global_step, self.global_rank),
+                seed=derive_seed(run_seed(), "update", self.global_step, dealer),
                 refreshed=self.needs.refresh == "update",
             )
             update.compute_before(self.reference)
             last_step = self.take_steps(update)
         weights = update.token_weights()
-        reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.advantages < 0)
-        figures = batch_figures(batch, weights, update.entropies, reasoning) | sampling_figures | last_step
+        reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.wrong)
+        figures = batch_figures(batch, weights, reasoning, update.plan.mask.any(1)) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
+        warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(batch, weights, figures)}
@@ -263,7 +268,7 @@ class GrailModule(pl.LightningModule):
         lacking = int(not all("response" in prompt.columns for prompt in prompts))
         # Ranks sample together, and one without a prompt does what the others do.
         if not all_reduce(torch.tensor(lacking, device=self.device), "max"):
-            graded = grade_and_locate(given_batch(self._policy, prompts), self.verifier, self.tokenizer)
+            graded = grade_and_locate(given_batch(self._policy, prompts), self.verifiers, self.tokenizer)
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
         batch = graded.with_advantages(graded.correct.float() * 2 - 1)
@@ -309,7 +314,7 @@ class GrailModule(pl.LightningModule):
             sampling=sampling,
             policy=self._policy,
             engine=self.engine,
-            verifier=self.verifier,
+            verifier=self.verifiers,
             clock=clock,
             rank=self.global_rank,
             # Validation samples before the first step: an engine that cannot train is refused there.

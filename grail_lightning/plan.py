@@ -34,14 +34,17 @@ from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.adapters import add_adapters
-from grail_lightning.policy.options import read_config
+from grail_lightning.policy.options import first_line, read_config
 
 _GIB = 2**30
 # Bytes of state for each trained parameter; two float32 moments otherwise.
 _STATES = {"SGD": 0.0, "AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1, "Adafactor": 0.1, "RMSprop": 4.0}
 # Forward passes of a credit method; one otherwise, and none for `_FREE`. GRAIL's is the update's own.
 _FORWARDS = {"OARGradient": 2.0, "RLSD": 2.0, "DGPO": 2.0, "PRIME": 4.0}
-_FREE = ("Uniform", "GRAIL", "TreeAdvantage", "PrefixWeights", "OptimalBaseline", "Oracle")
+_FREE = (
+    *("Uniform", "GRAIL", "TreeAdvantage", "PrefixWeights", "OptimalBaseline", "Oracle"),
+    *("GiGPO", "TurnRewards", "CriticSearch"),
+)
 _SCORED = 0.5  # The share of rollouts that a method scores: an assumption.
 
 
@@ -228,11 +231,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _config(fit: Any, file: Path | None) -> Any:
+    """The config of the policy, or that of a file or a folder if one is given."""
     if file is None:
-        return read_config(fit.model.policy, fit.model.loading.trust_remote_code)
+        try:
+            return read_config(fit.model.policy, fit.model.loading.trust_remote_code)
+        except ValueError as error:
+            raise ValueError(f"{error} For a plan its config.json is enough: --model_config FILE.") from error
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(file.parent if file.is_file() else file)
+    try:
+        file.stat()  # What is no path here would be looked up on the hub.
+        return AutoConfig.from_pretrained(file)
+    except (OSError, ValueError, KeyError) as error:
+        said = first_line(error)
+        raise ValueError(f"`--model_config` must be the config.json of a model, but got {file}: {said}") from error
 
 
 def _table(plans: list[dict[str, Any]], limit: float) -> str:

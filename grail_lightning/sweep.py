@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import itertools
 import json
 import os
 import re
@@ -19,9 +18,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -29,140 +28,13 @@ from typing import Any
 import torch
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
-from grail_lightning.cli.config_files import read_options, shipped
-from grail_lightning.evaluate.curves import read_scalars
+from grail_lightning.evaluate.curves import CURVE
 from grail_lightning.evaluate.runs import CHOICE
+from grail_lightning.runtime.command_folder import mark_if_new
 from grail_lightning.runtime.files import LOCK, held, write_whole
-from grail_lightning.runtime.run_folder import mark_if_new
-from grail_lightning.tasks.import_path import did_you_mean
+from grail_lightning.sweep_file import Run, described, read_sweep, safe
 
-_KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose")
-_OURS = re.compile(r"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir)(\..*)?")
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run of a sweep. `options` are without those of the grid, of which `point` is None until it is chosen."""
-
-    folder: Path
-    method: str
-    task: str
-    seed: int
-    options: tuple[str, ...]
-    point: Mapping[str, Any] | None
-    choosing: bool  # It serves to choose a point, and is not reported.
-
-    @property
-    def group(self) -> tuple[str, str]:
-        """For which one point is chosen."""
-        return self.method, self.task
-
-    @property
-    def arguments(self) -> list[str]:
-        """The arguments of ``fit``; without a point, those without the options of the grid."""
-        place = {"save_dir": str(self.folder.parent), "name": self.folder.name, "version": ""}
-        logger = json.dumps({"class_path": "TensorBoardLogger", "init_args": place})
-        point = (f"--{name}={_shown(value)}" for name, value in (self.point or {}).items())
-        ours = (f"--seed_everything={self.seed}", f"--trainer.logger={logger}", "--trainer.enable_progress_bar=false")
-        return [*self.options, *point, *ours]
-
-    def record(self) -> dict[str, Any]:
-        """What is known of the run; `state` is waiting, started, failed or finished."""
-        file = self.folder / "sweep.json"
-        return dict(json.loads(file.read_text())) if file.is_file() else {"state": "waiting"}
-
-    def write(self, **state: str) -> None:
-        """Record the state of the run."""
-        record = {"method": self.method, "task": self.task, "seed": self.seed, "arguments": self.arguments}
-        record |= {"point": self.point} if self.point else {}
-        record |= {"choosing": True} if self.choosing else {}
-        write_whole(self.folder / "sweep.json", json.dumps(record | state, indent=1) + "\n")
-
-    def last_line(self) -> str:
-        """What the run has printed last."""
-        log = self.folder / "fit.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def _shown(value: object) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
-
-
-def _described(point: Mapping[str, Any]) -> str:
-    """A point in words, by the last parts of the options' names."""
-    return ", ".join(f"{name.rpartition('.')[2]}={_shown(value)}" for name, value in point.items())
-
-
-def _safe(*parts: str) -> str:
-    """Names as one name of a file."""
-    return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
-
-
-def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mapping[str, Any]]:
-    """The runs of a YAML file, those that choose first, then seed by seed, and the options of the choice.
-
-    The runs go into `output`, or else into the `folder` of the file.
-
-    Raises:
-        ValueError: If the file does not describe a sweep.
-    """
-    content = read_options(file if file.is_file() else shipped(file) or file, "The file of a sweep")
-    for key in content.keys() - set(_KEYS):
-        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
-        raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
-    for key in ("methods", "tasks"):
-        if not content.get(key) or not isinstance(content[key], dict):
-            raise ValueError(
-                f"`{key}` in {file} must hold at least one name with its options, but got {content.get(key)!r}."
-            )
-    if output is None and not content.get("folder"):
-        raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
-    runs = list(_runs(content, output or Path(content["folder"]), file))
-    if len({run.folder for run in runs}) < len(runs):
-        raise ValueError(f"The runs of a sweep must have folders of their own, but two names in {file} give the same.")
-    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
-    order = list(dict.fromkeys(run.seed for run in runs))
-    runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
-    return runs, content.get("choose") or {}
-
-
-def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]:
-    choose, common = content.get("choose") or {}, content.get("options") or {}
-    for (method, of_method), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
-        own, of_task = dict(of_method or {}), of_task or {}
-        grid, seeds = own.pop("grid", content.get("grid") or {}), own.pop("seeds", content.get("seeds"))
-        if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds) or not seeds:
-            raise ValueError(f"`seeds` of {method!r} in {file} must be a list of integers, but got {seeds!r}.")
-        for name in {*common, *of_task, *own, *grid}:
-            if _OURS.fullmatch(name):
-                raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
-            if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
-                raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
-        configs = [part.get("config") or [] for part in (content, common, of_task, own)]
-        files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
-        options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
-        given = (*(f"--config={name}" for name in files), *(f"--{n}={_shown(v)}" for n, v in options.items()))
-        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        chosen = bool(choose) and len(points) > 1
-        if chosen and (shared := set(seeds) & set(choose["seeds"])):
-            raise ValueError(
-                f"`choose.seeds` in {file} must be other seeds than those of {method!r}, but share {shared}."
-            )
-        place = folder.with_name(f"{folder.name}_choosing") if chosen else folder
-        one = Run(folder=place, method=method, task=task, seed=0, options=given, point=None, choosing=chosen)
-        for point, seed in itertools.product(points, choose["seeds"] if chosen else seeds):
-            name = _safe(f"{method} {_described(point)}" if point else method, task, str(seed))
-            yield replace(one, folder=place / name, seed=seed, point=point)
-        for seed in seeds if chosen else ():
-            yield replace(one, folder=folder / _safe(method, task, str(seed)), seed=seed, choosing=False)
 
 
 def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
@@ -176,16 +48,24 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
     parser, devices, seen = FitOptions(), 1, set()
     first = {run.group: run.point for run in reversed(every) if run.choosing}
     for run in runs:
+        if run.row and run.point is not None and run.row["options"] != shlex.join(run.given):
+            raise ValueError(
+                f"The row of {run.folder.name} must be of a run with the options of {file}, but it has others. Name "
+                "another table in `results.file`, or remove the row."
+            )
         if run.point is not None and run.record().get("arguments", run.arguments) != run.arguments:
             raise ValueError(
                 f"{run.folder} must hold a run with the options of {file}, but there is one with others. Give the "
                 "sweep another folder (`--output`), or remove that run."
             )
         known = replace(run, point=first[run.group]) if run.point is None else run
-        if (key := (run.group, _described(known.point or {}))) not in seen:
+        if (key := (run.group, described(known.point or {}))) not in seen:
             seen.add(key)
-            wanted = parser.parse(known.arguments).trainer.devices
-            parser.build()
+            try:
+                wanted = parser.parse(known.arguments).trainer.devices
+                parser.build()
+            except ValueError as error:
+                raise ValueError(f"The options of {run.method!r} on {run.task!r} in {file}: {error}") from error
             devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
     return devices
 
@@ -200,16 +80,16 @@ def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, An
     for run in choosing:
         if run.record()["state"] != "finished":
             raise ValueError(f"The point of {run.method} on {run.task} waits for {run.folder}, which is not finished.")
-        values = list(read_scalars(run.folder, choose.get("by", "val/accuracy")).values())
+        values = list(run.curve(choose.get("by", CURVE)).values())
         if not values:
             raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
-        name, last = _described(run.point or {}), choose.get("statistic", "last") == "last"
+        name, last = described(run.point or {}), choose.get("statistic", "last") == "last"
         points[name] = run.point or {}
         figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
     chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
     one = choosing[0]
     entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
-    write_whole(one.folder.parent / f"{CHOICE}{_safe(*one.group)}.json", json.dumps(entry, indent=1) + "\n")
+    write_whole(one.folder.parent / f"{CHOICE}{safe(*one.group)}.json", json.dumps(entry, indent=1) + "\n")
     return points[chosen]
 
 
@@ -240,6 +120,7 @@ class _Runner:
 
     def _one(self, run: Run) -> bool:
         if run.record()["state"] == "finished":
+            run.keep()
             return True
         if self._stopped.is_set():
             return False
@@ -263,6 +144,8 @@ class _Runner:
             code, outcome = 0, before
         state = "finished" if code == 0 else "started" if self._stopped.is_set() else "failed"
         run.write(state=state, outcome=outcome)
+        if state == "finished":
+            run.keep()
         print(f"{state}: {run.folder.name}: {outcome}", flush=True)
         return state == "finished"
 
@@ -349,7 +232,7 @@ def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], r
         return False
     for group in {run.group: None for run in runs if run.point is None}:
         point = _best([run for run in every if run.choosing and run.group == group], choose)
-        print(f"{', '.join(group)}: {_described(point)} is best on the choosing seeds", flush=True)
+        print(f"{', '.join(group)}: {described(point)} is best on the choosing seeds", flush=True)
         runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
     return runner.run([run for run in runs if not run.choosing])
 

@@ -1,11 +1,12 @@
 """Draw the differences from GRPO that the tables of a page report, or the curves of a sweep's runs.
 
     python scripts/plot_study.py docs/study_credit.md docs/pictures/study_credit.png
+    python scripts/plot_study.py docs/study_credit.md docs/pictures/study_limit.png --column "share, Adam"
     python scripts/plot_study.py runs/study docs/pictures/study_curves.png --methods GRPO GRAIL OAR-G AnswerOnly
 
 From a page: a row is a method, a column a table. The figures are read from the page, so that they stand in one place.
-The last column "minus GRPO, points" of a table is drawn, which is that of the mean over training.
-`scripts/study_tables.py` makes the tables from runs.
+Of a table with several columns of the name, as "minus GRPO, points", the last one is drawn: the mean over training.
+`scripts/study_tables.py` makes the tables from runs, `benchmarks/credit_gradients.py` those of one step.
 
 From the folder of a sweep: held-out accuracy of at most four methods, a column a task.
 """
@@ -24,11 +25,11 @@ from study_tables import interval, read
 
 COLUMN = "minus GRPO, points"
 # Pages write a true minus sign.
-_INTERVAL = re.compile(r"([+\u2212-][\d.]+) ±([\d.]+)")
+_INTERVAL = re.compile(r"([+\u2212-]?[\d.]+) ±([\d.]+)")
 
 
-def differences(page: str) -> dict[str, dict[str, tuple[float, float]]]:
-    """The mean and the half-width of its interval, in points, by the heading of a table and the method."""
+def differences(page: str, column: str = COLUMN) -> dict[str, dict[str, tuple[float, float]]]:
+    """The mean and the half-width of its interval by the heading of a table and the method."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
     heading, place = "", None
     for line in page.splitlines():
@@ -37,8 +38,8 @@ def differences(page: str) -> dict[str, dict[str, tuple[float, float]]]:
             heading = line.lstrip("# ")
         if not line.startswith("|"):
             place = None
-        elif COLUMN in cells:
-            place = len(cells) - 1 - cells[::-1].index(COLUMN)
+        elif column in cells:
+            place = len(cells) - 1 - cells[::-1].index(column)
         elif place is not None and (interval := _INTERVAL.fullmatch(cells[place])):
             mean, half = (float(number.replace("\u2212", "-")) for number in interval.groups())
             method = re.sub(r" \(.*\)", "", cells[0].replace("`", ""))
@@ -46,7 +47,7 @@ def differences(page: str) -> dict[str, dict[str, tuple[float, float]]]:
     return found
 
 
-def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path) -> None:
+def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path, unit: str) -> None:
     """A point is a mean over seeds, a line its 95 % interval; both are grey where the interval includes 0."""
     means = {name: values[0] for table in reversed(tables.values()) for name, values in table.items()}
     methods = sorted(means, key=lambda name: -means[name])  # By the first table that has the method.
@@ -59,8 +60,8 @@ def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path) -> None:
         for row, (mean, half) in ((methods.index(name), values) for name, values in table.items()):
             colour = "#777777" if abs(mean) <= half else "#0072B2" if mean > 0 else "#D55E00"
             axis.errorbar(mean, row, xerr=half, color=colour, marker="o", markersize=6, linewidth=2.5)
-        axis.set_title(heading if len(tables) > 1 else "", fontsize=12)
-        axis.set(xlabel="points")
+        axis.set_title(heading.removeprefix("In one step: ") if len(tables) > 1 else "", fontsize=12)
+        axis.set(xlabel=unit)
         axis.set_yticks(range(len(methods)), [fill(name, 30) for name in methods], fontsize=11, linespacing=0.9)
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right", "left"]].set_visible(False)
@@ -95,9 +96,11 @@ if __name__ == "__main__":
     parser.add_argument("source", type=Path, help="the page with the tables, or the folder of the runs")
     parser.add_argument("out", type=Path, help="the picture")
     parser.add_argument("--methods", nargs="+", default=[], help="of the runs, at most four")
+    parser.add_argument("--column", default=COLUMN, help="of the tables of the page")
     options = parser.parse_args()
     if not options.source.is_dir():
-        draw(differences(options.source.read_text(encoding="utf-8")), options.out)
+        tables = differences(options.source.read_text(encoding="utf-8"), options.column)
+        draw(tables, options.out, "points" if options.column == COLUMN else options.column)
     elif 1 <= len(options.methods) <= 4:
         draw_curves(options.source, options.methods, options.out)
     else:

@@ -1,7 +1,7 @@
 r"""What the scripts that make packaged policies share: tiny language models that err on purpose.
 
-This module belongs to make_arithmetic_policy.py and make_words_policy.py and is not run by itself. What a policy can do
-is measured by policy_measures.py.
+This module belongs to the scripts make_…_policy.py and is not run by itself. What a policy can do is measured by
+policy_measures.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -33,6 +33,7 @@ from grail_lightning.tasks.base import Prompt
 
 ASSETS = Path(__file__).parents[1] / "grail_lightning" / "assets"
 PAD, END = "<pad>", "<end>"
+R = TypeVar("R", bound="Training")
 
 # Ordinary words and LaTeX, so that other texts need not be spelled byte by byte throughout.
 PROSE = r"""
@@ -45,23 +46,32 @@ Therefore the result is the following: \frac{1}{2}, \sqrt{2}, \text{ and }, \lef
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a policy is made.
+class Training:
+    """How a policy is trained.
 
     Attributes:
         seed: Of weights and demonstrations.
         num_batches: Optimiser steps.
         batch_size: Demonstrations a step.
         learning_rate: Peak of the cosine schedule.
-        slip_rate: Probability of a slip on a line.
-        misconception_rate: Probability of a misconception where one is possible.
-        filler_rate: Probability of a line without content in front of a line.
     """
 
     seed: int = 0
     num_batches: int = 800
     batch_size: int = 64
     learning_rate: float = 3e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Training):
+    """How a policy that computes is made.
+
+    Attributes:
+        slip_rate: Probability of a slip on a line.
+        misconception_rate: Probability of a misconception where one is possible.
+        filler_rate: Probability of a line without content in front of a line.
+    """
+
     slip_rate: float = 0.1
     misconception_rate: float = 0.5
     filler_rate: float = 0.05
@@ -76,30 +86,36 @@ class World:
         prompt: The prompt of a problem.
         train: The training problems of a recipe, in the order of the batches.
         held_out: A number of held-out problems of a split, by the name under which they are reported.
-        demonstrate: A solution with mistakes, by a recipe.
+        demonstrate: A solution with mistakes, by a recipe; or turns, each with what is answered to it.
         max_response_length: Most tokens of a response.
     """
 
     task: AnswerTask
     prompt: Callable[[Any], Prompt]
-    train: Callable[[Recipe], list[Any]]
+    train: Callable[[Any], list[Any]]
     held_out: dict[str, Callable[[int, Split], list[Any]]]
-    demonstrate: Callable[[Any, random.Random, Recipe], str]
+    demonstrate: Callable[[Any, random.Random, Any], str | list[tuple[str, str]]]
     max_response_length: int
 
 
-def make_tokenizer(own: list[str], vocab_size: int = 448) -> PreTrainedTokenizerFast:
+# A word owns the blank behind it, so that "Compute " is one token in front of a digit.
+PIECES = r"\\?\p{L}+ ?|\p{N}|[+\-=.{}]|\s+|[^\s\p{L}\p{N}+\-=.{}\\]+|\\"
+
+
+def make_tokenizer(own: list[str], vocab_size: int = 448, pieces: str = PIECES) -> PreTrainedTokenizerFast:
     r"""A byte-level BPE: any text round-trips; digits and signs stand alone; `\boxed` is one token.
 
     Args:
         own: Texts of the world, whose words become one token each.
         vocab_size: The number of tokens.
+        pieces: A pattern of the pieces of a text, none of which shares a token with another one.
     """
     bpe = Tokenizer(models.BPE())
-    # A word owns the blank behind it, so that "Compute " is one token in front of a digit.
-    pieces = Regex(r"\\?\p{L}+ ?|\p{N}|[+\-=.{}]|\s+|[^\s\p{L}\p{N}+\-=.{}\\]+|\\")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -142,27 +158,32 @@ def make_model(vocab_size: int, pad: int, end: int) -> Qwen3ForCausalLM:
     return model
 
 
-def demonstrations(tokenizer: Any, world: World, recipe: Recipe) -> tuple[list[list[int]], list[int]]:
-    """Token ids of prompt, demonstration and end token, and how many of them are the prompt's."""
+def demonstrations(tokenizer: Any, world: World, recipe: Training) -> list[tuple[list[int], list[int]]]:
+    """Token ids of prompt, demonstration and end token, and their targets: -100 on what a policy does not sample."""
     rng = random.Random(recipe.seed)
-    problems = world.train(recipe)
-    heads = [encode_prompt(tokenizer, world.prompt(problem).messages) for problem in problems]
-    tails = tokenizer([world.demonstrate(problem, rng, recipe) for problem in problems])["input_ids"]
-    rows = [head + tail + [tokenizer.eos_token_id] for head, tail in zip(heads, tails, strict=True)]
-    return rows, [len(head) for head in heads]
+    rows = []
+    for problem in world.train(recipe):
+        ids = encode_prompt(tokenizer, world.prompt(problem).messages)
+        targets = [-100] * len(ids)
+        shown = world.demonstrate(problem, rng, recipe)
+        for turn, answered in [(shown, "")] if isinstance(shown, str) else shown:
+            # Each part is encoded by itself, as in a rollout.
+            sampled, given = tokenizer([turn, answered])["input_ids"]
+            ids, targets = ids + sampled + given, targets + sampled + [-100] * len(given)
+        rows.append(([*ids, tokenizer.eos_token_id], [*targets, tokenizer.eos_token_id]))
+    return rows
 
 
-def imitate(model: Qwen3ForCausalLM, tokenizer: Any, world: World, recipe: Recipe) -> None:
-    """Maximise the likelihood of the demonstrations, prompts left out."""
-    rows, prompt_lengths = demonstrations(tokenizer, world, recipe)
+def imitate(model: Qwen3ForCausalLM, tokenizer: Any, world: World, recipe: Training) -> None:
+    """Maximise the likelihood of what is sampled in the demonstrations."""
+    rows = demonstrations(tokenizer, world, recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: shape(step / recipe.num_batches))
     model.train()
     for step in range(recipe.num_batches):
-        chosen = slice(step * recipe.batch_size, (step + 1) * recipe.batch_size)
-        ids, targets = pad_right(rows[chosen], prompt_lengths[chosen], tokenizer.pad_token_id)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
+        ids, targets = pad_right(rows[step * recipe.batch_size :][: recipe.batch_size], tokenizer.pad_token_id)
+        hidden, learnt = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1], targets[:, 1:] != -100
+        loss = F.cross_entropy(model.lm_head(hidden[learnt]), targets[:, 1:][learnt])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -177,20 +198,15 @@ def shape(progress: float, warmup: float = 0.05) -> float:
     return min(progress / warmup + 0.01, 0.5 + 0.5 * math.cos(math.pi * progress))
 
 
-def pad_right(rows: list[list[int]], prompt_lengths: list[int], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``ids [B, L]``, and ``targets [B, L]`` that are -100 on prompts and padding."""
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
-    targets = torch.tensor(
-        [
-            [-100] * head + row[head:] + [-100] * (width - len(row))
-            for row, head in zip(rows, prompt_lengths, strict=True)
-        ]
-    )
+def pad_right(rows: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``ids [B, L]``, and ``targets [B, L]`` that are -100 on prompts, answers of an environment and padding."""
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [pad] * (width - len(row)) for row, _ in rows])
+    targets = torch.tensor([row + [-100] * (width - len(row)) for _, row in rows])
     return ids, targets
 
 
-def parse_arguments(description: str | None, defaults: Recipe, output: Path) -> tuple[argparse.Namespace, Recipe]:
+def parse_arguments(description: str | None, defaults: R, output: Path) -> tuple[argparse.Namespace, R]:
     """The options `--output` and `--threads`, and one for each field of the recipe."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=output, help="folder to write to")
@@ -205,9 +221,16 @@ def parse_arguments(description: str | None, defaults: Recipe, output: Path) -> 
 
 
 def make(
-    world: World, tokenizer: Any, recipe: Recipe, output: Path, *, threads: int, start: str = ""
+    world: World,
+    tokenizer: Any,
+    recipe: Training,
+    output: Path,
+    *,
+    threads: int,
+    start: str = "",
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Any, float]:
-    """Make and save a policy; returns the model and when the work began.
+    """Make and save a policy; returns the model as it was saved, in float32, and when the work began.
 
     Args:
         world: What the policy is made for.
@@ -216,6 +239,7 @@ def make(
         output: The folder to write to.
         threads: The number of CPU threads.
         start: The folder of a policy with the same tokenizer, whose weights are the beginning; random ones without.
+        dtype: The dtype of the saved weights.
     """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -226,8 +250,8 @@ def make(
     else:
         model = make_model(len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id)
     imitate(model, tokenizer, world, recipe)
-    model.save_pretrained(output)
+    model.to(dtype).save_pretrained(output)
     tokenizer.save_pretrained(output)
     # safetensors writes files that only their owner may read.
     (output / "model.safetensors").chmod(0o644)
-    return model, begun
+    return model.float(), begun

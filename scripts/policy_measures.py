@@ -1,6 +1,6 @@
 """What a packaged policy can do, and the README beside its weights.
 
-This module belongs to make_arithmetic_policy.py and make_words_policy.py and is not run by itself.
+This module belongs to the scripts make_…_policy.py and is not run by itself.
 """
 
 from __future__ import annotations

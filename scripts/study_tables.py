@@ -1,20 +1,24 @@
-"""Print the tables of a sweep, task by task: accuracy at the end and over training, and differences from GRPO.
+"""Print the tables of a sweep, task by task: a curve at the end and over training, and differences from GRPO.
 
     python scripts/study_tables.py runs/study
+    python scripts/study_tables.py docs/results/study_baseline.csv --curve val/accuracy
 
-Differences from the baseline are taken within each seed, over the seeds that both methods have finished.
+The argument is the folder of a sweep's runs, or its table (`results` in the sweep's file). Differences from the
+baseline are taken within each seed, over the seeds that both methods have finished.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from grail_lightning.evaluate.curves import read_scalars
+from grail_lightning.evaluate.curves import CURVE, read_scalars
 from grail_lightning.evaluate.statistics import holm
+from grail_lightning.sweep_file import curve, read_results
 
 BASELINE = "GRPO"
 
@@ -31,14 +35,23 @@ class Method(NamedTuple):
     curves: dict[int, dict[int, float]]
 
 
-def read(folder: Path) -> dict[str, dict[str, Method]]:
+def finished(given: Path, tag: str) -> Iterator[tuple[dict[str, Any], dict[int, float]]]:
+    """What each finished run is, and its curve, from the folder of the runs or from the table of a sweep."""
+    if given.is_file():
+        for row in read_results(given):
+            if row["choosing"] == "false":
+                yield {**row, "seed": int(row["seed"]), "point": json.loads(row["point"])}, curve(row, tag)
+        return
+    for file in sorted(given.glob("*/sweep.json")):
+        record = json.loads(file.read_text())
+        if record["state"] == "finished":
+            yield record, read_scalars(file.parent, tag)
+
+
+def read(*given: Path, tag: str = CURVE) -> dict[str, dict[str, Method]]:
     """The methods of each task, the baseline first, the others in the order of their names."""
     found: dict[str, dict[str, Method]] = {}
-    for file in sorted(folder.glob("*/sweep.json")):
-        record = json.loads(file.read_text())
-        if record["state"] != "finished":
-            continue
-        values = read_scalars(file.parent, "val/accuracy")
+    for record, values in (run for one in given for run in finished(one, tag)):
         point = ", ".join(f"{value:g}" for value in (record.get("point") or {}).values())
         methods = found.setdefault(record["task"], {})
         methods.setdefault(record["method"], Method(point, {})).curves[record["seed"]] = values
@@ -93,6 +106,8 @@ def table(methods: dict[str, Method]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the runs")
-    for task, methods in read(parser.parse_args().folder).items():
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, or tables of sweeps")
+    parser.add_argument("--curve", default=CURVE, help="as TensorBoard calls it")
+    asked = parser.parse_args()
+    for task, methods in read(*asked.runs, tag=asked.curve).items():
         print(f"\n{task}\n\n" + "\n".join(table(methods)))

@@ -6,6 +6,8 @@ import torch
 
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
+from grail_lightning.engines import build_batch
+from grail_lightning.environments import Call, Episode, Turn
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import align_rows, answer_masks
 
@@ -30,6 +32,26 @@ def graded(sampled, rewards=None, *, correct=None, answer=None, tokenizer=None, 
     rows = {name: getattr(sampled, name) for name in names}
     made = {"answer": answer, "rewards": rewards, "correct": correct, "verdicts": verdicts}
     return GradedBatch(**rows | made | changes)
+
+
+def in_turns(policy, prompts, rows, finished=True):
+    """Rollouts whose texts are in turn what the policy wrote and what it was told by calls of `find`."""
+    made = []
+    for texts in rows:
+        parts = [policy.tokenizer(text)["input_ids"] for text in texts]
+        parts[-1] += [policy.end_token_ids[0]] * finished
+        numbers = [number for number, part in enumerate(parts) for _ in part]
+        ids = [token for part in parts for token in part]
+        made.append((ids, [number % 2 == 0 for number in numbers], [number // 2 for number in numbers]))
+    ids, sampled, turn = map(list, zip(*made, strict=True))
+    batch = build_batch(policy, prompts, 1, ids, [finished] * len(ids), sampled=sampled, turn=turn)
+    return batch.replace(episodes=[_episode(texts, finished) for texts in rows])
+
+
+def _episode(texts, finished):
+    calls = [(Call(name="find", arguments={"word": told[:3]}, result=told),) for told in texts[1::2]] + [()]
+    turns = [Turn(text=text, calls=made, score=0.25) for text, made in zip(texts[::2], calls, strict=True)]
+    return Episode(turns=tuple(turns), end="answered" if finished else "tokens", reward=1.0)
 
 
 def rollouts(sampled, rewards=None, advantages=None, *, group_size=4, **more):

@@ -6,7 +6,7 @@ A case is GRAIL, OARGradient, PRIME, Uniform or nothing, which is the learning r
 prints a report in JSON. "half" holds the policy in bfloat16, beside float32 masters, which are
 reported; "once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row
 whole; "own" gives saliency a forward pass of its own; "recomputed" checkpoints the blocks; "cut" takes two optimiser
-steps a batch, so that the saliency of half of the rows is computed before them.
+steps a batch, so that the saliency of half of the rows is computed before them; "split" deals single rows over them.
 """
 
 import json
@@ -96,6 +96,7 @@ def run_case(strategy, credit, *extra):
             "kl_coefficient": 0.0,
             "share_prefixes": "apart" not in extra,
             "mini_batches": 2 if "cut" in extra else 1,
+            "split_groups": "split" in extra,
             "baseline": "energy" if "energy" in extra else 1.0,
         },
         credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(**own),

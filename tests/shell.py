@@ -22,6 +22,7 @@ SHORT = [
     "--data.num_test=8",
     "--data.prompts_per_batch=4",
 ]
+EVALUATED = [option for option in SHORT if not option.startswith(("--trainer.max_steps", "--trainer.val_check"))]
 RUN = Path("runs/quickstart")
 
 
@@ -55,6 +56,14 @@ def fails(capsys, *args):
     return lines[0]
 
 
+def fails_early(capsys, *args):
+    """The one line that a user sees before a model is loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        loaded = "grail_lightning.distributed.sharding.load_policy"
+        patch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
+        return fails(capsys, *args)
+
+
 def refusal(capsys, program, *arguments):
     """The one line of a program beside the command line, which prints nothing else."""
     with pytest.raises(SystemExit) as stop:
@@ -81,7 +90,7 @@ def whole_and_resumed(folder, monkeypatch, *options):
     return [torch.load(folder / name / file, weights_only=True) for name in ("whole", "halves")]
 
 
-def built(*args):
+def built(*args, subcommand="fit"):
     """The command line's module, data and trainer, without a run."""
     made = []
 
@@ -91,5 +100,5 @@ def built(*args):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
-        main(["fit", *args])
+        main([subcommand, *args])
     return made[0]

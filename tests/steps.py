@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from grail_lightning.credit import CreditContext
-from grail_lightning.credit.base import TokenWeights, uniform_weights
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import whole_tensor
@@ -37,9 +37,7 @@ def context_for(policy, token_budget=16384, step=3, **more):
 
 def token_weights(batch, values=None, additive=None):
     """Token weights ``[B, T]`` as a credit method gives them; without values all are 1."""
-    if values is None:
-        return dataclasses.replace(uniform_weights(batch), additive=additive)
-    return TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool), additive=additive)
+    return TokenWeights(values=batch.response_mask.float() if values is None else values, additive=additive)
 
 
 def update_of(

@@ -17,7 +17,7 @@ from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.step.tags import GROUPS
 from tests.callbacks.scripted import scalars
-from tests.shell import RUN, SHORT, fails, main
+from tests.shell import EVALUATED, RUN, SHORT, built, fails, main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -75,10 +75,10 @@ def _accuracies(folder, stage="val"):
 
 
 def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_run, capsys):
-    main(["validate", *_without_fit(SHORT), "--ckpt_path=last"])
-    main(["test", *_without_fit(SHORT), "--ckpt_path=best"])
+    main(["validate", *EVALUATED, "--ckpt_path=last"])
+    main(["test", *EVALUATED, "--ckpt_path=best"])
     assert "accuracy" in capsys.readouterr().out
-    main(["predict", *_without_fit(SHORT), "--ckpt_path=last", "--model.credit.gate=all"])
+    main(["predict", *EVALUATED, "--ckpt_path=last", "--model.credit.gate=all"])
     import pyarrow.parquet as pq
 
     rows = pq.read_table(in_finished_run / "predictions.parquet").to_pylist()
@@ -93,13 +93,9 @@ def test_validate_and_test_and_predict_run_on_the_last_checkpoint(in_finished_ru
     }
 
 
-def _without_fit(options):
-    return [o for o in options if not o.startswith(("--trainer.max_steps", "--trainer.val_check"))]
-
-
 def test_the_export_is_taken_as_a_policy_and_other_options_are_kept_under_a_number(in_finished_run):
     for policy in ("arithmetic", str(in_finished_run / "export")):
-        main(["validate", *_without_fit(SHORT), f"--model.policy={policy}"])
+        main(["validate", *EVALUATED, f"--model.policy={policy}"])
     files = ("config_validate.1.yaml", "config_validate.yaml")
     policies = [yaml.safe_load((in_finished_run / name).read_text())["model"]["policy"] for name in files]
     assert policies == ["arithmetic", str(in_finished_run / "export")]
@@ -120,7 +116,7 @@ def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grail_lightning.cli.app.GrailCLI", Watched)
         checkpoint = f"--ckpt_path={tmp_path / 'meddling.ckpt'}"
-        main(["validate", *_without_fit(SHORT), checkpoint, "--model.sampling.max_response_length=41"])
+        main(["validate", *EVALUATED, checkpoint, "--model.sampling.max_response_length=41"])
     assert seen["sampling"].max_response_length == 41
     assert seen["policy"] == "arithmetic"
 
@@ -152,8 +148,7 @@ def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path
         main(["fit", *options, "--trainer.max_steps=8", *(["--ckpt_path=last"] if name == "halves" else [])])
     ours, theirs = (load_policy(str(tmp_path / name / RUN / "export")) for name in ("halves", "whole"))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-    steps = [p.step for p in EventAccumulator(str(tmp_path / "halves" / RUN)).Reload().Scalars("policy/grad_norm")]
-    assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [step for step, _ in scalars(tmp_path / "halves" / RUN)["policy/grad_norm"]] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @RESUMED
@@ -169,7 +164,7 @@ def test_a_resume_needs_a_step_or_an_export_to_do_and_tells_the_options_that_hav
     assert (RUN / "export" / "tokenizer_config.json").exists()
     changed = ["--model.optimizer.lr=3e-4", "--model.credit=Uniform"]
     main(["fit", *options, *changed, "--trainer.max_steps=4", "--ckpt_path=last"])
-    rates = [p.value for p in EventAccumulator(str(RUN)).Reload().Scalars("policy/learning_rate")]
+    rates = [rate for _, rate in scalars(RUN)["policy/learning_rate"]]
     assert rates == pytest.approx([1e-4, 1e-4, 3e-4, 3e-4])
     assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
     saved = [yaml.safe_load((RUN / name).read_text()) for name in ("config.1.yaml", "config.yaml", "hparams.yaml")]
@@ -182,7 +177,7 @@ def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named
     whole, best = last.read_bytes(), torch.load(last.with_name("best.ckpt"), weights_only=False)["global_step"]
     try:
         last.write_bytes(whole[: len(whole) // 2])
-        for command in (["fit", *SHORT], ["validate", *_without_fit(SHORT)]):
+        for command in (["fit", *SHORT], ["validate", *EVALUATED]):
             said = fails(capsys, *command, "--ckpt_path=last")
             # A test before this one may have left a shorter run here.
             assert re.search(
@@ -236,16 +231,6 @@ SWEEPS = {path.name for path in CONFIGS.glob("*.yaml") if "methods" in yaml.safe
 def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_path):
     """Some name a large policy and GPUs; the tiny policy and a CPU stand in for those alone."""
     subcommand = {"eval_math.yaml": "test", "saliency.yaml": "predict"}.get(config, "fit")
-    built = {}
-
-    class Built(GrailCLI):
-        def before_instantiate_classes(self):
-            super().before_instantiate_classes()
-            built["config"] = self.config[self.subcommand]
-
-        def _run_subcommand(self, subcommand):
-            built["model"], built["data"], built["trainer"] = self.model, self.datamodule, self.trainer
-
     here = [
         f"--config=configs/{config}",
         "--model.policy=arithmetic",
@@ -261,11 +246,9 @@ def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_
         for name in ("aime24", "amc23", "college_math", "math500", "minerva_math", "olympiadbench"):
             (folder / f"{name}.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
         here.append(f"--data.folder={folder}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
-        main([subcommand, *here])
-    assert built["model"].policy_name == "arithmetic"
-    assert built["data"] is not None
+    made = built(*here, subcommand=subcommand)
+    assert made.model.policy_name == "arithmetic"
+    assert made.datamodule is not None
 
 
 def test_configs_are_found_from_any_folder(tmp_path):
@@ -286,3 +269,10 @@ def test_a_config_names_the_file_that_it_builds_on(tmp_path):
     files = expand_configs(["fit", "--config", str(tmp_path / "child.yaml"), "--print_config"])
     base, child = (str(tmp_path / name) for name in ("base.yaml", "child.yaml"))
     assert files == ["fit", "--config", base, "--config", child, "--print_config"]
+    for given in ("quickstart.yaml", "configs/quickstart.yaml", "published/base.yaml"):
+        (tmp_path / "child.yaml").write_text(f"config: {given}")
+        *_, of_package, _, _ = expand_configs(["--config", child])
+        assert Path(of_package).samefile(CONFIGS / given.removeprefix("configs/"))
+    (tmp_path / "quickstart.yaml").write_text("seed_everything: 3")
+    (tmp_path / "child.yaml").write_text("config: quickstart.yaml")
+    assert expand_configs(["--config", child])[1] == str(tmp_path / "quickstart.yaml"), "a file beside it comes first"

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from tests.benchmark_modules import benchmark
+from tests.benchmark_modules import BENCHMARKS, benchmark
 from tests.tolerance import near
 
 NUM_BATCHES = 6
@@ -107,3 +108,38 @@ def test_noise_alone_is_no_signal_in_the_mean_over_many_sets_of_batches(gradient
     assert abs(found.mean() - 0.25) < 5 * found.std() / math.sqrt(len(found))
     # What a product of a batch with itself would add is far outside.
     assert 5 * found.std() / math.sqrt(len(found)) < 0.5 * (2 * 2**2 / NUM_BATCHES)
+
+
+def test_the_baseline_of_tree_and_energies_is_that_of_a_loop_over_prefixes():
+    """Three rows begin alike, two go on alike, one is alone: each state's weighted mean, shrunk to the one before."""
+    baselines = benchmark("credit_baselines")
+    mask = torch.tensor([[True, True, True], [True, True, False], [True, True, True], [True, False, False]])
+    before = torch.tensor([[9, 0, 1], [9, 0, 1], [9, 0, 2], [9, 3, 3]])
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    weight = torch.rand(4, 3, dtype=torch.float64) + 0.5
+    found = baselines.weighted_baseline(before, weight, mask, rewards)
+    for row in range(4):
+        value = None
+        for t in range(int(mask[row].sum())):
+            same = [j for j in range(4) if mask[j, t] and before[j, t] == before[row, t]]
+            total = sum(float(weight[j, t]) for j in same)
+            praised = sum(float(weight[j, t] * rewards[j]) for j in same)
+            one = 0.0 if value is None else total / len(same)
+            value = (praised + one * (value or 0.0)) / (total + one)
+            assert float(found[row, t]) == near(value, 100)
+
+
+@pytest.mark.parametrize("world", ["five_terms", "words"])
+def test_the_kept_values_are_those_of_the_kept_rollouts(world):
+    """A value is the chance of success: over many tokens it has the mean of the rewards, in either half."""
+    values = benchmark("credit_values").read_values(BENCHMARKS / "values" / f"{world}.npz")
+    known = ~np.isnan(values["value"][..., 0])
+    assert (~np.isnan(values["best"][..., 1])).tolist() == known.tolist()
+    value = values["value"].astype(float)
+    excess = [
+        (value[k][known[k]] - np.broadcast_to(rewards[:, None], known[k].shape)[known[k]][:, None]).mean(0)
+        for k, rewards in enumerate(values["rewards"].astype(float))
+    ]
+    assert len(excess) == 64
+    assert (np.abs(np.mean(excess, 0)) < 4 * np.std(excess, 0) / 8).all()  # Standard errors of 64 batches.
+    assert np.corrcoef(value[known].T)[0, 1] > 0.95  # Of the two halves.

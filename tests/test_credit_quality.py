@@ -1,10 +1,13 @@
 """The statistics and the counterfactual of benchmarks/credit_quality.py, against loops and greedy decoding by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
+from grail_lightning.credit import RLSD
 from grail_lightning.engines import HFEngine, build_batch
 from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
@@ -12,6 +15,8 @@ from grail_lightning.policy.layout import response_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
 from tests.runs import TASK, problems, sampled
+from tests.steps import context_for
+from tests.tolerance import assert_near
 
 GREEDY = Sampling(max_response_length=48, temperature=0)
 SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
@@ -43,6 +48,23 @@ def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):
     assert kinds == [["sound"] * 3, ["misconception", "inherited", "slip"], ["sound", "sound", "slip"]]
     columns = torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
     assert torch.equal(lines.highest(columns), lines.stop - 1.0)
+
+
+def test_teachers_with_right_and_wrong_answers_in_their_prompts_are_those_of_rlsd(arithmetic):
+    batch = group(arithmetic, "7+5-3+8", SOUND, LATE, FLAWED, SOUND)
+    right, own = ("17", "17", "17", "6"), ("17", "16", "6", "17")  # The last row as if of another problem.
+    batch = batch.replace(
+        prompts=[replace(prompt, reference=answer) for prompt, answer in zip(batch.prompts, right, strict=True)],
+        verdicts=[replace(verdict, prediction=answer) for verdict, answer in zip(batch.verdicts, own, strict=True)],
+        advantages=torch.tensor([1.0, -1.0, -1.0, -1.0]),
+    )
+    found = benchmark("credit_quality").teachers(arithmetic, batch)
+    for name, answers in (("right", right), ("another problem's", ("6", "6", "6", "17")), ("the rollout's own", own)):
+        shown = [replace(prompt, reference=answer) for prompt, answer in zip(batch.prompts, answers, strict=True)]
+        expected = RLSD(refresh_steps=1)(arithmetic, batch.replace(prompts=shown), context_for(arithmetic)).scores
+        assert_near(found[name][0] * batch.response_mask, expected, 1000, torch.float32)
+    assert torch.equal(found["the rollout's own"][:, 0], found["right"][:, 0])
+    assert (found["right"][1] >= 0).all()  # A product with itself.
 
 
 def test_forks_are_where_a_wrong_and_a_sound_result_part(truth, arithmetic):

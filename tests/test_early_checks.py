@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shell import SHORT, fails, main
+from tests.shell import SHORT, fails, fails_early, main
 
 UNWRITABLE = "must be a folder that can be written, but got"
 
@@ -19,14 +19,6 @@ def stopping(metric):
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def refused(capsys, monkeypatch, subcommand, *options):
-    """The line about a mistake; no model may be loaded before it."""
-    monkeypatch.setattr(
-        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
-    )
-    return fails(capsys, subcommand, *SHORT, *options)
 
 
 FIT = {
@@ -80,12 +72,12 @@ PREDICT = ["--predictions.file=."], r"`predictions.file` must be a file, but \. 
         pytest.param("predict", *PREDICT, id="a folder for predictions"),
     ],
 )
-def test_what_a_run_would_find_out_late_is_found_before_it(subcommand, options, message, capsys, monkeypatch):
+def test_what_a_run_would_find_out_late_is_found_before_it(subcommand, options, message, capsys):
     row = '{"problem": "1+1?", "answer": "2"}\n'
     Path("short.jsonl").write_text(row * 8)
     Path("long.jsonl").write_text(row.replace("1+1?", "1+" * 4000) * 8)
     Path("afile").touch()
-    assert re.search(message, refused(capsys, monkeypatch, subcommand, *options))
+    assert re.search(message, fails_early(capsys, subcommand, *SHORT, *options))
 
 
 LATER = "--trainer.val_check_interval=2"  # As in a long run: Lightning has not looked yet.

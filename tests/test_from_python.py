@@ -172,7 +172,7 @@ def test_async_rewards_wait_side_by_side_in_one_loop_beside_a_running_one():
         raise KeyError("score")
 
     with pytest.raises(ValueError, match=r"The reward `broken given in Python` raised KeyError: 'score'\. It got 2 "):
-        Reward(broken)(["a", "b"], ["1", "2"], {})
+        Reward(broken).start(["a", "b"], ["1", "2"], {})()
 
 
 def test_the_records_of_a_run_say_what_they_cannot_repeat(tmp_path, monkeypatch, capsys):

@@ -1,16 +1,17 @@
 """Verdicts, rewards, and the tokens of answers and labelled steps, with the packaged tokenizer."""
 
+import pickle
 import re
 import threading
 
 import pytest
 import torch
 
-from grail_lightning.answers import AnswerSpan, LastNumber, Marker, Pattern, Verdict, Verifier
+from grail_lightning.answers import AnswerSpan, Conventions, LastNumber, Marker, Pattern, Verdict, Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import align_rows, answer_masks, grade_and_locate, grade_answers, step_masks
+from grail_lightning.grading import TaskVerifiers, align_rows, answer_masks, grade_and_locate, grade_answers, step_masks
 from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask, MathTask
 from grail_lightning.tasks.base import Step
@@ -110,6 +111,33 @@ def test_answers_that_are_text_are_compared_as_text(compare, reference, answer, 
     with Verifier(num_workers=1) as verifier:
         (verdict,) = grade_answers([f"<{answer}>"], [prompt], verifier)
     assert (verdict.status, verdict.correct) == (status, status == "right")
+
+
+def test_tasks_that_make_their_verifier_alike_share_one_and_another_has_its_own():
+    class WithUnits(MathTask):
+        @staticmethod
+        def make_verifier():
+            return Verifier(num_workers=1, conventions=Conventions(missing_unit=False))
+
+    tasks = [MathTask(), WithUnits(), MathTask(compare="text"), ArithmeticTask(), WithUnits()]
+    prompts = [task.prompt({"problem": "1+1", "answer": r"2\text{ cm}"}) for task in tasks]
+    verifiers = TaskVerifiers()
+    texts = [r"\boxed{2}"] * 4 + [r"\boxed{2\text{ cm}}"]
+    verdicts = grade_answers(texts, prompts, verifiers)
+    assert [verdict.correct for verdict in verdicts] == [True, False, False, True, True]
+    assert [verdict.prediction for verdict in verdicts] == ["2", "2", "2", "2", r"2\text{ cm}"]
+    copies = pickle.loads(pickle.dumps([tasks[0], tasks[3]]))
+    shared, own = verifiers.of(tasks[0]), verifiers.of(tasks[1])
+    assert all(verifiers.of(task) is shared for task in [*copies, tasks[2]])
+    assert own is verifiers.of(tasks[4]) is not shared
+
+    shared.grade([("(x+1)^2", "x^2+2x+1")])
+    own.grade([("(x+1)^2", "x^2+2x+1")])
+    processes = [worker.process for verifier in (shared, own) for worker in verifier._pool.workers]
+    verifiers.close()
+    assert len(processes) == 2
+    assert all(process.poll() is not None for process in processes)
+    assert grade_answers([], [], TaskVerifiers()) == []
 
 
 def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arithmetic):

@@ -11,7 +11,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from grail_lightning._version import __version__
-from grail_lightning.callbacks.choices import BASES, choices
+from grail_lightning.cli.choices import BASES, choices
 from grail_lightning.cli.help import SCREEN, SUBCOMMANDS
 from tests.shell import MADE, fails, main
 

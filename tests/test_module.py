@@ -149,8 +149,7 @@ class Third(TokenCredit):
     """Reports a figure that half precision would round."""
 
     def __call__(self, policy, batch, context):
-        fallback = torch.zeros(len(batch), dtype=torch.bool)
-        return TokenWeights(values=batch.response_mask.float(), fallback=fallback, metrics={"third": 1 / 3})
+        return TokenWeights(values=batch.response_mask.float(), metrics={"third": 1 / 3})
 
 
 @pytest.mark.parametrize(("credit", "control"), [(GRAIL, Shuffled()), (Third, None)], ids=["GRAIL", "a figure"])
@@ -187,7 +186,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
     class Huge(TokenCredit):
         def __call__(self, policy, batch, context):
             values = batch.response_mask * (1.0 if context.step < 1 else torch.finfo(torch.float32).max)
-            return TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool))
+            return TokenWeights(values=values)
 
     watch, seen = Watch(), []
     watch.on_train_batch_end = lambda trainer, pl_module, *rest: seen.append(weights(pl_module))
@@ -223,7 +222,7 @@ def test_refresh_update_weighs_anew_before_every_optimiser_step(refresh, calls):
         def __call__(self, policy, batch, context):
             assert (context.earlier is None) == (self.calls == 0)
             self.calls += 1
-            return TokenWeights(values=batch.response_mask.float(), fallback=torch.zeros(len(batch), dtype=torch.bool))
+            return TokenWeights(values=batch.response_mask.float())
 
     credit = Counted()
     trainer(3).fit(module({"updates_per_batch": 3}, credit=credit), batches(1))

@@ -96,6 +96,20 @@ def test_seconds_follow_the_rates_and_other_engines_have_none(capsys):
     assert other["seconds"]["sampling"] != other["seconds"]["sampling"], "NaN: another engine samples"
 
 
-def test_a_mistake_is_one_line(capsys):
+def test_any_file_is_the_models_config_not_another_one_in_its_folder(qwen, tmp_path, capsys):
+    (tmp_path / "small.json").write_text(json.dumps(QWEN | {"num_hidden_layers": 1}))
+    main(["--config=configs/qwen3_4b_grail.yaml", f"--model_config={tmp_path / 'small.json'}", "--gpus", "1"])
+    layers = 35 * (2560 * (32 * 128 * 2 + 8 * 128 * 2 + 3 * 9728 + 2) + 2 * 128)
+    assert f" {PARAMETERS - layers:,} parameters" in capsys.readouterr().out
+
+
+def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    on_the_hub = refusal(capsys, main, *QUICK, "--model.policy=owner/of_no_model")
+    assert "'owner/of_no_model' cannot be loaded" in on_the_hub
+    assert "For a plan its config.json is enough: --model_config FILE." in on_the_hub
+    (tmp_path / "empty.json").write_text("{}")
+    for file in ("nowhere.json", "empty.json"):
+        assert f"{file}: " in refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")
     assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
     assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")

@@ -10,7 +10,7 @@ import yaml
 from grail_lightning.cli.config_files import expand_methods
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.tasks import ArithmeticTask
-from tests.shell import RUN, SHORT, fails, main
+from tests.shell import EVALUATED, RUN, SHORT, fails, main
 from tests.views.test_page import data_of
 
 PREDICT = [
@@ -102,15 +102,14 @@ def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsy
     main(["fit", *SHORT, "--trainer.callbacks+=KeepRollouts", "--trainer.limit_val_batches=0"])
     newest = max((RUN / "rollouts").glob("*.parquet"))
     kept = pq.read_table(newest)
-    short = [o for o in SHORT if not o.startswith(("--trainer.max_steps", "--trainer.val_check"))]
-    main(["predict", *short, "--ckpt_path=last", "--data.kept.newest=9", "--model.credit.gate=all"])
+    main(["predict", *EVALUATED, "--ckpt_path=last", "--data.kept.newest=9", "--model.credit.gate=all"])
     predicted = pq.read_table(RUN / "predictions.parquet")
     assert len(predicted) == 8, "two groups of four; a third would be cut"
     for column in ("prompt", "reference", "response", "token_ids", "correct", "finished", "dataset"):
         assert predicted[column].to_pylist() == kept[column].to_pylist()[:8], column
     assert data_of((RUN / "predictions.html").read_text(encoding="utf-8"))["groups"][0]["rollouts"][0]["steps"]
     (tmp_path / "empty").mkdir()
-    said = fails(capsys, "predict", *short, f"--data.kept.folder={tmp_path / 'empty'}")
+    said = fails(capsys, "predict", *EVALUATED, f"--data.kept.folder={tmp_path / 'empty'}")
     assert "`data.kept` needs rollouts that a training run kept" in said
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.shell import fails, main
+from tests.shell import fails_early, main
 from tests.test_cli import _in_an_empty_folder  # noqa: F401  (an autouse fixture)
 
 ROWS = [
@@ -79,10 +79,7 @@ def test_a_batch_larger_than_the_dataset_and_rewards_that_never_differ_end_the_r
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), packaged.parameters(), strict=True))
 
 
-def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(capsys, monkeypatch):
+def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(capsys):
     _write("a.jsonl", [{"problem": "1+1?", "answer": "2"}, {"problem": "1+2?", "answer": " "}])
-    monkeypatch.setattr(
-        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
-    )
-    line = fails(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl"), "--trainer.max_steps=1")
+    line = fails_early(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl"), "--trainer.max_steps=1")
     assert "a.jsonl, line 2: `answer` must be text that is not empty, or a finite number, but got ' '" in line

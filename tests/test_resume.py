@@ -144,16 +144,16 @@ def test_an_optimizer_that_draws_random_numbers_draws_the_same_ones_after_a_resu
 def cut_fit(tmp_path_factory):
     """A function that runs two optimiser steps a batch on data that know where they are; `last.ckpt` is in a folder."""
 
-    def run(folder, max_steps, path=None):
+    def run(folder, max_steps, path=None, **more):
         objective = {"group_size": 2, "mini_batches": 2, "entropy_coefficient": 0.1, "mask_truncated": False}
-        ours = module(objective, sampling=Sampling(max_response_length=3))
+        ours = module(objective | more, sampling=Sampling(max_response_length=3))
         data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
         fitted = trainer(max_steps, LastCheckpoint(folder=str(folder)), enable_checkpointing=True)
         torch.manual_seed(0)
         fitted.fit(ours, data, ckpt_path=path, weights_only=False)
         return fitted, weights(ours)
 
-    run.whole = cache(lambda: run(tmp_path_factory.mktemp("cut"), 6)[1])
+    run.whole = cache(lambda **more: run(tmp_path_factory.mktemp("cut"), 6, **more)[1])
     return run
 
 
@@ -171,6 +171,14 @@ def test_a_run_that_stopped_inside_a_batch_ends_with_the_weights_of_one_that_did
     run, resumed = cut_fit(tmp_path, 6, path)
     assert run.global_step == 6
     assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+
+
+def test_a_resumed_run_deals_the_rows_of_split_groups_as_one_that_did_not_stop(tmp_path, cut_fit):
+    whole = cut_fit.whole(split_groups=True)
+    cut_fit(tmp_path, 3, split_groups=True)
+    _, resumed = cut_fit(tmp_path, 6, tmp_path / "last.ckpt", split_groups=True)
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+    assert any(not torch.equal(weight, resumed[name]) for name, weight in cut_fit.whole().items())
 
 
 def test_a_checkpoint_from_inside_a_batch_says_that_a_resume_is_not_exact(tmp_path, cut_fit):

@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
 from grail_lightning.cli.trainer_options import StageCSVLogger, log_beside_training
+from grail_lightning.runtime.command_folder import MARKER, CommandFolder
 from grail_lightning.runtime.files import LOCK, held
-from grail_lightning.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer
 from tests.shell import RUN, SHORT, fails, main
 
@@ -49,7 +49,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def _folder(**options):
-    return RunFolder(trainer(1, **options))
+    return CommandFolder(trainer(1, **options))
 
 
 def _contents(folder):

@@ -1,6 +1,7 @@
 """`python -m grail_lightning.sweep`: the runs of a file, and sweeps of short fits in processes of their own."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import time
 import pytest
 import yaml
 
+from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.runtime.files import held
-from grail_lightning.sweep import main, read_sweep
+from grail_lightning.sweep import main
+from grail_lightning.sweep_file import curve, read_results, read_sweep
 from tests.shell import refusal
 
 OPTIONS = {
@@ -91,6 +94,8 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
         ({"grid": {"model.credit": ["GRAIL", "LESS"]}}, "must be set once"),
         ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
         ({"methods": {"a b": {}, "a/b": {}}}, "folders of their own"),
+        ({"results": "table.csv"}, "must be `file`"),
+        ({"results": {"file": "t.csv", "curves": ["b"]}, "choose": {"seeds": [100], "by": "a"}}, "must hold a"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, changes, said):
@@ -99,7 +104,9 @@ def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, changes, said):
 
 def test_options_are_parsed_before_any_run_starts(tmp_path, capsys):
     file = write(tmp_path, methods={"GRPO": {}, "wrong": {"model.credit": "GRAIL", "model.credit.sdt": 1}})
-    assert "sdt" in refusal(capsys, main, str(file))
+    said = refusal(capsys, main, str(file))
+    assert "The options of 'wrong' on 'sums' in " in said
+    assert "sdt" in said
     assert not (tmp_path / "study").exists()
 
 
@@ -162,7 +169,10 @@ def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_pa
 
 def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
     grid = {"model.optimizer.lr": [0.1, 1e-4]}  # The first rate ruins the policy.
-    file = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose={"seeds": [100], "statistic": "mean"})
+    table = tmp_path / "tables" / "rates.csv"
+    results = {"file": str(table), "curves": ["val/accuracy", "policy/entropy_sampled"]}
+    choose = {"seeds": [100], "statistic": "mean"}
+    file = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose=choose, results=results)
     assert "waits for" in refusal(capsys, main, str(file), "--index=2")
     assert call(file) == 0
     assert records(file)["GRPO__sums__0"]["point"] == {"model.optimizer.lr": 1e-4}
@@ -170,6 +180,24 @@ def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
     choice = json.loads((tmp_path / "study_choosing" / "choice__GRPO__sums.json").read_text())
     assert choice["chosen"] == "lr=0.0001"
     assert len(choice["figures"]) == 2
+    # The table is enough: without the folders nothing is run again, and the same point is chosen.
+    kept, rows = table.read_text(), {row["run"]: row for row in read_results(table)}
+    assert list(curve(rows["GRPO__sums__0"], "val/accuracy")) == [0, 2]
+    assert curve(rows["GRPO__sums__0"], "val/accuracy") == pytest.approx(
+        read_scalars(tmp_path / "study" / "GRPO__sums__0", "val/accuracy"), abs=1e-6
+    )
+    shutil.rmtree(tmp_path / "study")
+    shutil.rmtree(tmp_path / "study_choosing")
+    assert call(file) == 0
+    assert json.loads((tmp_path / "study_choosing" / "choice__GRPO__sums.json").read_text()) == choice
+    assert not (tmp_path / "study").exists()
+    assert table.read_text() == kept
+    assert "GRPO, sums: lr=0.0001 is best" in capsys.readouterr().out
+    changed = write(tmp_path, methods={"GRPO": {"model.credit": "GRAIL"}}, grid=grid, choose=choose, results=results)
+    assert "remove the row" in refusal(capsys, main, str(changed))
+    other = results | {"curves": ["val/accuracy"]}
+    renamed = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose=choose, results=other)
+    assert "Name another file" in refusal(capsys, main, str(renamed))
 
 
 def test_a_terminated_sweep_lets_its_runs_save_and_goes_on(tmp_path):

@@ -13,8 +13,8 @@ from grail_lightning.policy.micro_batch import MicroBatch, stand_in
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.loss import loss_mask
-from grail_lightning.step.options import Objective
-from grail_lightning.step.update import split_groups
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.update import deal_rows
 from tests.batches import graded
 from tests.runs import uneven
 from tests.steps import FEWER, KL, backward, configured, context_for, largest_gap, token_weights, update_of
@@ -240,12 +240,39 @@ def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, ba
     assert ratios[-1] > 0
 
 
+def _deal(batch, mini_batches, seed=0, **options):
+    return deal_rows(batch, Execution(mini_batches=mini_batches, **options), torch.Generator().manual_seed(seed))
+
+
 def test_mini_batches_are_whole_groups_and_cover_the_batch(batch):
-    parts = split_groups(batch, 3, torch.Generator().manual_seed(0))
+    parts = _deal(batch, 3)
     assert sorted(torch.cat(parts).tolist()) == list(range(24))
     assert all(len(part) == 8 for part in parts)
     for part in parts:
         assert all((batch.group[part] == g).sum() == 4 for g in batch.group[part].unique())
+    # The order that runs had before `split_groups` existed.
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
+    assert [part.tolist() for part in parts] == [
+        [row for row in range(24) if row // 4 in order[2 * k : 2 * k + 2]] for k in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("number", "sizes"), [(3, {8}), (5, {4, 5}), (24, {1}), (30, {0, 1})])
+def test_split_groups_deal_each_row_once_and_into_equal_parts(number, sizes, batch):
+    parts = _deal(batch, number, split_groups=True)
+    assert sorted(torch.cat(parts).tolist()) == list(range(24))
+    assert {len(part) for part in parts} == sizes
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
+
+
+def test_split_groups_bring_two_rows_of_a_prompt_together_as_often_as_chance_has_it(batch):
+    """Of two rows, the second is among the 7 others of 23 that stand in the first one's mini-batch."""
+    together = 0
+    for seed in range(400):
+        for part in _deal(batch, 3, seed, split_groups=True):
+            sizes = torch.bincount(batch.group[part])
+            together += int((sizes * (sizes - 1)).sum())
+    assert together / (400 * 24 * 3) == pytest.approx(7 / 23, abs=0.02)  # Each of 24 rows has 3 others of its prompt.
 
 
 def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step(batch, given):
@@ -280,10 +307,11 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     update = _update(policy, without, forward_of=WithoutRows)
     assert update.accumulate(0, backward).get("loss", 0.0) == 0
     assert all((p.grad == 0).all() for p in policy.parameters())
-    assert (update.entropies == 0).all()
 
 
-@pytest.mark.parametrize("cuts", [{"updates_per_batch": 2}, {"mini_batches": 2}], ids=str)
+@pytest.mark.parametrize(
+    "cuts", [{"updates_per_batch": 2}, {"mini_batches": 2}, {"mini_batches": 2, "split_groups": True}], ids=str
+)
 def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(cuts, batch):
     dropping = load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double()
     for name, parameter in dropping.named_parameters():
@@ -311,6 +339,7 @@ def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(polic
     ("options", "message"),
     [
         ({"group_size": 1}, "`execution.group_size` must be at least 2, but got 1"),
+        ({"split_groups": True}, "`execution.mini_batches` must be at least 2 with `execution.split_groups`"),
         ({"token_budget": 0}, "`execution.token_budget` must be at least 1, but got 0"),
         ({"kl_coefficient": -1.0}, "must be finite and ≥ 0, but got -1.0"),
         ({"max_grad_norm": 0.0}, "must be finite and positive, but got 0.0. Use null"),
@@ -335,16 +364,3 @@ def test_bad_options_are_named_and_only_the_upper_clip_range_may_be_infinite(opt
     Objective(clip_high=math.inf)
     with pytest.raises(ValueError, match=message):
         configured(options)
-
-
-@pytest.mark.parametrize("mini_batches", [1, 2])
-def test_entropies_of_the_rows_that_were_run_are_kept(mini_batches, policy, batch):
-    update = _update(policy, batch, mini_batches=mini_batches, updates_per_batch=2, token_budget=200)
-    for number in range(len(update.plan.steps)):
-        update.accumulate(number, lambda loss, last: None)
-    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
-    width = batch.response_mask.shape[1]
-    expected = torch.distributions.Categorical(logits=logits[:, -width - 1 : -1]).entropy() * batch.response_mask
-    live, entropies = update.plan.live, update.entropies
-    assert_near(entropies[live].double(), expected[live], 64, torch.float32)
-    assert (entropies[~live] == 0).all()

@@ -1,15 +1,20 @@
 """Credit in the world of word problems: what reads steps reads its steps, and a run logs what it finds at forks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from grail_lightning.batch import Sampling
-from grail_lightning.credit import Oracle, Resampled, TreeAdvantage
+from grail_lightning.credit import Oracle, Resampled, TreeAdvantage, Uniform
 from grail_lightning.credit.resampled import find_borders
 from grail_lightning.data import WordProblemData
 from grail_lightning.engines import build_batch
+from grail_lightning.functional import group_advantages
+from grail_lightning.grading import step_masks
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
+from grail_lightning.step.report import batch_figures
 from grail_lightning.tasks import WordProblemSpace, WordProblemTask
 from tests.batches import rollouts
 from tests.runs import Watch, trainer
@@ -71,13 +76,33 @@ def test_the_tree_blames_the_operator_at_which_wrong_and_right_part(words, group
     assert prefix[1].argmin() == prefix[0].argmax() == parting
 
 
+@pytest.mark.parametrize("credit", [TreeAdvantage(), Uniform()], ids=["tree", "uniform"])
+def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit):
+    """Without a baseline that of wrong rollouts is 0. What the tree adds is the same."""
+    found = []
+    for baseline in (1.0, 0.0):
+        batch = group.replace(advantages=group_advantages(group.rewards, 4, baseline=baseline))
+        weights = credit(words, batch, context_for(words))
+        # Scores of its own, which do not need an advantage either.
+        weights = replace(weights, scores=batch.response_mask.float() if weights.scores is None else weights.scores)
+        figures = batch_figures(batch, weights, step_masks(batch, words.tokenizer, ~batch.correct), batch.finished)
+        assert figures.keys() >= {"credit/fork_auroc_slip", "credit/flawed_to_sound_weight"}
+        found.append((figures["credit/fork_auroc_slip"], weights.scores.tolist()))
+    assert found[0] == found[1]
+    assert found[0][0] == (0.5 if isinstance(credit, Uniform) else 1.0)
+
+
 @pytest.mark.parametrize(
-    "credit",
-    [Resampled(2, search="bisection", budget=100_000), TreeAdvantage(state="numbers")],
-    ids=["resampled", "numbers"],
+    ("credit", "baseline"),
+    [
+        (Resampled(2, search="bisection", budget=100_000), 1.0),
+        (TreeAdvantage(state="numbers"), 1.0),
+        (TreeAdvantage(), 0.0),
+    ],
+    ids=["resampled", "numbers", "no baseline"],
 )
-def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit(credit):
-    watch, (what, how) = Watch(), configured({}, group_size=8)
+def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit(credit, baseline):
+    watch, (what, how) = Watch(), configured({"baseline": baseline}, group_size=8)
     made = GrailModule(
         "words",
         objective=what,

@@ -12,32 +12,14 @@ from functools import cache
 
 import regex
 
+from grail_lightning.answers.records import AnswerSpan
+
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
 # A minus sign is an operator directly behind an operand (`5-3`), or with spaces on both sides (`5 - 3`).
 _SIGN = re.compile(r"(?<![\w)\]}])[-\u2212][$\u20ac\u00a3]?\Z|(?<![\w)\]}] )(?<![\w)\]}])[-\u2212] \Z")
 _PATTERN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerSpan:
-    r"""An answer in a text: `text[start:stop]` with what marks it, `text[content_start:content_stop]` without.
-
-    For `\boxed{7}` the content is `7`; for `#### 7` after the marker `####` it is `7`; for a last number both ranges
-    are the same.
-
-    Args:
-        start: The index of the first character, of the backslash of a box or of the marker.
-        stop: The index after the last character, such as the closing brace.
-        content_start: The index of the first character of the answer itself.
-        content_stop: The index after its last character.
-    """
-
-    start: int
-    stop: int
-    content_start: int
-    content_stop: int
 
 
 class AnswerForm(ABC):

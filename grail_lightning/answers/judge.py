@@ -23,8 +23,9 @@ from grail_lightning.answers.compare import (
     capped,
     same_form,
 )
-from grail_lightning.answers.normalise import normalise, string_key, text_key
+from grail_lightning.answers.normalise import normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
+from grail_lightning.answers.records import text_key
 from grail_lightning.answers.structure import Answer, Broken, Group, Leaf, Many, Quantity, Relation, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
 from grail_lightning.answers.wording import (

@@ -345,9 +345,3 @@ def string_key(text: str) -> str:
     r"""For string equality: `{x}` is `x`, and only the space between two digits tells anything."""
     text = re.sub(r"\{([A-Za-z0-9])\}", r"\1", text)
     return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
-
-
-def text_key(text: str, *, ignore_case: bool) -> str:
-    """For equality of plain text: Unicode's compatible forms and runs of white space are the same."""
-    plain = " ".join(unicodedata.normalize("NFKC", text).split())
-    return plain.casefold() if ignore_case else plain

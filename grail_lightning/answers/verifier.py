@@ -5,50 +5,16 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Self
 
 from grail_lightning.answers.compare import Conventions, Outcome
 from grail_lightning.answers.judge import fault_of, judge
-from grail_lightning.answers.normalise import text_key
 from grail_lightning.answers.pool import WorkerPool
+from grail_lightning.answers.records import Verdict
 
 _CACHED_CHARACTERS = 512
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What became of one answer.
-
-    Args:
-        correct: whether the answer counts as the reference.
-        status: right | wrong | missing | capped | unparseable | timeout | crashed; all but `right` are not correct.
-            `crashed`: a worker died or ran out of memory, or a layer has a bug (`Verifier.faults`).
-        layer: the layer that decided: string | number | structure | symbolic | math-verify | none.
-        gold: the reference answer as given.
-        prediction: the model's answer as given.
-    """
-
-    correct: bool
-    status: str
-    layer: str
-    gold: str
-    prediction: str
-
-    @classmethod
-    def missing(cls, gold: str) -> Self:
-        """The verdict on a response without an answer."""
-        return cls(correct=False, status="missing", layer="none", gold=gold, prediction="")
-
-    @classmethod
-    def of_text(cls, gold: str, prediction: str, *, ignore_case: bool) -> Self:
-        """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal."""
-        left, right = (text_key(text, ignore_case=ignore_case) for text in (gold, prediction))
-        if not right:
-            return cls.missing(gold)
-        status = "right" if left == right else "wrong"
-        return cls(correct=left == right, status=status, layer="string", gold=gold, prediction=prediction)
 
 
 class Verifier:

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from grail_lightning.answers.verifier import Verdict
-    from grail_lightning.tasks.base import Prompt
+    from grail_lightning.answers.records import Verdict
+    from grail_lightning.environments.episode import Episode
+    from grail_lightning.tasks.problem import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,9 @@ class SampledBatch:
     input_ids: Tensor  # [B, P+T], prompts padded left, responses padded right.
     attention_mask: Tensor  # [B, P+T] bool, True on valid tokens.
     response_ids: Tensor  # [B, T], the sampled ids, with the dtype of `input_ids`; nothing is re-tokenised.
-    response_mask: Tensor  # [B, T] bool, True on generated tokens, the end token included.
+    # [B, T] bool, True on sampled tokens, the end token included. Between turns it has gaps: what an environment
+    # answered is valid (`valid_mask`), but was not sampled.
+    response_mask: Tensor
     group: Tensor  # [B] long, the index on this rank of the prompt that a row answers.
     row: Tensor  # [B] long, a row's identity within the step over all ranks, a key of its random numbers.
     finished: Tensor  # [B] bool, whether the response ended by itself within the limit.
@@ -105,6 +108,10 @@ class SampledBatch:
     texts: list[str]  # The responses as text, without special tokens.
     # [B, T], the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p and top-k, if it has them.
     sampling_logprobs: Tensor | None = None
+    # [B, T] long, the number of the turn of each valid token, from 0; what the environment answers to a turn counts as
+    # part of it. None if every response is one turn, as it is without an environment.
+    turn: Tensor | None = None
+    episodes: list[Episode] | None = None  # One for each row: the turns as text, with their calls and results.
 
     def __len__(self) -> int:
         return len(self.response_ids)
@@ -115,8 +122,18 @@ class SampledBatch:
         return self.input_ids.shape[1] - self.response_ids.shape[1]
 
     @property
+    def valid_mask(self) -> Tensor:
+        """``[B, T]`` bool: all tokens after the prompt, sampled or put in by an environment; padded on the right."""
+        return self.attention_mask[:, self.prompt_width :]
+
+    @property
+    def valid_lengths(self) -> Tensor:
+        """``[B]`` long: the number of tokens of each row after its prompt; with one turn that of sampled tokens."""
+        return self.valid_mask.sum(1)
+
+    @property
     def response_lengths(self) -> Tensor:
-        """``[B]`` long: the number of generated tokens of each row."""
+        """``[B]`` long: the number of sampled tokens of each row."""
         return self.response_mask.sum(1)
 
     @property
@@ -126,8 +143,8 @@ class SampledBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """``[B, 2]`` long: the numbers of prompt and response tokens of each row, which are padded separately."""
-        return torch.stack([self.prompt_lengths, self.response_lengths], 1)
+        """``[B, 2]`` long: the numbers of tokens of each row's prompt and after it, which are padded separately."""
+        return torch.stack([self.prompt_lengths, self.valid_lengths], 1)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values in the named fields."""
@@ -142,7 +159,7 @@ class SampledBatch:
         width, numbers = self.prompt_width, rows.tolist()
         taken = rows.to(self.input_ids.device)
         prompt = int(self.prompt_lengths[taken].max()) if numbers else 0
-        response = int(self.response_lengths[taken].max()) if numbers else 0
+        response = int(self.valid_lengths[taken].max()) if numbers else 0
         columns = slice(width - prompt, width + response)
 
         def cut(name: str, value: Tensor) -> Tensor:
@@ -182,6 +199,11 @@ class RolloutBatch(GradedBatch):
     """Rollouts that are ready for training."""
 
     advantages: Tensor  # [B] float32
+
+    @property
+    def wrong(self) -> Tensor:
+        """``[B]`` bool: wrong rollouts of groups that are trained on, with or without an advantage of their own."""
+        return ~self.correct & torch.isin(self.group, self.group[self.advantages != 0])
 
 
 WHOLE_ROWS = ("input_ids", "attention_mask")  # The fields whose columns are prompt and response.

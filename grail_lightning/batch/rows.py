@@ -14,12 +14,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from grail_lightning.batch.records import WHOLE_ROWS, AnswerMasks, SampledBatch
+from grail_lightning.environments.episode import Episode, Turn
 
 Batch = TypeVar("Batch", bound=SampledBatch)
 
 
 def join(first: Batch, second: Batch) -> Batch:
-    """The rows of both batches, padded to common widths."""
+    """The rows of both batches, padded to common widths.
+
+    If one batch alone has rollouts of several turns, the responses of the other are rollouts of one turn.
+    """
+    if (first.turn is None) != (second.turn is None):
+        first, second = _with_turns(first), _with_turns(second)
     prompt = max(first.prompt_width, second.prompt_width)
     response = max(first.response_ids.shape[1], second.response_ids.shape[1])
 
@@ -47,6 +53,17 @@ def join(first: Batch, second: Batch) -> Batch:
 
     others = second.fields()
     return first.replace(**{name: both(name, value, others[name]) for name, value in first.fields().items()})
+
+
+def _with_turns(batch: Batch) -> Batch:
+    """The batch with `turn` and `episodes`: a response without an environment is one turn."""
+    if batch.turn is not None:
+        return batch
+    episodes = [
+        Episode(turns=(Turn(text=text),), end="answered" if finished else "tokens")
+        for text, finished in zip(batch.texts, batch.finished.tolist(), strict=True)
+    ]
+    return batch.replace(turn=torch.zeros_like(batch.response_ids, dtype=torch.long), episodes=episodes)
 
 
 def _or_nan(values: dict[str, Tensor], key: str, batch: SampledBatch) -> Tensor:
@@ -103,6 +120,6 @@ def last_marked(mask: Tensor) -> Tensor:
 
 def cut_responses(batch: Batch, ends: Tensor) -> Batch:
     """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
-    mask = lengths_to_mask(ends, batch.response_mask.shape[1]) & batch.response_mask
-    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], mask], 1)
-    return batch.replace(response_mask=mask, attention_mask=attention)
+    kept = lengths_to_mask(ends, batch.response_mask.shape[1])
+    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], batch.valid_mask & kept], 1)
+    return batch.replace(response_mask=batch.response_mask & kept, attention_mask=attention)

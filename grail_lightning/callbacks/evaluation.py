@@ -31,7 +31,7 @@ from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.step.outputs import EvaluationPlan, test_seeds, validation_key
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule

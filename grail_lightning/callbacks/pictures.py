@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from torch import Tensor
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.hooks import is_shown, module_of, output_of, rollouts_of
-from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts
+from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts, sampled_values
 from grail_lightning.credit import TokenWeights
-from grail_lightning.grading import labelled_steps
-from grail_lightning.runtime.checks import check_option
+from grail_lightning.grading import align_rows, labelled_steps
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.views.pictures import ShownRollout, heatmap, weight_curves
@@ -50,12 +51,10 @@ class CreditPictures(Callback):
     def __init__(
         self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 12, max_time_share: float = 0.01
     ) -> None:
-        check_option("every_n_batches", every_n_batches, "[0, inf)")
-        check_option("num_groups", num_groups, "[1, inf)")
-        check_option("max_lines", max_lines, "[2, inf)")
-        check_option("max_time_share", max_time_share, "(0, 1]")
         self.every_n_batches, self.num_groups, self.max_lines = every_n_batches, num_groups, max_lines
         self.max_time_share = max_time_share
+        check_options(self, every_n_batches="[0, inf)", num_groups="[1, inf)", max_lines="[2, inf)")
+        check_options(self, max_time_share="(0, 1]")
         self._began = self._seconds = self._last = 0.0
         self._failed = False
 
@@ -86,7 +85,7 @@ class CreditPictures(Callback):
         self, output: StepOutput, weights: TokenWeights, loggers: list[Any], tokenizer: Decoder, step: int
     ) -> None:
         batch = rollouts_of(output)
-        weights_shown = effective_weights(batch.advantages, weights).detach().float().cpu()
+        weights_shown = effective_weights(batch, weights).detach().float().cpu()
         pairs = _mixed_pairs(batch.correct.tolist(), batch.group.tolist())
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(step)).tolist()
         groups = [
@@ -94,7 +93,7 @@ class CreditPictures(Callback):
             for pair in (pairs[place] for place in order[: self.num_groups])
         ]
         pictures = {"credit/rollouts": heatmap(groups, self.max_lines)}
-        live = (batch.advantages != 0).cpu()
+        live = (batch.wrong | (batch.advantages != 0)).cpu()
         values, mask = weights_shown[live].numpy(), batch.response_mask.cpu()[live].numpy()
         finite = values[mask & np.isfinite(values)]
         if len(finite):
@@ -127,14 +126,20 @@ def _mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]
 
 def _shown(output: StepOutput, row: int, weights: Tensor, tokenizer: Decoder) -> ShownRollout:
     batch, prompt = output.batch, output.batch.prompts[row]
-    facts, length = rollout_facts(output, row), int(batch.response_lengths[row])
-    aligned = align(batch.response_ids[row, :length].tolist(), tokenizer)
-    answers = prompt.task.answer_spans(aligned.text)
+    facts, aligned = rollout_facts(output, row), align_rows(batch, tokenizer, [row])[0]
+    answers, valid = prompt.task.answer_spans(aligned.text), batch.valid_mask[row].cpu()
+    steps, whole, at = labelled_steps(aligned.text, prompt) or [], aligned, 0
+    if batch.turn is not None:  # Answer and steps stand in the last turn, `at` which characters of the whole?
+        whole = align(batch.response_ids[row].cpu()[valid].tolist(), tokenizer)
+        at = next(
+            (k for k, start, stop in zip(whole.starts, aligned.starts, aligned.stops, strict=True) if start < stop), 0
+        )
+        steps = [replace(step, start=at + step.start, stop=at + step.stop) for step in steps]
     return ShownRollout(
         title=f"{facts['verdict']}, {facts['length']}\n{facts.get('advantage', facts['reward'])}",
-        text=aligned.text,
-        tokens=list(zip(aligned.starts, aligned.stops, strict=True)),
-        weights=weights[:length].tolist(),
-        steps=labelled_steps(aligned.text, prompt) or [],
-        answer=(answers[-1].start, answers[-1].stop) if answers else None,
+        text=whole.text,
+        tokens=list(zip(whole.starts, whole.stops, strict=True)),
+        weights=sampled_values(weights[valid], batch.response_mask[row].cpu()[valid]),
+        steps=steps,
+        answer=(at + answers[-1].start, at + answers[-1].stop) if answers else None,
     )

@@ -13,9 +13,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from grail_lightning.answers import Alignment
+from grail_lightning.answers import Alignment, align
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
-from grail_lightning.callbacks.rollouts import ROLLOUT_COLUMNS, arrow_table, encodable, rollout_columns, write_tables
+from grail_lightning.callbacks.rollouts import (
+    ROLLOUT_COLUMNS,
+    TURN_COLUMNS,
+    arrow_table,
+    encodable,
+    rollout_columns,
+    sampled_values,
+    write_tables,
+)
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.run_folder import RunFolder, unused
@@ -23,6 +32,7 @@ from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.views import write_page
+from grail_lightning.views.page import pieces_of
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -51,8 +61,8 @@ class PredictionWriter(Callback):
     Columns: those of `KeepRollouts` without step and rank, and for each rollout
 
     - ``token_ids``, ``tokens`` (each decoded by itself), ``token_starts`` and ``token_stops`` (the characters of
-      `response` that a token carries; an emoji may be shared by several), ``weights``, ``scores`` (null if the credit
-      has none): lists as long as the response;
+      `response` that a token carries; an emoji may be shared by several; none before the last turn), ``weights``,
+      ``scores`` (null if the credit has none): lists as long as the response;
     - ``method``: the name of the credit method of `weights` and `scores`;
     - ``fallback``: whether the credit method should have weighted the rollout but could not;
     - ``weights.NAME``, ``scores.NAME``, ``fallback.NAME``: the same of each method of `compare`;
@@ -60,6 +70,9 @@ class PredictionWriter(Callback):
       ``box_last_token``: its tokens, both included; null without an answer;
     - ``step_starts``, ``step_stops``, ``step_kinds``: characters and kind of each step that the task labels; null if it
       labels none.
+
+    In an environment the further columns of `KeepRollouts` are there, too. Tokens that the policy did not sample have
+    no weight (null), and the tokens of all turns together are the text of the rollout.
 
     The page shows the first 200 rollouts, or fewer if they need more than 5 MB. ``python -m grail_lightning.views``
     makes a page of more of them, or of several files.
@@ -114,7 +127,8 @@ class PredictionWriter(Callback):
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._names = _method_names([module_of(pl_module).credit, *self.compare])
-        types = prediction_types(self._names[1:])
+        # Whether there are turns is known at the end; without any, `_join` leaves their columns out.
+        types = prediction_types(self._names[1:]) | TURN_COLUMNS
         schema = arrow_table({name: [] for name in types}, types).schema
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), schema)
 
@@ -132,7 +146,8 @@ class PredictionWriter(Callback):
         compared = self._compared(module, output)
         if len(output.batch):
             columns = _columns(output, module, self._names[0], compared)
-            self._writer.write_table(arrow_table(columns, prediction_types([*compared])))
+            columns = {name: [None] * len(output.batch) for name in TURN_COLUMNS} | columns
+            self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | TURN_COLUMNS))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
@@ -169,11 +184,19 @@ class PredictionWriter(Callback):
 
 def _join(parts: list[Path], file: Path) -> int:
     """Join several files into one, remove them, and return the number of rows."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     sources = [pq.ParquetFile(part) for part in parts]
-    groups = (source.read_row_group(index) for source in sources for index in range(source.num_row_groups))
-    write_tables(file, groups, sources[0].schema_arrow)
+    schema = sources[0].schema_arrow
+    if not any(source.read(["turns"]).drop_null().num_rows for source in sources):
+        schema = pa.schema([column for column in schema if column.name not in TURN_COLUMNS])
+    groups = (
+        source.read_row_group(index).select(schema.names)
+        for source in sources
+        for index in range(source.num_row_groups)
+    )
+    write_tables(file, groups, schema)
     for source, part in zip(sources, parts, strict=True):
         source.close()
         part.unlink()
@@ -190,13 +213,17 @@ def _columns(
 ) -> dict[str, list[Any]]:
     """The columns of a batch, ``B`` values each; `method` is the configured credit, `compared` are further weights."""
     batch, columns = rollouts_of(output), rollout_columns(output)
-    lengths, decode = columns["num_tokens"], module.tokenizer.decode
+    decode = module.tokenizer.decode
     columns["tokens"] = [[encodable(decode([token])) for token in row] for row in columns["token_ids"]]
+    if batch.turn is not None:  # `response` is the last turn: what the others say is not to be read there.
+        wholes = [align(row, module.tokenizer) for row in columns["token_ids"]]
+        rows = ((a.text, list(zip(a.starts, a.stops, strict=True))) for a in wholes)
+        columns["tokens"] = [pieces_of(*row, own) for row, own in zip(rows, columns["tokens"], strict=True)]
     columns["method"] = [method] * len(batch)
     for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
-        shown = None if weights is None else effective_weights(batch.advantages, weights)
-        columns[f"weights{suffix}"] = _rows(shown, lengths)
-        columns[f"scores{suffix}"] = _rows(None if weights is None else weights.scores, lengths)
+        shown = None if weights is None else effective_weights(batch, weights)
+        columns[f"weights{suffix}"] = _rows(shown, batch)
+        columns[f"scores{suffix}"] = _rows(None if weights is None else weights.scores, batch)
         columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
     alignments = align_rows(batch, module.tokenizer)
     columns["token_starts"] = [list(aligned.starts) for aligned in alignments]
@@ -232,11 +259,12 @@ def _method_names(methods: Sequence[TokenCredit]) -> list[str]:
     return names
 
 
-def _rows(values: Tensor | None, lengths: list[int]) -> list[list[float] | None]:
-    """``[B, T]`` as lists without padding."""
+def _rows(values: Tensor | None, batch: RolloutBatch) -> list[Any]:
+    """``[B, T]`` as lists without padding; None for a token that the policy did not sample."""
     if values is None:
-        return [None] * len(lengths)
-    return [row[:n] for row, n in zip(values.detach().float().tolist(), lengths, strict=True)]
+        return [None] * len(batch)
+    rows = zip(values.detach().float().cpu(), batch.response_mask.cpu(), batch.valid_mask.cpu(), strict=True)
+    return [sampled_values(row[valid], sampled[valid]) for row, sampled, valid in rows]
 
 
 def _box(output: StepOutput, row: int, aligned: Alignment) -> tuple[int | None, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -24,7 +23,8 @@ from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import sum_by_name
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.import_path import did_you_mean
+from grail_lightning.tasks.problem import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -88,7 +88,8 @@ class Preflight(Callback):
         self._check_budget(batch, module)
         self._batches += 1
         if self._batches == 1:  # A resumed optimiser has been restored by now.
-            self._check_mini_batches(module.execution.mini_batches, len(batch))
+            if not module.execution.split_groups:
+                self._check_mini_batches(module.execution.mini_batches, len(batch))
             self._check_steps(trainer.optimizers[0], module.gradients.weights)
         elif self._batches == 2:
             _check_monitors(trainer, pl_module)
@@ -274,12 +275,12 @@ def _check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
             continue
         if not validated and (trainer.enable_validation or isinstance(callback, ModelCheckpoint)):
             continue
-        near = difflib.get_close_matches(str(callback.monitor), names, n=1, cutoff=0.9 if own else 0.6)
-        if near or not own:
-            hint = f"Did you mean {near[0]}?" if near else f"Callbacks see {', '.join(names)}."
+        hint = did_you_mean(str(callback.monitor), names, cutoff=0.9 if own else 0.6)
+        if hint or not own:
+            hint = hint or f" Callbacks see {', '.join(names)}."
             raise ValueError(
                 f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got "
-                f"{callback.monitor!r}. {hint}"
+                f"{callback.monitor!r}.{hint}"
             )
 
 

@@ -76,7 +76,8 @@ class ProgressBar(TQDMProgressBar):
 class Throughput(Callback):
     """Logs tokens, seconds and memory of each training batch, under ``speed/``.
 
-    - ``num_tokens``: prompt and response tokens since the start of training, over all ranks; a resume keeps the count.
+    - ``num_tokens``: tokens of prompts and responses, with what environments answered, since the start of training,
+      over all ranks; a resume keeps the count.
     - ``tokens_per_second``: the tokens of this batch divided by its `step_time`.
     - ``step_time``: seconds of the batch, sampling and grading included.
     - ``peak_memory_gb``: the largest memory use so far on any rank, in GiB, by torch on the GPU or else by the process.
@@ -103,7 +104,7 @@ class Throughput(Callback):
             torch.cuda.synchronize(pl_module.device)
         seconds = time.perf_counter() - self._started
         rollouts = output_of(outputs).batch
-        tokens = all_reduce(rollouts.prompt_lengths.sum() + rollouts.response_lengths.sum(), "sum")
+        tokens = all_reduce(rollouts.lengths.sum(), "sum")
         # Ranks measure different times, and the collectives within a step make all wait for the slowest.
         slowest = torch.tensor([seconds, _peak_memory(pl_module.device)], device=pl_module.device)
         seconds, peak = all_reduce(slowest, "max").tolist()

@@ -18,7 +18,7 @@ from grail_lightning.engines import RolloutEngine
 from grail_lightning.policy import check_policy
 from grail_lightning.runtime.files import check_writable
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 
 def check_run(trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

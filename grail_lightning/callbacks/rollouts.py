@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
 
+from grail_lightning.batch import SampledBatch
 from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
-from grail_lightning.runtime.checks import check_option
+from grail_lightning.environments.transcript import episode_columns, episode_json, transcript
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 # The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The
 # schema is fixed, so that files of different batches can be read as one table.
@@ -35,6 +38,12 @@ ROLLOUT_COLUMNS = {
     "num_tokens": "int32",
     "group": "int64",
     "token_ids": "list<int32>",
+}
+# With environments alone, so that other files stay as they are.
+TURN_COLUMNS = {
+    **dict.fromkeys(("turns", "prompt_ids"), "list<int32>"),
+    **dict.fromkeys(("num_turns", "num_calls", "num_invalid_calls"), "int32"),
+    **dict.fromkeys(("end", "transcript", "episode"), "string"),
 }
 TRAINING_COLUMNS = {"step": "int64", "rank": "int32"} | ROLLOUT_COLUMNS | {"messages": "string", "columns": "string"}
 _SHOWN = ("rollout", "prompt", "response", "reference")
@@ -52,10 +61,8 @@ class RolloutTable(Callback):
     """
 
     def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
-        check_option("every_n_batches", every_n_batches, "[0, inf)")
-        check_option("num_rollouts", num_rollouts, "[1, inf)")
-        check_option("max_characters", max_characters, "[1, inf)")
         self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
+        check_options(self, every_n_batches="[0, inf)", num_rollouts="[1, inf)", max_characters="[1, inf)")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
@@ -78,7 +85,9 @@ class RolloutTable(Callback):
         table = []
         for row in order[: self.num_rollouts].sort().values.tolist():
             prompt = output.batch.prompts[row]
-            texts = (prompt_text(prompt), output.batch.texts[row], prompt.reference)
+            episodes = output.batch.episodes
+            response = output.batch.texts[row] if episodes is None else transcript(episodes[row])
+            texts = (prompt_text(prompt), response, prompt.reference)
             shown = [_cut(encodable(text), self.max_characters) for text in texts]
             table.append([", ".join(rollout_facts(output, row).values()), *shown])
         return table
@@ -91,6 +100,11 @@ class KeepRollouts(Callback):
     group (unique within step and rank), token_ids (of the response), messages (the prompt) and columns (the row of the
     dataset), both as JSON. `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to the folder.
     ``pandas.read_parquet(folder)`` reads all of it, and ``predict --data.kept.newest=200`` the newest of them.
+
+    In an environment, `response` is the last turn, which is graded, and token_ids are all tokens after the prompt. The
+    further columns are turns and prompt_ids (of each of these tokens the number of the turn in which it was sampled, or
+    −1, and the tokens of the prompt), num_turns, num_calls, num_invalid_calls, end (its reason), transcript (what the
+    policy wrote and was told) and episode (turns, calls and results as JSON).
 
     Args:
         folder: The folder to write to; default ``rollouts`` in the folder of the run.
@@ -115,7 +129,7 @@ class KeepRollouts(Callback):
         columns = rollout_columns(output)
         columns |= {"step": [step] * len(prompts), "rank": [rank] * len(prompts)}
         columns |= {name: [_json(getattr(prompt, name)) for prompt in prompts] for name in ("messages", "columns")}
-        table = arrow_table(columns, TRAINING_COLUMNS)
+        table = arrow_table(columns, TRAINING_COLUMNS | {k: v for k, v in TURN_COLUMNS.items() if k in columns})
         write_tables(self._path / f"step_{step:08d}_rank_{rank:05d}.parquet", [table], table.schema)
 
 
@@ -132,12 +146,16 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def rollout_facts(output: StepOutput, row: int) -> dict[str, str]:
-    """A rollout's verdict, reward, advantage (if it has one) and length, as people read them."""
+    """A rollout's verdict, reward, advantage (if it has one), length, and turns in an environment, for people."""
     batch = output.batch
     facts = {"verdict": re.sub(r"\W", " ", batch.verdicts[row].status), "reward": f"reward {batch.rewards[row]:.3g}"}
     if output.advantages is not None:
         facts["advantage"] = f"advantage {output.advantages[row]:+.3g}"
-    return facts | {"length": f"{int(batch.response_lengths[row])} tokens"}
+    facts["length"] = f"{int(batch.response_lengths[row])} tokens"
+    if batch.episodes is not None:
+        episode = batch.episodes[row]
+        facts["turns"] = f"{len(episode.turns)} turns, {len(episode.calls)} calls, end: {episode.end}"
+    return facts
 
 
 def encodable(text: str) -> str:
@@ -176,9 +194,8 @@ def code_block(text: str) -> str:
 
 
 def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
-    """The `ROLLOUT_COLUMNS` of a step's rollouts, ``B`` values each."""
+    """The `ROLLOUT_COLUMNS` of a step's rollouts, ``B`` values each, and in an environment the `TURN_COLUMNS`."""
     batch = output.batch
-    lengths: list[int] = batch.response_lengths.tolist()
     return {
         "dataset": [encodable(prompt.dataset) for prompt in batch.prompts],
         "prompt": [encodable(prompt_text(prompt)) for prompt in batch.prompts],
@@ -189,10 +206,32 @@ def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
         "status": [verdict.status for verdict in batch.verdicts],
         "advantage": [None] * len(batch) if output.advantages is None else output.advantages.tolist(),
         "finished": batch.finished.tolist(),
-        "num_tokens": lengths,
+        "num_tokens": batch.response_lengths.tolist(),
         "group": batch.group.tolist(),
-        "token_ids": [row[:n] for row, n in zip(batch.response_ids.tolist(), lengths, strict=True)],
+        "token_ids": _kept(batch.response_ids, batch.valid_mask),
+        **_turn_columns(batch),
     }
+
+
+def _turn_columns(batch: SampledBatch) -> dict[str, list[Any]]:
+    if batch.turn is None:
+        return {}
+    width = batch.prompt_width
+    rows = [episode_columns(episode) | {"episode": episode_json(episode)} for episode in batch.episodes or []]
+    rows = rows or [{}] * len(batch)
+    return {name: [row.get(name) for row in rows] for name in TURN_COLUMNS} | {
+        "turns": _kept(batch.turn.masked_fill(~batch.response_mask, -1), batch.valid_mask),
+        "prompt_ids": _kept(batch.input_ids[:, :width], batch.attention_mask[:, :width]),
+    }
+
+
+def _kept(table: Tensor, mask: Tensor) -> list[list[int]]:
+    return [row[own].tolist() for row, own in zip(table.cpu(), mask.cpu(), strict=True)]
+
+
+def sampled_values(values: Tensor, sampled: Tensor) -> list[float | None]:
+    """Values ``[n]`` as a list, with None where `sampled` ``[n]`` is False."""
+    return [value if own else None for value, own in zip(values.tolist(), sampled.tolist(), strict=True)]
 
 
 def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:

@@ -22,13 +22,13 @@ from grail_lightning.callbacks.rollouts import prompt_text
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.sharding import weights_digest
+from grail_lightning.environments.transcript import episode_columns
 from grail_lightning.evaluate.records import (
     FACTS,
     FORMAT,
     Sample,
     SampleWriter,
     differences,
-    problem_id,
     prune,
     read_evaluation,
     read_samples,
@@ -41,7 +41,8 @@ from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.runtime.seeds import run_seed
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Prompt, Task
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.problem import Prompt, problem_id
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -106,8 +107,8 @@ def evaluated_batches(trainer: Trainer) -> Batches | None:
         batches.loaders.append(loader)
         for batch in range(int(min(limit, len(loader)))):
             start = batch * loader.prompts_per_batch
-            rows = range(start, min(start + loader.prompts_per_batch, len(loader.prompts)))
-            ids = {(loader.prompts[row].dataset, row): problem_id(loader.prompts[row]) for row in rows}
+            prompts = loader.prompts[start : start + loader.prompts_per_batch]
+            ids = {(prompt.dataset, row): problem_id(prompt) for row, prompt in enumerate(prompts, start)}
             if not batches.ids.keys().isdisjoint(ids):
                 return None
             batches.ids.update(ids)
@@ -218,7 +219,7 @@ class KeptSamples:
         self._known: dict[Place, list[Sample]] = defaultdict(list)
         for sample in read_samples(self.folder):
             if (place := (sample.dataset, sample.index)) in mine:
-                self._known[place].append(replace(sample, prompt="", response=""))
+                self._known[place].append(replace(sample, prompt="", response="", transcript=None))
         self._writer = SampleWriter(self.folder, trainer.global_rank)
 
     def recalled(self, batch: tuple[int, int]) -> list[Sample]:
@@ -304,6 +305,7 @@ def samples_of(batch: GradedBatch, indices: Sequence[int], seeds: Sequence[int])
             finished=finished[row],
             seed=seeds[row],
             columns=_short_columns(prompt),
+            **({} if batch.episodes is None else episode_columns(batch.episodes[row])),
         )
         for row, (prompt, verdict) in enumerate(zip(batch.prompts, batch.verdicts, strict=True))
     ]

@@ -46,6 +46,7 @@ from grail_lightning.cli.trainer_options import (
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.runtime.command_folder import CommandFolder
 from grail_lightning.runtime.console import leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
@@ -152,7 +153,7 @@ class GrailCLI(LightningCLI):
     @contextmanager
     def _folder(self, checkpoint: str | None) -> Iterator[None]:
         """The folder of the subcommand: an empty one for a new run, that of the checkpoint's run, or a shared one."""
-        folder = RunFolder(self.trainer)
+        folder = CommandFolder(self.trainer)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             yield
         elif self.subcommand == "fit":
@@ -227,7 +228,3 @@ class FitOptions:
         """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded."""
         assert self._cli is not None
         self._cli.parser.instantiate_classes(self._cli.config)
-
-
-if __name__ == "__main__":
-    main()

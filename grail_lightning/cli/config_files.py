@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes o
 def expand_configs(args: Sequence[str]) -> list[str]:
     """The arguments, with each ``--config FILE`` preceded by the files on which it builds.
 
-    A file that is not in the working folder is looked up among the configs of the package. The key ``config`` of a file
-    names the file on which it builds, or a list of files, relative to its own folder. jsonargparse follows that key
-    only without subcommands. A file on which several of them build is read once.
+    The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder.
+    jsonargparse follows that key only without subcommands. A file that is not there, or not in the working folder for
+    ``--config``, is looked up among the configs of the package. A file on which several of them build is read once.
 
     Raises:
         ValueError: If a file is missing, holds no options, or builds on itself.
@@ -32,7 +33,7 @@ def expand_configs(args: Sequence[str]) -> list[str]:
         if argument not in ("--config", "-c") or not pending:
             expanded.append(argument)
             continue
-        *bases, last = _with_bases(Path(pending.popleft()))
+        *bases, last = _with_bases(Path(), pending.popleft())
         for file in [*(base for base in dict.fromkeys(bases) if base.resolve() not in read), last]:
             expanded += ["--config", str(file)]
             read.add(file.resolve())
@@ -101,14 +102,14 @@ def _emptied(options: object) -> Any:
     return emptied or None
 
 
-def shipped(file: Path) -> Path | None:
-    """The config of the package that is meant by `quickstart.yaml` or `configs/quickstart.yaml`; None without one.
+def find_config(name: Path, folder: Path = Path()) -> Path:
+    """The file of that name in a folder, or else the package's, as `quickstart.yaml` or `configs/quickstart.yaml`.
 
-    A mistyped folder stays an error.
+    Without either it is the first, which does not exist. A mistyped folder stays an error.
     """
-    parts = file.parts[1:] if file.parts[:1] == ("configs",) else file.parts
-    files = [folder.joinpath(*parts) for folder in CONFIGS if not file.is_absolute() and ".." not in parts]
-    return next((other for other in files if other.is_file()), None)
+    parts = name.parts[1:] if name.parts[:1] == ("configs",) else name.parts
+    ours = [place.joinpath(*parts) for place in CONFIGS if not name.is_absolute() and ".." not in parts]
+    return next((file for file in (folder / name, *ours) if file.is_file()), folder / name)
 
 
 def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
@@ -143,16 +144,15 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
-def _with_bases(file: Path, given_as: str = "`--config`", above: tuple[Path, ...] = ()) -> list[Path]:
-    """The files on which a file builds, followed by the file itself."""
-    if not file.is_file():
-        file = shipped(file) or file
+def _with_bases(folder: Path, name: str, given_as: str = "`--config`", above: tuple[Path, ...] = ()) -> list[Path]:
+    """The files on which the file of a name builds, followed by the file itself."""
+    file = find_config(Path(name), folder)
     if file.resolve() in above:
         raise ValueError(f"{given_as} must name another file to build on, but {file} builds on itself.")
     options = read_options(file, given_as)
     if "methods" in options:
         raise ValueError(f"{file} is a sweep of many runs. Run: python -m grail_lightning.sweep {file}")
-    base = options.get("config") or []
-    parents = (file.parent / str(name) for name in (base if isinstance(base, list) else [base]))
-    above = (*above, file.resolve())
-    return [*(part for parent in parents for part in _with_bases(parent, f"`config` in {file}", above)), file]
+    named = options.get("config") or []
+    named = named if isinstance(named, list) else [named]
+    bases = (_with_bases(file.parent, str(n), f"`config` in {file}", (*above, file.resolve())) for n in named)
+    return [*chain.from_iterable(bases), file]

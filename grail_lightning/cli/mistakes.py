@@ -12,7 +12,7 @@ from pathlib import Path
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from grail_lightning.callbacks.choices import choices
+from grail_lightning.cli.choices import choices
 from grail_lightning.cli.help import refuse
 from grail_lightning.policy.load import other_policy
 from grail_lightning.tasks.import_path import did_you_mean, import_function

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from jsonargparse import dict_to_namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from grail_lightning.evaluate.records import flat, unequal
+from grail_lightning.runtime.files import write_whole
 from grail_lightning.runtime.run_folder import RunFolder, unused
 
 
@@ -41,18 +42,16 @@ class SaveRunConfig(SaveConfigCallback):
         """Write the file, and log the options that differ from those of an earlier one. For the first rank."""
         text = self.parser.dump(self.config, skip_none=False)
         if self._file.is_file():
-            before, after = (dict_to_namespace(yaml.safe_load(t) or {}) for t in (self._file.read_text(), text))
-            names = {name for options in (before, after) for name, _ in options.items()}
+            before, after = (dict(flat(yaml.safe_load(t) or {})) for t in (self._file.read_text("utf-8"), text))
+            changed = unequal(before, after)
             if stage == "fit":  # The same run goes on. Evaluations of two checkpoints are two.
-                names -= {"ckpt_path"}
-            changed = [name for name in sorted(names) if before.get(name) != after.get(name)]
+                changed.pop("ckpt_path", None)
             if changed:
                 earlier = unused(self._file)
                 shutil.copy(self._file, earlier)
                 told = "; ".join(f"{name}: {before.get(name)} -> {after.get(name)}" for name in changed)
                 rank_zero_info(f"Other options than {earlier}: {told}")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(text)
+        write_whole(self._file, text)
 
 
 @contextmanager

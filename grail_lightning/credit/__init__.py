@@ -3,6 +3,7 @@
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Balanced, Random, RandomSubset, SameMagnitude, Shuffled
+from grail_lightning.credit.critic import CriticSearch, Judge
 from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
@@ -13,10 +14,12 @@ from grail_lightning.credit.resampled import Resampled
 from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.saliency import input_saliency
 from grail_lightning.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
+from grail_lightning.credit.turns import IGPO, GiGPO, TurnRewards
 
 __all__ = [
     "DGPO",
     "GRAIL",
+    "IGPO",
     "LESS",
     "PRIME",
     "RLSD",
@@ -29,7 +32,10 @@ __all__ = [
     "BilevelOptions",
     "CreditContext",
     "CreditControl",
+    "CriticSearch",
+    "GiGPO",
     "HighEntropy",
+    "Judge",
     "Mean",
     "Needs",
     "OARGradient",
@@ -48,6 +54,7 @@ __all__ = [
     "TokenCredit",
     "TokenWeights",
     "TreeAdvantage",
+    "TurnRewards",
     "Uniform",
     "WarmUp",
     "input_saliency",

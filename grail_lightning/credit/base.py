@@ -76,6 +76,12 @@ class TokenWeights:
             object.__setattr__(self, "fallback", self.values.new_zeros(len(self.values), dtype=torch.bool))
 
 
+def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
+    """``A_it = A_i · w_it``, plus the additive stage if there is one, ``[B, T]``."""
+    product = advantages[:, None] * weights.values
+    return product if weights.additive is None else product + weights.additive
+
+
 def uniform_weights(batch: RolloutBatch) -> TokenWeights:
     """Weight 1 on the valid tokens."""
     return TokenWeights(values=batch.response_mask.float())
@@ -278,3 +284,12 @@ def given(method: TokenCredit, value: _Value | None, name: str) -> _Value:
             "(`second` in `fit` alone); set `model.credit` to another method elsewhere."
         )
     return value
+
+
+def check_one_turn(method: object, batch: RolloutBatch, why: str, remedy: str) -> None:
+    """Check that no environment answers in these rollouts; `why` the method cannot have that, and what to do."""
+    if batch.turn is not None:
+        raise ValueError(
+            f"`{type(method).__name__}` {why}, but got rollouts of several turns, in which an environment answers. "
+            f"{remedy}"
+        )

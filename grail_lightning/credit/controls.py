@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, token_advantages
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
@@ -101,11 +101,9 @@ class SameMagnitude(CreditControl):
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The scaled weights, and the additive stage scaled alike."""
-        advantages = batch.advantages.double()[:, None]
-        credit = advantages * weights.values
-        if weights.additive is not None:
-            credit = credit + weights.additive
-        sums = torch.stack([(advantages * batch.response_mask).abs().sum(), credit.abs().sum()])
+        advantages = batch.advantages.double()
+        credit = token_advantages(advantages, weights)
+        sums = torch.stack([(advantages[:, None] * batch.response_mask).abs().sum(), credit.abs().sum()])
         uniform, total = all_reduce(sums, "sum").tolist()
         if uniform == 0 or total == 0:
             return weights
@@ -128,10 +126,8 @@ class Balanced(CreditControl):
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The scaled weights, and the additive stage scaled alike."""
-        uniform = batch.advantages.double()[:, None] * batch.response_mask
-        credit = batch.advantages.double()[:, None] * weights.values
-        if weights.additive is not None:
-            credit = credit + weights.additive
+        advantages = batch.advantages.double()
+        uniform, credit = advantages[:, None] * batch.response_mask, token_advantages(advantages, weights)
         kinds = torch.stack([batch.correct, ~batch.correct]).double()
         sums = torch.stack([kinds @ of.sum(1) for of in (uniform, credit, credit.abs())])
         wanted, total, absolute = all_reduce(sums, "sum")

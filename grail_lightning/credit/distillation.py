@@ -1,4 +1,4 @@
-"""RLSD: credit from the same model when its prompt contains the answer (arXiv 2604.03128). SDPG uses such prompts, too.
+"""RLSD: credit from the same model when its prompt contains the answer (arXiv 2604.03128).
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -9,20 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from grail_lightning.batch import RolloutBatch, pad_left
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.measure import logprobs
+from grail_lightning.credit.shown_answer import SENTENCE, check_sentence, with_shown_answers
 from grail_lightning.functional import TokenStats
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.base import Messages
-
-_PLACE = "{answer}"
-SENTENCE = "The correct answer is {answer}."
 
 
 @dataclass(eq=False)
@@ -100,33 +96,3 @@ class RLSD(TokenCredit):
         weights = self._weights = {name: w.to(trainable[name].device) for name, w in self._weights.items()}
         # The copies replace the parameters during a call; the parameters themselves are not written to.
         return lambda *inputs, **options: functional_call(policy, weights, inputs, options)
-
-
-def check_sentence(name: str, sentence: str) -> None:
-    """Check that a sentence has a place for the answer."""
-    if _PLACE not in sentence:
-        raise ValueError(f"`{name}` must contain {_PLACE}, where the gold answer goes, but got {sentence!r}.")
-
-
-def with_shown_answers(policy: Policy, batch: RolloutBatch, sentence: str) -> RolloutBatch:
-    """The same responses after prompts that end with `sentence`, in which {answer} is the reference answer."""
-    sentences = [sentence.replace(_PLACE, prompt.reference) for prompt in batch.prompts]
-    messages = [with_sentence(p.messages, s) for p, s in zip(batch.prompts, sentences, strict=True)]
-    ids, mask = pad_left([policy.encode(m) for m in messages], policy.tokenizer.pad_token_id)
-    device = batch.input_ids.device
-    return batch.replace(
-        input_ids=torch.cat([ids.to(device), batch.response_ids], 1),
-        attention_mask=torch.cat([mask.to(device), batch.response_mask], 1),
-    )
-
-
-def with_sentence(messages: Messages | str, sentence: str) -> Messages | str:
-    """The problem with a sentence appended to the last turn of the user, before any white space at its end."""
-    if isinstance(messages, str):
-        text = messages.rstrip()
-        return f"{text} {sentence}{messages[len(text) :]}"
-    last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
-    return [
-        {**message, "content": str(with_sentence(message["content"], sentence))} if k == last else message
-        for k, message in enumerate(messages)
-    ]

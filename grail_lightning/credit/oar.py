@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from grail_lightning.batch import RolloutBatch, micro_batches
 from grail_lightning.batch.rows import cut_responses, last_marked
@@ -20,6 +21,7 @@ from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import Trunk
 from grail_lightning.policy.layout import Alignment
+from grail_lightning.policy.micro_batch import scatter, zero_table
 from grail_lightning.runtime.checks import check_options
 
 AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
@@ -95,15 +97,13 @@ class OARGradient(TokenCredit):
         # Later tokens have no score: the last one is the answer's last token. If the distribution is read there and
         # tokens read the position before them, the token after it has a score, too.
         beyond = self.distribution == "last" and self.alignment == "predictor"
-        ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.response_lengths)
+        ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.valid_lengths)
         short = cut_responses(batch, ends)
-        scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
+        scores = zero_table(policy, batch)
         for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
             micro_batch = short.select(part)
             noise = self.draw_noise(policy, micro_batch, context)
-            part_scores = self.gradient_scores(policy, micro_batch, noise, context)
-            scores = scores.to(part_scores.dtype)
-            scores[part.to(scores.device), : part_scores.shape[1]] = part_scores
+            scatter(scores, part, self.gradient_scores(policy, micro_batch, noise, context))
         return scores
 
     def draw_noise(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
@@ -240,12 +240,12 @@ class OARPerturbation(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from a forward pass for each token."""
         scope = scoped_tokens(batch, "reasoning")
-        target = _final(scope) if self.distribution == "last" else batch.answer.whole
+        target = _token_before(batch.answer.whole) if self.distribution == "last" else batch.answer.whole
         ends = last_marked(target)
         # Tokens after the last one whose prediction is read cannot change that prediction.
         short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
         costs = torch.stack([batch.prompt_lengths, ends], 1)
-        scores = torch.zeros(scope.shape, dtype=torch.float32, device=scope.device)
+        scores = zero_table(policy, batch)
         rows = (_eligible(batch) & scope.any(1)).nonzero().flatten()
         share = self.share_prefix and policy.supports_kv_continuation
         with explaining(policy):
@@ -260,7 +260,6 @@ class OARPerturbation(TokenCredit):
                     else policy.hidden(clean.attention_mask, input_ids=clean.input_ids)
                 )
                 reference = _answer_distribution(self, policy, clean, states, context)
-                scores = scores.to(reference.dtype)
                 for k, t in _branches(scope[part], costs[part], context.token_budget, share):
                     perturbed = _perturbed(policy, clean.select(k), t)
                     states = _states(policy, clean, perturbed, trunk, k, int(t.min()))
@@ -299,7 +298,7 @@ def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBa
     return batch.replace(input_ids=ids)
 
 
-def _final(mask: Tensor) -> Tensor:
-    """``[B, T]`` bool: only the last True column of each row."""
-    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return mask & (columns == last_marked(mask)[:, None])
+def _token_before(whole: Tensor) -> Tensor:
+    """``[B, T]`` bool: the token before each row's answer, sampled or not; none without an answer."""
+    begun = whole.long().cumsum(1) > 0
+    return F.pad(begun[:, 1:], (0, 1)) & ~begun

@@ -21,6 +21,7 @@ from grail_lightning.credit.base import (
     Place,
     TokenCredit,
     TokenWeights,
+    check_one_turn,
     given,
 )
 from grail_lightning.credit.measure import entropies
@@ -69,7 +70,8 @@ class Resampled(TokenCredit):
 
     Rollouts outside the gate, without an advantage, or without a border keep weight 1. So do those for which the budget
     does not suffice, which count as fallbacks. The continuations are extra tokens: ``credit/continued_tokens`` is their
-    number over all ranks.
+    number over all ranks. Rollouts of several turns are refused, because an environment cannot be brought back to the
+    state that it had at a border.
 
     Args:
         continuations: K.
@@ -109,6 +111,7 @@ class Resampled(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
+        check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
         source = given(self, context.continuations, "continuations")
         rows = self._rows(policy, batch, context)
         spent = self._measure(rows, batch, source)
@@ -130,7 +133,7 @@ class Resampled(TokenCredit):
         return TokenWeights(
             values=values,
             # In the direction of the outcome: what a step took from a wrong response, or gave to a right one.
-            scores=advantages.sign()[:, None] * added,
+            scores=(2 * batch.correct.to(advantages) - 1)[:, None] * added,
             additive=added,
             fallback=fallback.to(mask.device),
             metrics={

@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
@@ -68,6 +69,7 @@ class AttentionRhythm(TokenCredit):
 
     Rollouts outside the gate keep weight 1 and need no forward pass. The pass uses eager attention on padded rows. The
     maps of one block exist at a time, ``b · H · N²`` numbers: lower `execution.token_budget` if they are too large.
+    In rollouts of several turns no difference is taken, and no bonus passed on, over what an environment answers.
 
     Args:
         rhythm: pre_plan, anchor or coupled.
@@ -119,8 +121,10 @@ class AttentionRhythm(TokenCredit):
         median = looks_back.masked_fill(~mask, torch.nan).nanmedian(1, keepdim=True).values
         local = anchors & (looks_back < median)
         moved = extra.clone()
+        # The column in which the turn of each token begins.
+        begun = torch.where(mask, 0, torch.arange(1, mask.shape[1] + 1, device=mask.device)).cummax(1).values.tolist()
         for row, place in local.nonzero().tolist():
-            first = max(0, place - self.reach)
+            first = max(begun[row][place], place - self.reach)
             if first == place:
                 continue
             giver = first + int(change[row, first:place].argmax())
@@ -131,16 +135,16 @@ class AttentionRhythm(TokenCredit):
 
 
 def _change(looks_back: Tensor, mask: Tensor) -> Tensor:
-    """``[B, T]``: the size of the difference to the next token; 0 for the last two tokens, one of which is not run."""
+    """``[B, T]``: the size of the difference to the next token; 0 for the last two of a turn, one of which has none."""
     change = torch.zeros_like(looks_back)
     change[:, :-1] = (looks_back[:, :-1] - looks_back[:, 1:]).abs()
-    last = mask.sum(1, keepdim=True) - 2
-    return change.masked_fill(~mask | (torch.arange(mask.shape[1], device=mask.device) >= last), 0)
+    followed = mask[:, :-2] & mask[:, 1:-1] & mask[:, 2:]
+    return change.masked_fill(~F.pad(followed, (0, mask.shape[1] - followed.shape[1])), 0)
 
 
 def _read(policy: Policy, layout: TokenLayout, options: AttentionOptions) -> tuple[Tensor, Tensor]:
     """Lookback and influence ``[b, t]`` of the response tokens in a padded layout."""
-    # The last token of a row is not a query: it is run only where another row is longer.
+    # The last token of a turn is not a query. That of a row is run only where another row is longer.
     queries = _marked(layout, layout.predictors) & _marked(layout, layout.places[layout.places >= 0])
     with _figures(policy, queries, options) as figures:
         policy.decode(layout)

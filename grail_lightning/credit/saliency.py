@@ -21,7 +21,7 @@ from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, Token
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment, TokenLayout
-from grail_lightning.policy.micro_batch import cut_rows
+from grail_lightning.policy.micro_batch import cut_rows, scatter, zero_table
 from grail_lightning.policy.reference import requiring_grad
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.seeds import preserved
@@ -178,15 +178,13 @@ def saliency_of_rows(
     # Tokens after the last explained one cannot change its likelihood.
     short = cut_responses(batch, last_marked(target.explained))
     explained = short.response_mask & target.explained
-    scores = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=batch.response_mask.device)
+    scores = zero_table(policy, batch)
     with explaining(policy):
         for micro in cut_rows(policy, short, target.rows.nonzero().flatten(), token_budget, share_responses=False):
             some = short.select(micro.rows)
-            part, columns = micro.rows.to(scores.device), some.response_mask.shape[1]
+            own = replace(target, explained=explained[micro.rows.to(scores.device), : some.response_mask.shape[1]])
             layout = policy.layout(some, micro.starts, share_responses=False)
-            saliency = _saliency(policy, layout, replace(target, explained=explained[part, :columns]), temperature)
-            scores = scores.to(saliency.dtype)
-            scores[part, :columns] = saliency
+            scatter(scores, micro.rows, _saliency(policy, layout, own, temperature))
     return scores
 
 

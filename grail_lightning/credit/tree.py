@@ -15,18 +15,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.batch import RolloutBatch, SampledBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_one_turn
 from grail_lightning.credit.measure import gradient_energies
-from grail_lightning.functional.advantages import EQUAL_REWARDS, group_sums, state_values, value_changes
+from grail_lightning.credit.turns import turn_states, turn_table
+from grail_lightning.functional.advantages import EQUAL_REWARDS, group_std, group_sums, state_values, value_changes
+from grail_lightning.functional.turns import spread_turns, sum_by_turn, turn_changes
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import response_nodes
+from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.import_path import import_function
 
 Outcome = Literal["reward", "correctness"]
 Tail = Literal["zero", "own"]
+Unit = Literal["token", "turn"]
 Marks = Sequence[tuple[int, str]]
 """Where a text reaches a new state: the number of characters after which it does, and the key of the state."""
 
@@ -48,10 +51,16 @@ class TreeAdvantage(TokenCredit):
 
     .. math:: V_{-i}(s_t) = \frac{\sum_{j \ne i} r_j + \kappa V_{-i}(s_{t-1})}{n_{s_t} - 1 + \kappa}
 
+    Rows in one state have one gradient at its token while the policy is the one that sampled, and ``V(s_t)`` is their
+    mean outcome: the terms are then the same estimate as ``c (r_i - V(s_{t-1}))``, a baseline by state.
+
     The terms of a row that is alone in its states are 0, so the method becomes GRPO where texts part early: `in_tree`
     is the share of tokens that are in a state with another row. The last change of a row that leaves the tree includes
     its own outcome, unless `own_row` is off. A group whose outcomes are all equal has no terms, and its rows are
     not run. Truncated rollouts count in the values.
+
+    In rollouts of several turns what an environment answers is part of the prefix. A change of value over it is the
+    environment's chance, which no token is credited with.
 
     Args:
         outcome: The outcomes ``r``: the rewards, or 1 for a right response and 0 for a wrong one.
@@ -64,7 +73,8 @@ class TreeAdvantage(TokenCredit):
         state: The state: `prefix`, the tokens so far; `numbers`, the set of numbers completed so far; or the import
             path of a function from a text to pairs (number of characters after which a state is reached, its key as a
             string). All tokens from one state to the next get the change between them, those after the last state
-            the outcome less its value.
+            the outcome less its value. `turns`: the states in which turns begin, by the environment's `state_key`, else
+            the ids so far; `in_tree` is then the share of turns.
 
     Source: TEMPO, arXiv 2509.18314, and its published code, which keeps the row, divides by the standard deviation +
     1e-6 or not at all, and has no scale; states: Numca, arXiv 2605.29782; `own_row: false` is ours.
@@ -80,29 +90,43 @@ class TreeAdvantage(TokenCredit):
 
     def __post_init__(self) -> None:
         check_options(self, outcome=Outcome, shrinkage="[0, inf)", scale="[0, inf)")
-        known: dict[str, Any] = {"prefix": None, "numbers": numbers}
+        known: dict[str, Any] = {"prefix": None, "turns": None, "numbers": numbers}
         self._marks_of: Callable[[str], Marks] | None = import_function(self.state, known, "`state`", "mypkg.lemmas")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
         mask, advantages = batch.response_mask, batch.advantages
-        path = _prefix_path(batch) if self._marks_of is None else _marked_path(batch, policy, self._marks_of)
         outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
-        values, reached = state_values(path, outcomes, own_row=self.own_row, shrinkage=self.shrinkage)
-        changes = value_changes(path, outcomes, values)
+        changes, shared = self._changes(policy, batch, outcomes)
         # A rounding error is no change.
         terms = self.scale * changes.masked_fill(changes.abs() <= EQUAL_REWARDS, 0)
         if self.standardise:
             terms = terms * _inverse_std(outcomes, batch.group.cpu())[:, None]
-        additive = terms.to(advantages)
+        additive = terms.to(advantages).masked_fill(~mask, 0)
         return TokenWeights(
             # Without the group's advantage the terms are all there is.
             values=(mask & self.advantage).to(advantages.dtype),
             # In the direction of the outcome: what a token took from a wrong response, or gave to a right one.
-            scores=advantages.sign()[:, None] * additive,
+            scores=(2 * batch.correct.to(advantages) - 1)[:, None] * additive,
             additive=additive,
-            metrics={"in_tree": Mean.share(reached[:, 1:][path[:, 1:] >= 0] > 1)},
+            metrics={"in_tree": Mean.share(shared)},
         )
+
+    def _changes(self, policy: Policy, batch: RolloutBatch, outcomes: Tensor) -> tuple[Tensor, Tensor]:
+        """``[B, T]``: the change of value that each token belongs to; and which states are those of several rows."""
+        options: dict[str, Any] = {"own_row": self.own_row, "shrinkage": self.shrinkage}
+        if self.state == "turns":
+            turns = turn_table(batch)
+            exists, states = turns.exists.cpu(), turn_states(batch, turns)
+            values, reached = state_values(states, outcomes, **options)
+            changes = turn_changes(values, outcomes, exists)
+            return spread_turns(changes, turns.numbers.cpu()), reached[exists] > 1
+        if self._marks_of is not None:
+            why = f"reads states (`state: {self.state}`) from the text of one response"
+            check_one_turn(self, batch, why, "Set `state: prefix` or `state: turns`.")
+        path = prefix_path(batch) if self._marks_of is None else _marked_path(batch, policy, self._marks_of)
+        values, reached = state_values(path, outcomes, **options)
+        return value_changes(path, outcomes, values), reached[:, 1:][batch.response_mask.cpu()] > 1
 
 
 class PrefixWeights(TokenCredit):
@@ -115,12 +139,11 @@ class PrefixWeights(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the prefix tree of each group."""
-        nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+        nodes, mask = group_nodes(batch), batch.response_mask
         valid = nodes >= 0
-        sharing = torch.bincount(nodes[valid])[nodes[valid]]
-        values = torch.zeros(nodes.shape, dtype=batch.advantages.dtype)
-        values[valid] = 1 / sharing.to(values)
-        return TokenWeights(values=values.to(batch.response_mask.device), metrics={"in_tree": Mean.share(sharing > 1)})
+        sharing = torch.bincount(nodes[valid], minlength=1)[nodes.clamp(min=0)]
+        values = torch.where(mask, 1 / sharing.to(mask.device, batch.advantages.dtype), 0)
+        return TokenWeights(values=values, metrics={"in_tree": Mean.share(sharing[mask.cpu()] > 1)})
 
 
 @dataclass(eq=False)
@@ -130,7 +153,8 @@ class OptimalBaseline(TokenCredit):
     .. math:: A_{it} = r_i - B_t, \qquad B_t = \frac{\sum_j r_j W_{jt}}{\sum_j W_{jt}}, \qquad
               W_{jt} = \sum_{k \le t} \Bigl(1 - 2 \pi_{jk} + \sum_v \pi_k(v)^2\Bigr)
 
-    over the rows ``j`` of the group that have a token ``t``. ``π`` is the policy at the sampling temperature. The
+    over the rows ``j`` of the group that have a token ``t``, of an environment's answer, too, whose tokens have no
+    summand. ``π`` is the policy at the sampling temperature. The
     summand is the squared norm of the gradient of a token's log-probability with respect to its logits. The whole
     advantage is the additive stage, so `objective.scale_rewards` does not act. Groups without an advantage have none
     and need no forward pass.
@@ -138,15 +162,18 @@ class OptimalBaseline(TokenCredit):
     Args:
         tail: The baseline of tokens at positions that only the group's longest row reaches: 0, or the row's own reward,
             so that these tokens have no advantage. Published is zero.
+        unit: What has a baseline: each position (`token`, as published), or each number of a `turn`, whose ``W`` is
+            summed up to the turn's end.
 
     Source: the published code of verl, `compute_optimal_token_baseline_advantage`. There ``1e-8`` is added to the
     denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
     """
 
     tail: Tail = "zero"
+    unit: Unit = "token"
 
     def __post_init__(self) -> None:
-        check_options(self, tail=Tail)
+        check_options(self, tail=Tail, unit=Unit)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantage as an additive stage."""
@@ -155,14 +182,19 @@ class OptimalBaseline(TokenCredit):
         differs = (rewards - total / size).abs() > EQUAL_REWARDS  # Else the baseline is the reward.
         live = torch.isin(batch.group, batch.group[differs & (batch.advantages != 0)])
         energy = gradient_energies(policy, batch, context, live.nonzero().flatten())
-        additive = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+        turns, by_unit, exists = turn_table(batch), energy, batch.valid_mask
+        if self.unit == "turn":
+            exists = turns.exists
+            by_unit = sum_by_turn(energy, turns.numbers, exists.shape[1])
+        additive = torch.zeros(exists.shape, dtype=torch.float64, device=mask.device)
         for group in sorted(set(batch.group[live].tolist())):
             rows = batch.group == group
-            weight = (energy[rows].cumsum(1) + _EPS) * mask[rows]
+            weight = (by_unit[rows].cumsum(1) + _EPS) * exists[rows]
             baseline = (weight * rewards[rows, None]).sum(0) / weight.sum(0).clamp(min=_EPS)
             if self.tail == "zero":
-                baseline = torch.where(mask[rows].sum(0) > 1, baseline, 0)
-            additive[rows] = (rewards[rows, None] - baseline) * mask[rows]
+                baseline = torch.where(exists[rows].sum(0) > 1, baseline, 0)
+            additive[rows] = (rewards[rows, None] - baseline) * exists[rows]
+        additive = spread_turns(additive, turns.numbers) if self.unit == "turn" else additive * mask
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
             additive=additive.to(batch.advantages.dtype),
@@ -172,9 +204,7 @@ class OptimalBaseline(TokenCredit):
 
 def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
     """``[B]``: 1 over the unbiased standard deviation of each row's group + 1e-4; 0 without a deviation."""
-    total, size = group_sums(outcomes, group)
-    squares, _ = group_sums((outcomes - total / size).square(), group)
-    std = (squares / (size - 1).clamp(min=1)).sqrt()
+    std = group_std(outcomes, group)
     return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)
 
 
@@ -197,9 +227,12 @@ def numbers(text: str) -> Marks:
     return marks
 
 
-def _prefix_path(batch: RolloutBatch) -> Tensor:
-    """``[B, T + 1]``: the prefixes of each group's responses, which are the nodes of its prefix tree."""
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+def prefix_path(batch: SampledBatch) -> Tensor:
+    """``[B, T + 1]``: the state before the first token, which is the group's, and after each token; −1 on padding.
+
+    States are the prefixes of each group's responses, numbered as the nodes of its prefix tree.
+    """
+    nodes = group_nodes(batch)
     start = int(nodes.max()) + 1 if nodes.numel() else 0
     _, roots = torch.unique(batch.group.cpu(), return_inverse=True)
     return torch.cat([start + roots[:, None], nodes], 1)

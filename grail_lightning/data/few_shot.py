@@ -12,7 +12,8 @@ from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_counts, check_path
-from grail_lightning.tasks.base import Messages, Prompt, Task
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.problem import Messages, Prompt
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ def read_examples(
         raise ValueError(
             f"`few_shot.number` must not exceed the {len(indices)} rows of {table.source}, but got {few_shot.number}."
         )
-    examples = []
-    for number, index in enumerate(indices[: few_shot.number]):
-        prompt = RowPrompts(table, indices, spec, task)[number]
+    examples, chosen = [], indices[: few_shot.number]
+    for index, prompt in zip(chosen, RowPrompts(table, chosen, spec, task), strict=True):
         solution = table.rows[index].get(few_shot.solution)
         place = f"{table.place(index)}: the column `{few_shot.solution}`"
         answer = task.answer(solution) if isinstance(solution, str) else None

@@ -1,6 +1,8 @@
-"""The data modules of generated problems: chains of additions and subtractions, and word problems."""
+"""The data modules of generated problems: chains of additions and subtractions, word problems, questions to look up."""
 
 from __future__ import annotations
+
+from typing import cast
 
 from grail_lightning.answers import Marker
 from grail_lightning.data.few_shot import FewShot
@@ -10,10 +12,13 @@ from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
 from grail_lightning.data.sources import DatasetSpec, Table, check_counts
 from grail_lightning.data.tables import TableData
+from grail_lightning.environments.search import Search
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.environment import Environment, EnvironmentTask
+from grail_lightning.tasks.search import SEARCH_ANSWER, SearchSpace
 from grail_lightning.tasks.words import WordProblemSpace
 
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
@@ -116,3 +121,56 @@ class WordProblemData(TableData):
         """The generated problems of a split, as one table."""
         rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
         return [(DatasetSpec("word_problems", split=PROBLEM_SPLITS[split]), Table(f"word problems ({split})", rows))]
+
+
+class SearchData(TableData):
+    """Generated questions of several hops, whose facts are looked up with `Search`.
+
+    Training, validation and test questions are disjoint, and so are the graphs of facts that they are about, whatever
+    the seeds and sizes. Prediction uses the test split. The columns are `problem`, `answer`, `hops`, `path` and
+    `graph`, see `SearchSpace`, so `curriculum: {column: hops, …}` works.
+
+    Args:
+        num_train: The number of training questions.
+        num_val: The number of validation questions.
+        num_test: The number of test questions.
+        problems: The space of questions: numbers of hops, of graphs, and of entities of a graph.
+        seed: The seed that selects the questions. It is not the run's seed, so that runs with different seeds are
+            tested on the same questions.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        task: The task; default an `EnvironmentTask` with `Search` in plain tags and no instructions, whose answer
+            follows `Answer:` and is compared as text: what the packaged policy `search` knows.
+        curriculum: Easy questions first, by a column; by default all questions from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 20_000,
+        num_val: int = 256,
+        num_test: int = 256,
+        problems: SearchSpace = SearchSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        task: Task | None = None,
+        curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        task = task or EnvironmentTask(
+            cast("type[Environment]", Search),  # One by its methods, which mypy does not see.
+            calls="tags",
+            instruction="",
+            tool_instruction="",
+            answer=SEARCH_ANSWER,
+            compare="text",
+        )
+        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, curriculum=curriculum, kept=kept)
+        self.problems, self.seed = problems, seed
+        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The generated questions of a split, as one table."""
+        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        return [(DatasetSpec("search", split=PROBLEM_SPLITS[split]), Table(f"search ({split})", rows))]

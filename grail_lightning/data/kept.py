@@ -12,7 +12,8 @@ from lightning.pytorch import Trainer
 
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.tasks.base import Prompt, Task
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.problem import Prompt
 
 _COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]
 
@@ -37,8 +38,8 @@ class Kept:
 def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[PromptSet]:
     """The newest kept rollouts of each dataset, which the task grades again.
 
-    Each is a prompt with the columns `response`, `response_ids` and `finished`, which `predict` takes instead of
-    sampling.
+    Each is a prompt with the columns `response`, `response_ids`, `finished` and, with an environment, `response_turns`,
+    `prompt_ids` and `episode`, which `predict` takes instead of sampling.
     """
     folder = Path(kept.folder or "rollouts")
     if kept.folder is None and trainer is not None:
@@ -54,6 +55,8 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
     by_dataset: dict[str, list[Prompt]] = {}
     for row in _newest(files, kept.newest):
         response = {"response": row["response"], "response_ids": row["token_ids"], "finished": row["finished"]}
+        if row.get("turns") is not None:
+            response |= {"response_turns": row["turns"], "prompt_ids": row["prompt_ids"], "episode": row["episode"]}
         prompt = Prompt(
             messages=json.loads(row["messages"]),
             reference=row["reference"],
@@ -82,7 +85,9 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.read_table(file).select(_COLUMNS).to_pylist()
+        table = pq.read_table(file)
+        turns = [name for name in ("turns", "prompt_ids", "episode") if name in table.column_names]
+        rows: list[dict[str, Any]] = table.select(_COLUMNS + turns).to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:
         raise ValueError(
             f"{file} must be a whole Parquet file with the columns that `KeepRollouts` writes, but got: {error} Leave "

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.tasks.base import Messages, Prompt
+from grail_lightning.tasks.problem import Messages, Prompt
 
 Encode = Callable[[Messages | str], Sequence[int]]
 

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.sources import check_weight
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
-from grail_lightning.tasks.base import Prompt, Task
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.problem import Prompt
 
 
 class RowPrompts(Sequence[Prompt]):
@@ -40,8 +41,11 @@ class RowPrompts(Sequence[Prompt]):
         if isinstance(index, slice):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
-        answers = answers_in(row[self.spec.answer])  # Several ones are one list, whose order does not matter.
-        row |= {"problem": str(row[self.spec.problem]), "answer": ", ".join(map(str, answers))}
+        if (problem := row.get(self.spec.problem)) is not None:
+            row["problem"] = str(problem)
+        if (answer := row.get(self.spec.answer)) is not None:
+            # Several ones are one list, whose order does not matter.
+            row["answer"] = ", ".join(map(str, answers_in(answer)))
         try:
             made = prompt_of(self.task, row)
         except ValueError as error:  # The same one, which still tells where it was raised.

@@ -6,7 +6,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -268,13 +268,14 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
             ) from error
 
 
-def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
-    """The indices of the rows that `spec` selects, ascending, each with a problem and an answer."""
+def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ()) -> list[int]:
+    """The indices of the rows that `spec` selects, ascending, with a problem and an answer unless `optional`."""
     where = spec.where or {}
+    needed = [column for name, column in (("problem", spec.problem), ("answer", spec.answer)) if name not in optional]
     selected: list[int] = []
     for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
         place = table.place(index)
-        missing = [column for column in (spec.problem, spec.answer, *where) if column not in row]
+        missing = [column for column in (*needed, *where) if column not in row]
         if missing:
             there = getattr(table.rows, "column_names", None) or list(row)
             raise ValueError(
@@ -282,9 +283,11 @@ def select_rows(table: Table, spec: DatasetSpec) -> list[int]:
                 "the right one with `problem`, `answer` or `where` of the dataset."
             )
         if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
-            _check_text(row[spec.problem], f"{place}: `{spec.problem}`")
-            for answer in answers_in(row[spec.answer]) or [None]:
-                _check_text(answer, f"{place}: `{spec.answer}`")
+            if spec.problem in needed or row.get(spec.problem) is not None:
+                _check_text(row[spec.problem], f"{place}: `{spec.problem}`")
+            if spec.answer in needed or row.get(spec.answer) is not None:
+                for answer in answers_in(row[spec.answer]) or [None]:
+                    _check_text(answer, f"{place}: `{spec.answer}`")
             selected.append(index)
             if len(selected) == spec.limit:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -71,9 +71,10 @@ class TableData(PromptData):
         """Read, filter and check the datasets of a split."""
         if split == "predict" and self.kept is not None:
             return kept_rollouts(self.kept, self.task, self.trainer)
-        examples = self._examples()
+        examples = self._examples
         return [self._load_one(split, spec, table, examples) for spec, table in self.tables(split)]
 
+    @cached_property  # The table that holds them may be large, and every split has the same.
     def _examples(self) -> list[Example]:
         if self.few_shot is None:
             return []
@@ -87,12 +88,15 @@ class TableData(PromptData):
                     "`few_shot.dataset` must name the dataset with the worked examples, because there is no `train`."
                 )
             spec, table = tables[0]
-        return read_examples(self.few_shot, spec, table, select_rows(table, spec), self.task)
+        return read_examples(self.few_shot, spec, table, self._select(table, spec), self.task)
+
+    def _select(self, table: Table, spec: DatasetSpec) -> list[int]:
+        return select_rows(table, spec, self.task.optional_columns)
 
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
         # The prompt of a row that serves as an example would contain its own answer.
         used = {example.row for example in examples if example.source == spec.source}
-        rows = [row for row in select_rows(table, spec) if row not in used]
+        rows = [row for row in self._select(table, spec) if row not in used]
         if not rows:
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
         change = partial(with_examples, examples=examples, few_shot=self.few_shot) if self.few_shot else None

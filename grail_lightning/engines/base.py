@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
+from grail_lightning.engines.turns import ResendingTurns, TurnSampler
+from grail_lightning.environments import Episode, Turn
+from grail_lightning.environments.transcript import read_episode
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt, TokenText
 
 
 class RolloutEngine(ABC):
@@ -63,6 +69,13 @@ class RolloutEngine(ABC):
         """
         return self.generate(prompts, group_size, sampling, derive_seed(*seeds))
 
+    def turns(self, sampling: Sampling) -> AbstractContextManager[TurnSampler]:
+        """A sampler of rollouts of several turns, for the duration of one batch.
+
+        By default each turn is a call of `generate_seeded` with all tokens so far as the prompt.
+        """
+        return nullcontext(ResendingTurns(self, sampling))
+
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:
         """Sample with the present weights of `policy` from now on.
@@ -81,34 +94,44 @@ def build_batch(
     responses: list[list[int]],
     finished: list[bool],
     sampling_logprobs: list[list[float]] | None = None,
+    *,
+    sampled: list[list[bool]] | None = None,
+    turn: list[list[int]] | None = None,
 ) -> SampledBatch:
-    """Assemble a batch from sampled ids, for use by engines.
+    """Assemble a batch from sampled ids, for use by engines; or from rollouts of several turns.
 
     Args:
         policy: The policy that encodes the prompts and decodes the responses.
         prompts: The ``B / group_size`` prompts.
         group_size: The number of responses to each prompt.
-        responses: ``B`` lists of sampled ids, the end token included.
+        responses: ``B`` lists of sampled ids, the end token included; with several turns all ids after the prompt.
         finished: ``B`` values: whether the response ended by itself.
-        sampling_logprobs: ``B`` lists as long as the responses.
+        sampling_logprobs: ``B`` lists as long as the responses, with any number for a token that was not sampled.
+        sampled: ``B`` lists as long as the responses: whether the policy sampled the token; None if all are.
+        turn: ``B`` lists as long as the responses, the numbers of the turns, see `SampledBatch.turn`; given with
+            `sampled`. The texts are then those of the last turns.
     """
     pad = policy.tokenizer.pad_token_id
     encoded = [ids for prompt in prompts for ids in [policy.encode(prompt.messages)] * group_size]
     prompt_ids, prompt_mask = pad_left(encoded, pad)
     lengths = torch.tensor([len(ids) for ids in responses], dtype=torch.long)
     response_ids = _right_padded(responses, pad, torch.int32)
-    response_mask = lengths_to_mask(lengths, response_ids.shape[1])
+    valid = lengths_to_mask(lengths, response_ids.shape[1])
+    texts = responses
+    if turn is not None and sampled is not None:
+        texts = [last_turn(*row) for row in zip(responses, sampled, turn, strict=True)]
     return SampledBatch(
         input_ids=torch.cat([prompt_ids.int(), response_ids], 1),
-        attention_mask=torch.cat([prompt_mask, response_mask], 1),
+        attention_mask=torch.cat([prompt_mask, valid], 1),
         response_ids=response_ids,
-        response_mask=response_mask,
+        response_mask=valid if sampled is None else _right_padded(sampled, False, torch.bool),
         group=torch.arange(len(prompts)).repeat_interleave(group_size),
         row=torch.arange(len(responses)),
         finished=torch.tensor(finished, dtype=torch.bool),
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
-        texts=[decode(policy, ids) for ids in responses],
+        texts=[decode(policy, ids) for ids in texts],
         sampling_logprobs=None if sampling_logprobs is None else _right_padded(sampling_logprobs, 0.0, torch.float32),
+        turn=None if turn is None else _right_padded(turn, 0, torch.long),
     ).to(policy.device)
 
 
@@ -116,8 +139,18 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     """A batch of existing responses, from the column `response` of each prompt; one response for each prompt.
 
     The columns `response_ids` and `finished` give the sampled tokens, and whether the response ended by itself. Without
-    them the text is tokenised, and counts as finished.
+    them the text is tokenised, and counts as finished. Rollouts of several turns also have `response_turns`, the number
+    of the turn in which each of these tokens was sampled (−1 if an environment put it in), `prompt_ids`, and `episode`.
+
+    Raises:
+        ValueError: If a rollout of several turns has only its text, which does not say what the policy sampled.
     """
+    if any("num_invalid_calls" in p.columns and "response_turns" not in p.columns for p in prompts):
+        raise ValueError(
+            "A given rollout of several turns must have the columns `response_ids`, `response_turns`, `prompt_ids` and "
+            "`episode`, but got its text alone, which does not say what the policy sampled. Give what `KeepRollouts` "
+            "kept by `data.kept`."
+        )
     ids = [
         [int(token) for token in prompt.columns["response_ids"]]
         if "response_ids" in prompt.columns
@@ -125,7 +158,23 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
         for prompt in prompts
     ]
     finished = [bool(prompt.columns.get("finished", True)) for prompt in prompts]
-    return build_batch(policy, prompts, 1, ids, finished)
+    if not any("response_turns" in prompt.columns for prompt in prompts):
+        return build_batch(policy, prompts, 1, ids, finished)
+    turns = [prompt.columns.get("response_turns", [0] * len(row)) for prompt, row in zip(prompts, ids, strict=True)]
+    sampled = [[number >= 0 for number in row] for row in turns]
+    # What an environment answers to a turn counts as part of it.
+    turns = [list(accumulate(row, max)) for row in turns]
+    asked = [
+        replace(p, messages=TokenText("", p.columns["prompt_ids"])) if "prompt_ids" in p.columns else p for p in prompts
+    ]
+    batch = build_batch(policy, asked, 1, ids, finished, sampled=sampled, turn=turns)
+    told = [p.columns.get("episode") for p in prompts]
+    known = all(episode or "response_turns" not in p.columns for episode, p in zip(told, prompts, strict=True))
+    episodes = [
+        read_episode(episode) if episode else Episode(turns=(Turn(text=text),), end="answered" if whole else "tokens")
+        for episode, text, whole in zip(told, batch.texts, finished, strict=True)
+    ]
+    return batch.replace(prompts=list(prompts), episodes=episodes if known else None)
 
 
 def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:
@@ -140,13 +189,19 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
         )
 
 
+def last_turn(ids: Sequence[int], sampled: Sequence[bool], turn: Sequence[int]) -> list[int]:
+    """The ids that the policy sampled in the last turn of a rollout."""
+    last = max((number for own, number in zip(sampled, turn, strict=True) if own), default=None)
+    return [token for token, own, number in zip(ids, sampled, turn, strict=True) if own and number == last]
+
+
 def decode(policy: Policy, ids: list[int]) -> str:
     """The text that is graded: the ids decoded without special tokens and without clean-up."""
     text: str = policy.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
-def _right_padded(rows: Sequence[list[int] | list[float]], pad: float, dtype: torch.dtype) -> Tensor:
+def _right_padded(rows: Sequence[list[int] | list[float] | list[bool]], pad: float, dtype: torch.dtype) -> Tensor:
     width = max(map(len, rows), default=0)
     padded = [[*row, *[pad] * (width - len(row))] for row in rows]
     return torch.tensor(padded, dtype=dtype).reshape(len(rows), width)

@@ -5,6 +5,8 @@ Shapes: ``n`` rows, ``H`` key/value heads, ``L`` cached tokens, ``d`` head width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
@@ -98,6 +100,18 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
             else:
                 layer.batch_select_indices(kept[order])
         return order
+
+    def tokens(self, row: Tensor, column: Tensor) -> list[Tensor]:
+        """The keys and values ``[k, H, d]`` of single tokens, of one layer after the other."""
+        return [table[row, :, column] for layer in self.layers for table in (layer.keys, layer.values)]
+
+    def fill(self, tokens: Sequence[Tensor], valid: Tensor) -> None:
+        """Begin an empty cache with keys and values, as of `tokens`, in the columns ``valid [n, L]``; others are 0."""
+        row, column = valid.nonzero(as_tuple=True)
+        for layer, keys, values in zip(self.layers, tokens[::2], tokens[1::2], strict=True):
+            shapes = [(len(valid), new.shape[1], valid.shape[1], new.shape[2]) for new in (keys, values)]
+            layer.update(*(new.new_zeros(()).expand(shape) for new, shape in zip((keys, values), shapes, strict=True)))
+            layer.keys[row, :, column], layer.values[row, :, column] = keys, values
 
     @property
     def takes_padding(self) -> bool:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask
 from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import Claim, Kind, check_claims, check_tensor
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 _REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
 
@@ -49,12 +50,12 @@ def check_rollouts(
     if not isinstance(batch, SampledBatch):
         raise ValueError(f"{must} a `SampledBatch`, but got {type(batch).__name__}. {_REMEDY}")
     rows = len(prompts) * group_size
-    for field, values in (("prompts", batch.prompts), ("texts", batch.texts)):
-        if len(values) != rows:
+    for field, values in (("prompts", batch.prompts), ("texts", batch.texts), ("episodes", batch.episodes)):
+        if values is not None and len(values) != rows:
             raise ValueError(f"{must} `{field}` as a list of {rows}, one a row, but got {len(values)}. {_REMEDY}")
     for row, given in enumerate(batch.prompts):
         asked = prompts[row // group_size]
-        if given is not asked and given.messages != asked.messages:
+        if batch.episodes is None and given is not asked and given.messages != asked.messages:
             raise ValueError(
                 f"{must} the rows of each prompt side by side, in the order of the prompts, but got "
                 f"{str(given.messages)[:80]!r} in row {row}, for {str(asked.messages)[:80]!r}. {_REMEDY}"
@@ -72,6 +73,7 @@ def _forms(batch: SampledBatch, rows: int) -> list[tuple[str, Kind, tuple[int, .
     length = _width(batch.response_ids)
     width = max(_width(batch.input_ids), length + (rows > 0))  # A prompt has one token at least.
     of_logprobs: Kind = "floating-point"
+    of_turns: Kind = "integer"
     return [
         ("input_ids", "integer", (rows, width)),
         ("attention_mask", "bool", (rows, width)),
@@ -81,6 +83,7 @@ def _forms(batch: SampledBatch, rows: int) -> list[tuple[str, Kind, tuple[int, .
         ("row", "integer", (rows,)),
         ("finished", "bool", (rows,)),
         *([("sampling_logprobs", of_logprobs, (rows, length))] if batch.sampling_logprobs is not None else []),
+        *([("turn", of_turns, (rows, length))] if batch.turn is not None else []),
     ]
 
 
@@ -91,18 +94,31 @@ def _width(ids: object) -> int:
 def _claims_of_masks(batch: SampledBatch, group_size: int, sampling: Sampling) -> list[Claim]:
     """Claims about the order of the rows, and about the padding of prompts and responses."""
     prompt, response = batch.attention_mask[:, : batch.prompt_width], batch.response_mask
-    number = torch.arange(len(batch), device=response.device)
-    right = lengths_to_mask(batch.response_lengths, response.shape[1])
+    number, valid = torch.arange(len(batch), device=response.device), batch.valid_mask
     left = lengths_to_mask(batch.prompt_lengths.clamp(min=1), prompt.shape[1]).flip(1)
-    late = torch.arange(response.shape[1], device=response.device) >= sampling.max_response_length
-    of_response = batch.attention_mask[:, batch.prompt_width :]
+    late = response.cumsum(1) > sampling.max_response_length
     order = f"a `group` for each prompt, numbered from 0 and of {group_size} neighbours"
-    return [
+    claims = [
         Claim("rows that `row` numbers from 0", batch.row != number, batch.row),
         Claim(order, batch.group != number // group_size, batch.group),
-        Claim("a `response_mask` padded on the right", response != right, response),
-        Claim("an `attention_mask` with prompts padded on the left", prompt != left, prompt),
-        Claim("an `attention_mask` that ends with the `response_mask`", of_response != response, response),
+    ]
+    if batch.turn is None:
+        right = lengths_to_mask(batch.response_lengths, response.shape[1])
+        claims.append(Claim("a `response_mask` padded on the right", response != right, response))
+    claims.append(Claim("an `attention_mask` with prompts padded on the left", prompt != left, prompt))
+    if batch.turn is None:
+        claims.append(Claim("an `attention_mask` that ends with the `response_mask`", valid != response, response))
+    else:
+        right, turn = lengths_to_mask(batch.valid_lengths, response.shape[1]), batch.turn
+        falls = F.pad(turn[:, 1:] < turn[:, :-1], (1, 0)) & valid
+        claims += [
+            Claim("an `attention_mask` with the tokens after the prompt padded on the right", valid != right, valid),
+            Claim("a `response_mask` within the `attention_mask`", response & ~valid, response),
+            Claim("numbers of a `turn` from 0", (turn < 0) & valid, turn),
+            Claim("numbers of a `turn` that do not fall", falls, turn),
+        ]
+    return [
+        *claims,
         Claim(f"responses of at most {sampling.max_response_length} tokens", response & late, response),
     ]
 
@@ -115,7 +131,7 @@ def _claims_of_tokens(batch: SampledBatch, vocabulary: int) -> list[Claim]:
         for field, ids in (("input_ids", batch.input_ids), ("response_ids", batch.response_ids))
     ]
     claims.append(
-        Claim("`input_ids` that end with the `response_ids`", (ends != batch.response_ids) & mask, ends),
+        Claim("`input_ids` that end with the `response_ids`", (ends != batch.response_ids) & batch.valid_mask, ends),
     )
     if (logprobs := batch.sampling_logprobs) is not None:
         # A logit of 100 and its normaliser have this rounding error, so a probability may be slightly above 1.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
+from grail_lightning.engines.cache import GrowingCache, can_drop_rows
 from grail_lightning.engines.draw import Ending, Sampled, draw, warpers, widest_float
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
@@ -33,9 +34,7 @@ def supports(model: PreTrainedModel) -> bool:
 
     Models with their own rules for a decoding step (state-space layers, long-context switches) are left to `generate`.
     """
-    from transformers import GenerationMixin
-
-    from grail_lightning.engines.cache import can_drop_rows
+    from transformers import GenerationMixin  # Its module is slow to import, and `--help` is not.
 
     # These attributes are not public. If a later release renames them, `generate` itself still works.
     used = ("_supports_default_dynamic_cache", "_supports_logits_to_keep", "_optimize_model_for_decode")
@@ -47,6 +46,22 @@ def supports(model: PreTrainedModel) -> bool:
         and {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
         and can_drop_rows(model.config.get_text_config(decoder=True))
     )
+
+
+class Stored(NamedTuple):
+    """The beginning of a row whose keys and values are known."""
+
+    size: int  # The number of tokens.
+    tables: tuple[Tensor, ...]  # Their keys and values ``[size, H, d]``, layer by layer.
+
+
+class TurnOptions(NamedTuple):
+    """What a call of one turn of ``N`` rollouts needs beside their ids."""
+
+    ending: Ending  # Tests the responses' ends. It is slow to make, and the same in all turns.
+    limits: Sequence[int]  # ``N``, most tokens of each response.
+    begin: Sequence[Stored]  # ``N`` beginnings, shorter than the rows, which are not read again; or none at all.
+    keep: Sequence[bool]  # ``N``, whether the keys and values of the row and its response are stored.
 
 
 class Decoding:
@@ -63,6 +78,11 @@ class Decoding:
         noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. It is not used at temperature 0.
         synchronised: Whether to make as many forward passes as the rank that makes most. Limits may differ.
         idle: Whether the rows are there for these passes alone: no other rank waits for their end.
+        turn: Limits of single rows, what is known of them, and whether what is computed is kept, in `stored`.
+
+    Attributes:
+        stored: After `run`, by the row's index, what the next turn may begin with: all but the last sampled token,
+            which has not been read.
     """
 
     def __init__(
@@ -74,14 +94,20 @@ class Decoding:
         *,
         synchronised: bool = False,
         idle: bool = False,
+        turn: TurnOptions | None = None,
     ) -> None:
-        from grail_lightning.engines.cache import GrowingCache  # Transformers is slow to import, and `--help` is not.
-
         device = policy.device
         self.policy, self.sampling, self.synchronised = policy, sampling, synchronised
-        self.prompts, self.warpers, self.ending = rows, warpers(sampling), Ending(policy, sampling)
+        self.prompts, self.warpers = rows, warpers(sampling)
+        self.ending = Ending(policy, sampling) if turn is None else turn.ending
+        self.begin: Sequence[Stored] = turn.begin if turn else ()
+        self.limits = torch.tensor(turn.limits, device=device) if turn else None
+        self.keep = torch.tensor(turn.keep, device=device) if turn else None
+        self.stored: dict[int, Stored] = {}
         self.noise = noise.to(device, widest_float(device)).T
-        limit = max(map(len, rows)) + sampling.max_response_length
+        known = [stored.size for stored in self.begin] or [0] * len(rows)
+        read = max(len(row) - size for row, size in zip(rows, known, strict=True))
+        limit = max(known) + read + sampling.max_response_length
         self.cache = GrowingCache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
         self.common, self.padded = 0, False
         shape = (len(rows), sampling.max_response_length)
@@ -89,6 +115,7 @@ class Decoding:
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.lengths = torch.zeros(len(rows), dtype=torch.long, device=device)
         self.finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self.cut = torch.zeros_like(self.finished)
         self.rows = torch.arange(len(rows), device=device)
         self.place: Tensor | None = None  # The row of the cache that each row uses; None if every row has its own.
         self.alive = torch.full((len(rows),), not idle, device=device)
@@ -110,33 +137,52 @@ class Decoding:
             else:
                 self._record(logits, self.sampling.max_response_length - 1)
                 self._wait_for_ranks()
+        self._store(torch.arange(len(self.rows), device=self.rows.device))
         if not self.logprobs.isfinite().all():
             raise ValueError(
                 "The policy's logits must be finite to sample from, but got NaN or infinity. Look for a step whose "
                 "loss or gradient norm exploded, lower the learning rate, or sample in float32."
             )
-        return Sampled(self.ids, self.logprobs, self.lengths, self.finished)
+        return Sampled(self.ids, self.logprobs, self.lengths, self.finished & ~self.cut)
 
     def _read_prompts(self) -> Tensor:
         """Fill the cache with the prompts; returns the logits ``[m, V]`` of the first response token."""
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
         prompts, device = [self.prompts[k] for k in first], self.rows.device
         last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
-        if common := self._common_beginning(prompts):
-            begin = torch.arange(common, device=device)[None]
-            self._model(torch.tensor([prompts[0][:common]], device=device), begin >= 0, begin, **last)
-            self.cache.keep_rows(torch.zeros(len(prompts), dtype=torch.long, device=device))
-            self.common = common
-        ids, mask = pad_left([prompt[common:] for prompt in prompts], self.policy.tokenizer.pad_token_id)
+        self.common = self._common_beginning(prompts)
+        known = self._fill([self.begin[k] for k in first]) if self.begin else self._read_common(prompts, last)
+        sizes = known.sum(1)
+        rest = [prompt[size:] for prompt, size in zip(prompts, sizes.tolist(), strict=True)]
+        ids, mask = pad_left(rest, self.policy.tokenizer.pad_token_id)
         ids, mask = ids.to(device), mask.to(device)
-        self.pads = (~mask).sum(1)
-        self.padded = not bool(mask.all())
-        self.column = common + ids.shape[1]
-        positions = (common + mask.long().cumsum(1) - 1).clamp(min=0)
+        response = mask.new_ones(len(prompts), self.sampling.max_response_length)
+        self.column = known.shape[1] + ids.shape[1]
+        self.valid = torch.cat([known, mask, response], 1)
+        self.pads = (~self.valid).sum(1)
+        self.padded = not bool(self.valid.all())
+        positions = (sizes[:, None] + mask.long().cumsum(1) - 1).clamp(min=0)
         copies = torch.tensor([*first[1:], len(self.prompts)]) - torch.tensor(first)
         if len(first) < len(self.prompts):
             self.place = torch.arange(len(first)).repeat_interleave(copies).to(device)
-        return self._model(ids, self._valid(self.column), positions, **last)
+        return self._model(ids, self.valid[:, : self.column], positions, **last)
+
+    def _read_common(self, prompts: Sequence[Sequence[int]], last: dict[str, int]) -> Tensor:
+        """Run the common beginning; ``[m, common]`` bool, that all its columns are valid."""
+        if self.common:
+            begin = torch.arange(self.common, device=self.rows.device)[None]
+            self._model(torch.tensor([prompts[0][: self.common]], device=begin.device), begin >= 0, begin, **last)
+            self.cache.keep_rows(torch.zeros(len(prompts), dtype=torch.long, device=begin.device))
+        return self.alive.new_ones(len(prompts), self.common)
+
+    def _fill(self, begin: Sequence[Stored]) -> Tensor:
+        """Fill the cache with stored beginnings of rows; ``[m, columns]`` bool, the columns that are not padding."""
+        sizes = torch.tensor([stored.size for stored in begin], device=self.rows.device)
+        columns = int(sizes.max())
+        valid = torch.arange(columns, device=sizes.device) >= columns - sizes[:, None]
+        self.cache.fill([torch.cat(tables) for tables in zip(*(stored.tables for stored in begin), strict=True)], valid)
+        self.begin = ()  # The memory is free, unless others hold the records.
+        return valid
 
     def _common_beginning(self, prompts: Sequence[Sequence[int]]) -> int:
         """The number of tokens with which all different prompts begin, if running them once is worthwhile.
@@ -147,19 +193,14 @@ class Decoding:
         # All rows agree as far as the first and the last in lexical order do.
         least, most = min(prompts, key=list), max(prompts, key=list)
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(least[:-1], most[:-1], strict=False))))
-        if len(prompts) == 1 or shared < MIN_COMMON_TOKENS or not self.cache.takes_padding:
+        if len(prompts) == 1 or shared < MIN_COMMON_TOKENS or not self.cache.takes_padding or self.begin:
             shared = 0
         return int(all_reduce(self.lengths.new_tensor(shared), "min")) if self.synchronised else shared
-
-    def _valid(self, columns: int) -> Tensor:
-        """``[m, columns]`` bool: the columns of the cache that are not padding, which follows the common beginning."""
-        column = torch.arange(columns, device=self.pads.device)
-        return (column < self.common) | (column >= self.common + self.pads[:, None])
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Logits ``[m, V]`` after one further token ``[m]`` in each row of the cache."""
         self.column += 1
-        return self._model(tokens[:, None], self._valid(self.column), (self.column - 1 - self.pads)[:, None])
+        return self._model(tokens[:, None], self.valid[:, : self.column], (self.column - 1 - self.pads)[:, None])
 
     def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
         out = self.policy.model(
@@ -183,6 +224,10 @@ class Decoding:
         self.alive = kept & ~self.ending(self.ids[self.rows, newest])
         self.lengths[self.rows] += kept
         self.finished[self.rows] = ~self.alive
+        if self.limits is not None:
+            beyond = step + 1 >= self.limits[self.rows]
+            self.cut[self.rows] |= self.alive & beyond
+            self.alive &= ~beyond
         return tokens
 
     def _all_finished(self) -> bool:
@@ -205,6 +250,8 @@ class Decoding:
         finished, number = len(self.rows) - self.left, len(self.rows)
         if self.place is None and (finished < _MIN_FINISHED_SHARE * number or number == 1):
             return tokens
+        if finished:
+            self._store((~self.alive).nonzero().squeeze(1))
         place = torch.arange(number, device=tokens.device) if self.place is None else self.place
         kept = self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
         branches, branch = torch.unique(place[kept] * vocabulary + tokens[kept], return_inverse=True)
@@ -212,7 +259,7 @@ class Decoding:
         order = torch.arange(len(branches), device=parents.device)
         if len(parents) != len(self.pads) or not torch.equal(parents, order):
             order = self.cache.keep_rows(parents)
-        self.pads = self.pads[parents[order]]
+        self.pads, self.valid = self.pads[parents[order]], self.valid[parents[order]]
         branch = order.argsort()[branch]
         if len(branches) == len(kept):
             kept, self.place = kept[branch.argsort()], None
@@ -225,11 +272,28 @@ class Decoding:
         return following[order]
 
     def _trim(self) -> None:
-        """Remove columns that are padding in every remaining row."""
-        least, most = (int(pads) for pads in self.pads.aminmax())
-        if least and not self.common and self.cache.takes_padding:
+        """Remove the first columns if they are padding in every remaining row."""
+        least = int(self.valid.any(0).long().argmax())
+        if least and self.cache.takes_padding:
             self.cache.drop_columns(least)
-            self.pads = self.pads - least
+            self.pads, self.valid = self.pads - least, self.valid[:, least:]
             self.column -= least
-            most -= least
-        self.padded = most > 0
+        self.padded = bool(self.pads.any())
+
+    def _store(self, left: Tensor) -> None:
+        """Store the rows of the batch with the indices `left`, if they are to be kept and have not been stored."""
+        if self.keep is None:
+            return
+        left = left[self.keep[self.rows[left]]]
+        rows = self.rows[left]
+        self.keep[rows] = False
+        if not len(rows):
+            return
+        at = left if self.place is None else self.place[left]
+        sizes = torch.tensor([len(self.prompts[row]) for row in rows.tolist()], device=rows.device)
+        sizes = sizes + self.lengths[rows] - 1
+        valid = self.valid[at, : self.column]
+        row, column = (valid & (valid.cumsum(1) <= sizes[:, None])).nonzero(as_tuple=True)
+        tables = [torch.split(table, sizes.tolist()) for table in self.cache.tokens(at[row], column)]
+        for index, size, parts in zip(rows.tolist(), sizes.tolist(), zip(*tables, strict=True), strict=True):
+            self.stored[index] = Stored(size, parts)

@@ -106,7 +106,7 @@ class Ending:
     """
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
-        from transformers import StopStringCriteria  # Transformers is slow to import, and `--help` is not.
+        from transformers import StopStringCriteria  # Its module is slow to import, and `--help` is not.
 
         self.end_tokens = torch.tensor(policy.end_token_ids, dtype=torch.long, device=policy.device)
         self.stops = StopStringCriteria(policy.tokenizer, list(sampling.stop)) if sampling.stop else None

@@ -12,13 +12,18 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
 from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
+from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import Ending, Sampled, warpers
+from grail_lightning.engines.turns import ResendingTurns, TurnSampler
 from grail_lightning.policy import Policy
-from grail_lightning.policy.reference import requiring_grad
+from grail_lightning.policy.reference import weights_cast_once
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, seeded
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
+
+Method = Literal["compact", "generate"]
 
 
 class HFEngine(RolloutEngine):
@@ -33,6 +38,8 @@ class HFEngine(RolloutEngine):
     Args:
         cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); the remaining rows are
             decoded in a further call. A token of Qwen3-4B takes 147 KB in half precision and 295 KB in float32.
+            Rollouts of several turns take up to twice the memory: what their tokens so far have in the cache is kept
+            while their environments answer, also at most `cache_tokens`. Rows beyond that are read again.
         synchronised: Whether all ranks make the same number of forward passes. Fully sharded weights (FSDP) require
             it; by default it is on if there are several ranks.
         method: "compact", or "generate" for Transformers' own loop. Models that "compact" does not support (state
@@ -46,17 +53,21 @@ class HFEngine(RolloutEngine):
         self,
         cache_tokens: int = 131_072,
         synchronised: bool | None = None,
-        method: Literal["compact", "generate"] = "compact",
+        method: Method = "compact",
     ) -> None:
-        if cache_tokens < 1:
-            raise ValueError(f"`cache_tokens` must be at least 1, but got {cache_tokens}.")
-        if method not in ("compact", "generate"):
-            raise ValueError(f'`method` must be "compact" or "generate", but got {method!r}.')
+        check_option("cache_tokens", cache_tokens, "[1, inf)")
+        check_option("method", method, Method)
         self.cache_tokens, self.synchronised, self.method = cache_tokens, synchronised, method
         self._policy: Policy | None = None
 
     def update_weights(self, policy: Policy) -> None:
         """Store the policy. No weights are copied, since the policy itself samples."""
+        # Once a policy: Python repeats a warning whose filters have changed meanwhile, and libraries change them often.
+        if policy is not self._policy and self.method == "compact" and not supports(policy.model):
+            rank_zero_warn(
+                f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
+                'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
+            )
         self._policy = policy
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
@@ -72,6 +83,28 @@ class HFEngine(RolloutEngine):
         streams = (torch.Generator().manual_seed(seed) for seed in seeds)
         return self._sample(prompts, group_size, sampling, derive_seed(*seeds), streams)
 
+    @contextmanager
+    def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
+        """See `RolloutEngine.turns`. Each turn continues from the KV cache of the one before.
+
+        Models with sliding windows and Transformers' `generate` read all tokens again.
+        """
+        policy = self._loaded
+        if self.method == "generate" or not supports(policy.model):
+            yield ResendingTurns(self, sampling)
+            return
+        sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._equal_passes)
+        try:
+            yield sampler
+        finally:
+            sampler.waiting.clear()
+
+    @property
+    def _loaded(self) -> Policy:
+        if self._policy is None:
+            raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
+        return self._policy
+
     def _sample(
         self,
         prompts: Sequence[Prompt],
@@ -81,17 +114,15 @@ class HFEngine(RolloutEngine):
         streams: Iterator[torch.Generator],
     ) -> SampledBatch:
         """Sample with "compact" from one stream a row, or with Transformers' `generate` from `seed`."""
-        if self._policy is None:
-            raise ValueError("`HFEngine` has no policy yet. Call `update_weights(policy)` first.")
-        policy = self._policy
+        policy = self._loaded
         encoded = [policy.encode(prompt.messages) for prompt in prompts]
         check_room(policy, encoded, sampling)
         rows = [ids for ids in encoded for _ in range(group_size)]
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
         finished: list[bool] = []
-        sample = self._decode if self._removes_finished(policy) else self._generate
-        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), _weights_cast_once(policy):
+        sample = self._decode if self.method == "compact" and supports(policy.model) else self._generate
+        with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
             for part in self._calls(policy, rows, sampling):
                 sampled = sample(policy, part, sampling, streams)
                 lengths = sampled.lengths.tolist()[: len(part)]
@@ -111,24 +142,13 @@ class HFEngine(RolloutEngine):
     def _equal_passes(self) -> bool:
         return world_size() > 1 if self.synchronised is None else self.synchronised
 
-    def _removes_finished(self, policy: Policy) -> bool:
-        """Whether finished rows are removed; warns if the model does not support it."""
-        if self.method == "generate" or supports(policy.model):
-            return self.method == "compact"
-        rank_zero_warn(
-            f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
-            'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
-        )
-        return False
-
     def _decode(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
     ) -> Sampled:
         """Sample with our own loop. Where there are no rows, a dummy prompt keeps this rank in step."""
         width = sampling.max_response_length
-        noise = [
-            torch.rand(width, dtype=torch.float64, generator=stream) for _, stream in zip(rows, streams, strict=False)
-        ]
+        # One stream for each row and no more: the rows of the next call go on with the next stream.
+        noise = [torch.rand(width, dtype=torch.float64, generator=next(streams)) for _ in rows]
         numbers = torch.stack(noise or [torch.full((width,), 0.5, dtype=torch.float64)])
         call = rows or [policy.encode(".")]
         return Decoding(policy, call, sampling, numbers, synchronised=self._equal_passes, idle=not rows).run()
@@ -161,22 +181,6 @@ class HFEngine(RolloutEngine):
         assert out.past_key_values is not None, "`generate` ran without its KV cache"
         logprobs = torch.stack(recorder.logprobs, 1)
         return Sampled(out.sequences[:, ids.shape[1] :], logprobs, recorder.lengths, recorder.finished)
-
-
-@contextmanager
-def _weights_cast_once(policy: Policy) -> Iterator[None]:
-    """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
-    kind = policy.device.type
-    if not torch.is_autocast_enabled(kind):
-        yield
-        return
-    # Autocast caches no casts of frozen weights (those below adapters).
-    frozen = [p for p in policy.parameters() if not p.requires_grad and p.is_floating_point()]
-    with torch.autocast(kind, dtype=policy.compute_dtype, cache_enabled=True), requiring_grad(frozen, True):
-        try:
-            yield
-        finally:
-            torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
 
 
 class _Recorder:

@@ -20,8 +20,7 @@ from typing import Any
 
 from grail_lightning.answers import answer_classes, text_classes
 from grail_lightning.runtime.files import write_whole
-from grail_lightning.runtime.seeds import derive_seed, run_seed
-from grail_lightning.tasks.base import Comparison, Prompt
+from grail_lightning.tasks.problem import Comparison
 
 FORMAT = 1
 FACTS = "evaluation.json"
@@ -48,6 +47,12 @@ class Sample:
     finished: bool  # Whether the response ended by itself within the limit.
     seed: int  # Of the response's random numbers.
     columns: dict[str, Any] = field(default_factory=dict)  # Short further ones of the row: `subject`, `level`.
+    # Of a rollout in an environment; the lines of others do not have them.
+    num_turns: int | None = None
+    num_calls: int | None = None
+    num_invalid_calls: int | None = None  # Calls that could not be read, name no tool, or have wrong arguments.
+    end: str | None = None  # Why it ended: answered, turns, tokens, context, failures.
+    transcript: str | None = None  # What the policy wrote and what it was told.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,17 +108,6 @@ def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
     return text_classes(predictions, ignore_case=compare == "text")
 
 
-def problem_id(prompt: Prompt) -> str:
-    """The identity of a problem: 16 hexadecimal digits of a hash of dataset, messages and reference."""
-    text = repr((prompt.dataset, prompt.messages, prompt.reference))
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def sample_seed(problem: str, sample: int) -> int:
-    """The seed of a test's response: it depends on the run's seed, the problem and the number of the sample alone."""
-    return derive_seed(run_seed(), "test", problem, sample)
-
-
 def set_digest(problems: Sequence[str]) -> str:
     """The identity of a set of problems, in any order: a hash of their sorted identities."""
     return hashlib.blake2b("\n".join(sorted(problems)).encode(), digest_size=16).hexdigest()
@@ -159,8 +153,8 @@ def unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, str]:
 
 
 def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values as dotted names and values; an empty mapping is a value."""
-    if not isinstance(tree, dict) or not tree:
+    """Nested values as dotted names and values; an empty mapping inside is a value."""
+    if not isinstance(tree, dict) or (name and not tree):
         yield name, tree
         return
     for key, value in tree.items():
@@ -210,7 +204,9 @@ class SampleWriter:
     def write(self, samples: Sequence[Sample]) -> None:
         """Append samples; they are on the disk when this returns."""
         if samples:
-            lines = [json.dumps(dataclasses.asdict(sample), allow_nan=False) + "\n" for sample in samples]
+            rows = [dataclasses.asdict(sample).items() for sample in samples]
+            told = [{name: value for name, value in row if value is not None or name == "prediction"} for row in rows]
+            lines = [json.dumps(row, allow_nan=False) + "\n" for row in told]
             self._file.write("".join(lines).encode())
             self._file.flush()
             os.fsync(self._file.fileno())

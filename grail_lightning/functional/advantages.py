@@ -73,22 +73,29 @@ def group_advantages(
     dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
     if train_equal:
         dead = dead & (centred.abs() <= EQUAL_REWARDS)
+    advantages = _scaled(centred, groups, scale, batch_std, batch_means)
+    return advantages.masked_fill(dead, 0).reshape(-1)
+
+
+def _scaled(
+    centred: Tensor, groups: Tensor, scale: Scaling, batch_std: Tensor | float | None, batch_means: Tensor | None
+) -> Tensor:
+    """``[M, group_size]``: centred rewards, scaled as `group_advantages` says; `groups` are the rewards themselves."""
     match scale:
         case "none":
-            advantages = centred
+            return centred
         case "group":
-            advantages = centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
+            return centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
         case "batch":
             if batch_std is None:
                 raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
-            advantages = centred / (batch_std + _SCALE_EPS)
+            return centred / (batch_std + _SCALE_EPS)
         case "bnpo":
             if batch_means is None:
                 raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
-            advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
+            return centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
-    return advantages.masked_fill(dead, 0).reshape(-1)
 
 
 def energy_baselines(
@@ -139,6 +146,13 @@ def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     return total[place], size[place]
 
 
+def group_std(values: Tensor, group: Tensor) -> Tensor:
+    """``[N]``: the unbiased standard deviation of ``values [N]`` over each row's group; 0 for a group of one."""
+    total, size = group_sums(values, group)
+    squares, _ = group_sums((values - total / size).square(), group)
+    return (squares / (size - 1).clamp(min=1)).sqrt()
+
+
 def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     r"""The factor by which BNPO multiplies the centred rewards of each group.
 
@@ -187,7 +201,7 @@ def process_advantages(
               + c \sum_{s \ge t} \gamma^{s-t} \Bigl(r_{is} - \frac{1}{n-1} \sum_{j \ne i} \bar r_j\Bigr)
 
     ``n`` is the number of rows of the group, and ``\bar r_j`` is the mean reward of the tokens of row ``j``. A row that
-    is alone in its group has the baseline 0.
+    is alone in its group has the baseline 0. Distances ``s - t`` count the tokens of the mask.
 
     From token rewards ``r [B, T]`` and outcomes ``o [B]`` to ``[B, T]`` float64, zero outside the mask; `weight` is c
     and `discount` γ.
@@ -197,18 +211,24 @@ def process_advantages(
     rewards, outcomes = rewards.double().masked_fill(~mask, 0), outcomes.double()
     means = rewards.sum(1) / mask.sum(1).clamp(min=1)
     centred = rewards - _others(means, group)[:, None]
-    returns = discounted_returns(centred.masked_fill(~mask, 0), discount)
+    returns = discounted_returns(centred.masked_fill(~mask, 0), discount, mask)
     advantages: Tensor = (outcomes - _others(outcomes, group))[:, None] + weight * returns
     return advantages.masked_fill(~mask, 0)
 
 
-def discounted_returns(rewards: Tensor, discount: float = 1.0) -> Tensor:
-    r"""``[B, T]``: the return from each token on, :math:`\sum_{s \ge t} \gamma^{s-t} r_s`, of rewards 0 on padding."""
+def discounted_returns(rewards: Tensor, discount: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    r"""``[B, T]``: the return from each token on, :math:`\sum_{s \ge t} \gamma^{s-t} r_s`, of rewards 0 on padding.
+
+    Tokens outside a `mask` do not count in the distance ``s - t``; None counts all.
+    """
     if discount == 1:
         return rewards.flip(1).cumsum(1).flip(1)
     returns = rewards.clone()
+    factors = torch.full_like(rewards, discount)
+    if mask is not None:
+        factors = factors.masked_fill(~mask, 1)
     for t in range(rewards.shape[1] - 2, -1, -1):
-        returns[:, t] += discount * returns[:, t + 1]
+        returns[:, t] += factors[:, t] * returns[:, t + 1]
     return returns
 
 

@@ -17,6 +17,8 @@ from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precisi
 Figures = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """A function of logits ``[n, V]``, token ids ``[n]`` and the temperature that returns two figures ``[n]``."""
 
+_STD_EPS = 1e-6
+
 
 def self_certainty(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     r"""Self-certainty at each token, and the token's own logit, ``[n]`` each.
@@ -111,8 +113,8 @@ def quantile_of_all(values: Tensor, q: float) -> Tensor:
     return low + (high - low) * (position - int(position))
 
 
-def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps: float = 1e-6) -> Tensor:
-    """``[B]``: ``(x − mean) / (std + eps)`` within each group, with the unbiased std; 0 for a group of one.
+def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True) -> Tensor:
+    """``[B]``: ``(x − mean) / (std + 1e-6)`` within each group, with the unbiased std; 0 for a group of one.
 
     Without `standardise` the mean is only subtracted.
     """
@@ -122,5 +124,5 @@ def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True, eps
         members = values[rows]
         if len(members) > 1:
             centred = members - members.mean()
-            scaled[rows] = centred / (members.std() + eps) if standardise else centred
+            scaled[rows] = centred / (members.std() + _STD_EPS) if standardise else centred
     return scaled

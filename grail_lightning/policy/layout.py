@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from grail_lightning.batch import SampledBatch
 from grail_lightning.functional.tokens import full_precision
 
 Alignment = Literal["predictor", "token"]
@@ -36,12 +37,12 @@ class Rows(Protocol):
 
     @property
     def response_mask(self) -> Tensor:
-        """``[B, T]`` bool."""
+        """``[B, T]`` bool, the sampled tokens. Other tokens that the attention mask has are run, but not predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """The decoder's input for some rows, and the position at which each of their response tokens is predicted."""
+    """The decoder's input for some rows, and the position at which each of their sampled tokens is predicted."""
 
     ids: Tensor  # [R, N] long, the tokens that are run
     positions: Tensor  # [R, N] long, the number of tokens that precede each token in its row
@@ -50,7 +51,7 @@ class TokenLayout:
     places: Tensor  # [M] long, the index of the target itself; −1 where it is not run because it predicts nothing
     prediction_of: Tensor  # [response_mask.sum()] long, the index of each response token's prediction among the M
     source_of: Tensor  # [M] long, the first response token (in the order of `response_mask`) that uses each prediction
-    response_mask: Tensor  # [b, T] bool, the response tokens of the rows
+    response_mask: Tensor  # [b, T] bool, the sampled tokens of the rows, which are meant by response tokens here
     attention: Callable[[torch.dtype], Mapping[str, Any]] = field(repr=False)  # The decoder's arguments, by its dtype.
     num_tokens: int  # Without padding.
 
@@ -87,7 +88,7 @@ def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
     Args:
         input_ids: ``[b, P+T]``, prompts padded left, responses padded right.
         attention_mask: ``[b, P+T]`` bool.
-        response_mask: ``[b, T]`` bool.
+        response_mask: ``[b, T]`` bool, the sampled tokens.
     """
     ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
     places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
@@ -218,19 +219,19 @@ def first_rows(new: Tensor) -> Tensor:
     return torch.where(new, torch.arange(len(new))[:, None], 0).cummax(0).values
 
 
-def response_nodes(response_ids: Tensor, response_mask: Tensor, group: Tensor) -> Tensor:
+def response_nodes(response_ids: Tensor, valid: Tensor, group: Tensor) -> Tensor:
     """The nodes of each group's prefix tree: tokens of two rows have one number if they and all before them are equal.
 
     Args:
         response_ids: ``[b, T]``, padded on the right.
-        response_mask: ``[b, T]`` bool.
+        valid: ``[b, T]`` bool, all tokens after the prompt (`SampledBatch.valid_mask`), sampled or not.
         group: ``[b]`` long, the groups; rows of different groups have no node in common.
 
     Returns:
         ``[b, T]`` long on the CPU: numbers from 0 without a gap, −1 on padding.
     """
-    valid, group = response_mask.cpu(), group.cpu()
-    # The rows of a group have one prompt, so their responses can be compared alone.
+    valid, group = valid.cpu(), group.cpu()
+    # The rows of a group are taken to have one prompt, so their responses can be compared alone.
     rows = AlignedRows(response_ids.cpu().masked_fill(~valid, -1), valid, torch.zeros(len(valid), dtype=torch.long))
     order = order_by_beginning(rows, group)
     rows, group = rows.select(order), group[order]
@@ -242,3 +243,13 @@ def response_nodes(response_ids: Tensor, response_mask: Tensor, group: Tensor) -
     nodes[order] = cells
     nodes[valid] = torch.unique(nodes[valid], return_inverse=True)[1]
     return nodes.masked_fill(~valid, -1)
+
+
+def group_nodes(batch: SampledBatch) -> Tensor:
+    """`response_nodes` of a batch. Rows of a group whose environments began with other texts have no node in common."""
+    group = batch.group
+    if batch.turn is not None:
+        width = batch.prompt_width
+        prompts = batch.input_ids[:, :width].masked_fill(~batch.attention_mask[:, :width], -1)
+        _, group = torch.unique(torch.cat([group[:, None], prompts], 1).cpu(), dim=0, return_inverse=True)
+    return response_nodes(batch.response_ids, batch.valid_mask, group)

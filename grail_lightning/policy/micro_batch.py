@@ -141,6 +141,12 @@ def stand_in(batch: SampledBatch) -> MicroBatch:
     return MicroBatch(rows=batch.response_mask.any(1).long().argmax().reshape(1).cpu(), stands_in=True)
 
 
+def zero_table(policy: Policy, batch: SampledBatch) -> Tensor:
+    """``[B, T]`` zeros for figures of the policy, float32 at least."""
+    dtype = torch.promote_types(policy.model.dtype, torch.float32)
+    return torch.zeros(batch.response_mask.shape, dtype=dtype, device=batch.response_mask.device)
+
+
 def scatter(table: Tensor, rows: Tensor, values: Tensor) -> None:
     """Write ``values [n, t]`` of some rows into ``table [B, T]``, in the table's dtype."""
     table[rows.to(table.device), : values.shape[1]] = values.detach().to(table.dtype)

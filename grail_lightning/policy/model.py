@@ -26,7 +26,7 @@ from grail_lightning.policy.options import Loading
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
-from grail_lightning.tasks.base import Messages
+from grail_lightning.tasks.problem import Messages
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase

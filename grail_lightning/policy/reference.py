@@ -1,4 +1,4 @@
-"""Weights that are frozen: those of the reference policy, and others for a while."""
+"""Weights that do not change for a while: those of the reference policy, frozen ones, and those cast once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -24,6 +25,7 @@ class Reference:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self._place: tuple[torch.device, torch.dtype] | None = None  # Where a frozen copy was moved.
 
     @property
     def has_adapters(self) -> bool:
@@ -40,8 +42,12 @@ class Reference:
             with self.policy.adapters_off():
                 yield self.policy
             return
-        if not isinstance(self.policy, FSDPModule):  # Moving a sharded one, even whole, would shard it again.
-            self.policy.to(device=beside.device, dtype=beside.model.dtype)
+        place = beside.device, beside.model.dtype
+        # `to` visits every weight, and DGPO enters for each chunk of tokens. A sharded copy, even whole, would be
+        # sharded again.
+        if self._place != place and not isinstance(self.policy, FSDPModule):
+            self.policy.to(*place)
+            self._place = place
         yield self.policy
 
 
@@ -55,3 +61,19 @@ def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None
     finally:
         for parameter in parameters:
             parameter.requires_grad_(not value)
+
+
+@contextmanager
+def weights_cast_once(policy: Policy) -> Iterator[None]:
+    """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
+    kind = policy.device.type
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    # Autocast caches no casts of frozen weights (those below adapters).
+    frozen = [p for p in policy.parameters() if not p.requires_grad and p.is_floating_point()]
+    with torch.autocast(kind, dtype=policy.compute_dtype, cache_enabled=True), requiring_grad(frozen, True):
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.

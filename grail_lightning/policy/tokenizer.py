@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning.policy.options import LoadedPolicy, PolicySource, read_config, reading
-from grail_lightning.tasks.base import Messages, TokenText
+from grail_lightning.tasks.problem import Messages, TokenText
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase

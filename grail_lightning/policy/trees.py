@@ -106,12 +106,13 @@ def tree_layout(
 
     A token is new where its row differs from the row before. Listed row by row, the new tokens of a tree are in
     preorder. The descendants of token ``j`` are ``j … end_j − 1``, and ``i`` attends to ``j`` where ``j ≤ i < end_j``.
-    The last token of a row predicts nothing and is left out.
+    The last token of a row predicts nothing and is left out. A token is predicted if any of its rows sampled it; in
+    another row an environment may have put it in.
 
     Args:
         input_ids: ``[b, P+T]``, prompts padded left, responses right; rows with a common beginning are neighbours.
         attention_mask: ``[b, P+T]`` bool.
-        response_mask: ``[b, T]`` bool.
+        response_mask: ``[b, T]`` bool, the sampled tokens.
         starts: The rows at which a tree begins, ascending; the first is 0.
         share_responses: Whether common beginnings of responses are run once, too. If False, rows share their prompt
             without its last token, and equal rows are run once. Every position that predicts a response token then
@@ -120,18 +121,23 @@ def tree_layout(
             blocks.
     """
     device = input_ids.device
-    rows = aligned(input_ids, attention_mask, input_ids.shape[1] - response_mask.shape[1])
-    shared = shared_columns(rows, share_responses=share_responses)
-    shared[list(starts)] = 0
+    prompt_width = input_ids.shape[1] - response_mask.shape[1]
+    rows = aligned(input_ids, attention_mask, prompt_width)
     columns = torch.arange(rows.ids.shape[1])
+    sampled = rows.valid & (columns >= rows.prompt_lengths[:, None])
+    sampled[sampled.clone()] = response_mask.cpu()[attention_mask[:, prompt_width:].cpu().bool()]
+    shared = shared_columns(rows, share_responses=share_responses)
+    if not share_responses:  # Rows with equal tokens, of which they sampled different ones, share their prompt alone.
+        alike = (sampled[1:] == sampled[:-1]).all(1)
+        shared[1:] = torch.where(alike, shared[1:], torch.minimum(shared[1:], rows.prompt_lengths[1:] - 1))
+    shared[list(starts)] = 0
     new = columns >= shared[:, None]
     tree = _number_tokens(rows.valid, new)
-    responses = rows.valid & (columns >= rows.prompt_lengths[:, None])
-    assert responses.sum() == response_mask.sum(), "every token after the prompt is a response token"
-    scored = new & responses
-    index = (scored.flatten().cumsum(0) - 1).view_as(scored)
-    every = torch.full(responses.shape, -1, dtype=torch.long)
-    every[responses] = torch.arange(int(responses.sum()))
+    cells = (tree.owner * len(columns) + columns)[sampled]
+    scored = torch.zeros_like(sampled)
+    scored.view(-1)[cells] = True
+    prediction_of = (scored.flatten().cumsum(0) - 1)[cells]
+    every, number = torch.arange(len(cells)), int(scored.sum())
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
     pad = -len(ids) % BLOCK_TOKENS if kernel == "flex" else 0
     ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
@@ -142,8 +148,8 @@ def tree_layout(
         "predictors": tree.number.roll(1, 1)[scored],
         "targets": rows.ids[scored].long(),
         "places": tree.number[scored],
-        "prediction_of": index[tree.owner, columns][responses],
-        "source_of": every[scored],
+        "prediction_of": prediction_of,
+        "source_of": torch.full((number,), len(cells)).scatter_reduce(0, prediction_of, every, "amin"),
     }
     return TokenLayout(
         **{name: tensor.to(device) for name, tensor in tensors.items()},

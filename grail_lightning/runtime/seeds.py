@@ -28,6 +28,11 @@ def derive_seed(*keys: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def sample_seed(problem: str, sample: int) -> int:
+    """The seed of a test's response: it depends on the run's seed, the problem and the number of the sample alone."""
+    return derive_seed(run_seed(), "test", problem, sample)
+
+
 @contextmanager
 def preserved(device: torch.device) -> Iterator[None]:
     """Restore torch's random state on the CPU and `device` when the context ends."""

@@ -49,7 +49,7 @@ has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one
 >>> from grail_lightning.credit import TokenWeights
 >>> from grail_lightning.functional import group_advantages
 >>> from grail_lightning.functional.tokens import TokenStats
->>> from grail_lightning.step.advantages import token_advantages
+>>> from grail_lightning.credit.base import token_advantages
 >>> from grail_lightning.step.loss import LossCounts, LossInputs, micro_batch_loss
 >>> from grail_lightning.step.options import Objective
 >>> rewards = torch.tensor([1.0, 0.0])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import CreditContext, TokenWeights
+from grail_lightning.credit.base import CreditContext, TokenWeights, token_advantages
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.functional import group_advantages
@@ -60,16 +60,13 @@ def _energy_baselines(
     return energy_baselines(batch.rewards, mask.any(1), group_size, *pooled)
 
 
-def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
-    """``A_it = A_i · w_it``, plus the additive stage if there is one, ``[B, T]``."""
-    product = advantages[:, None] * weights.values
-    return product if weights.additive is None else product + weights.additive
+def effective_weights(batch: RolloutBatch, weights: TokenWeights) -> Tensor:
+    """``A_it / A_i``, ``[B, T]``: what to show of a method with an additive stage; ``w_it`` where ``A_i`` is 0.
 
-
-def effective_weights(advantages: Tensor, weights: TokenWeights) -> Tensor:
-    """``A_it / A_i``, ``[B, T]``: what to show of a method with an additive stage; ``w_it`` where ``A_i`` is 0."""
+    In a wrong rollout whose group is trained on, an ``A_i`` of 0 (`objective.baseline: 0`) counts as −1.
+    """
     if weights.additive is None:
         return weights.values
-    return torch.where(
-        advantages[:, None] == 0, weights.values, token_advantages(advantages, weights) / advantages[:, None]
-    )
+    advantages = batch.advantages.masked_fill(batch.wrong & (batch.advantages == 0), -1)
+    shares = token_advantages(advantages, weights) / advantages[:, None]
+    return torch.where(advantages[:, None] == 0, weights.values, shares)

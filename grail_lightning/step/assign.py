@@ -5,13 +5,12 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from grail_lightning.answers.verifier import Verdict
+from grail_lightning.answers.records import AnswerSpan, Verdict
 from grail_lightning.batch import AnswerMasks, RolloutBatch
 from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit.base import (
@@ -20,6 +19,7 @@ from grail_lightning.credit.base import (
     Needs,
     TokenCredit,
     TokenWeights,
+    Uniform,
     uniform_weights,
 )
 from grail_lightning.credit.saliency import SaliencyCredit
@@ -33,7 +33,10 @@ from grail_lightning.step.forward import Forward, find_teacher
 from grail_lightning.step.fused import SaliencyForward
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
-from grail_lightning.tasks.base import GradedAnswer, Prompt, Task, TokenText
+from grail_lightning.tasks.problem import Prompt, TokenText
+
+if TYPE_CHECKING:
+    from grail_lightning.tasks.base import Task
 
 
 def fused_saliency(
@@ -93,31 +96,30 @@ def token_weights(
     """
     rows = batch if len(batch) else _row_without_tokens(policy)
     frozen = context.reference if credit.needs().reference else None
-    with gathered(policy), nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
+    # Without token credit the policy is not called, and a device may have no room for its whole weights.
+    whole = nullcontext() if type(credit) is Uniform else gathered(policy)
+    with whole, nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
         weights = weigh(credit, policy, rows, context)
     if control is not None:
         weights = controlled(control, weights, rows, context)
     return weights if len(batch) else uniform_weights(batch)
 
 
-class _NoTask(Task):
-    """The task of a row without a response, which is never asked for anything but answers and steps."""
+class _Unasked:
+    """The task of a row that nobody grades: all that a credit method may ask of it."""
 
-    def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        raise NotImplementedError
+    def answer_spans(self, text: str) -> list[AnswerSpan]:
+        return []
 
-    def answer(self, text: str) -> None:
+    def label_steps(self, text: str, prompt: Prompt) -> None:
         return None
-
-    def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
-        raise NotImplementedError
 
 
 def _row_without_tokens(policy: Policy) -> RolloutBatch:
     """One row with a prompt and with padding in place of a response, as if its advantage and its reward were 0."""
     pad = policy.tokenizer.pad_token_id
     # Two tokens, because a row's last one is not run.
-    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=_NoTask())
+    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=cast("Task", _Unasked()))
     padded = build_batch(policy, [prompt], 1, [[pad]], [True])
     none, zero = torch.zeros_like(padded.response_mask), torch.zeros(1, device=policy.device)
     return RolloutBatch(

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -31,11 +32,12 @@ from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.batch.rows import join
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt, TokenText, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 
@@ -276,29 +278,74 @@ def _options(sampler: Sampler) -> str:
 def _records(batch: SampledBatch) -> dict[int, dict[str, Any]]:
     """The rollouts as plain values without padding, by the number of the row, which is unique over all ranks."""
     width, logprobs = batch.prompt_width, batch.sampling_logprobs
-    ids, valid, responses = batch.input_ids.cpu(), batch.attention_mask.cpu(), batch.response_mask.cpu()
+    ids, valid = batch.input_ids.cpu(), batch.attention_mask.cpu()
+    prompts, responses = valid[:, :width], valid[:, width:]
+    states: dict[Hashable, int] = {}
     return {
         row: {
-            "prompt": ids[k, :width][valid[k, :width]].tolist(),
+            "prompt": ids[k, :width][prompts[k]].tolist(),
             "response": ids[k, width:][responses[k]].tolist(),
             "finished": bool(batch.finished[k]),
             "logprobs": None if logprobs is None else logprobs[k].cpu()[responses[k]].tolist(),
+            **({} if batch.turn is None else _turns(batch, batch.turn, k, states)),
         }
         for k, row in enumerate(batch.row.tolist())
     }
 
 
+def _turns(batch: SampledBatch, turn: Tensor, row: int, states: dict[Hashable, int]) -> dict[str, Any]:
+    """What the record of a rollout of several turns has beside that of others.
+
+    A key of a state may be any object. It is replaced by its number among the `states` of the batch.
+    """
+    assert batch.episodes is not None
+    valid, episode, prompt = batch.valid_mask[row], batch.episodes[row], batch.prompts[row]
+    turns = [
+        asdict(replace(t, state=None if t.state is None else states.setdefault(t.state, len(states))))
+        for t in episode.turns
+    ]
+    return {
+        "problem": problem_id(prompt),
+        # The rewards of environments; the others are the problem's.
+        "columns": {name: value for name, value in prompt.columns.items() if isinstance(value, float)},
+        "sampled": batch.response_mask[row][valid].tolist(),
+        "turn": turn[row][valid].tolist(),
+        "episode": {"turns": turns, "end": episode.end, "reward": episode.reward},
+    }
+
+
 def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> _AheadBatch | None:
     """This rank's part of the rollouts, also for another number of ranks; None if they answer other prompts."""
-    size = sampler.group_size
+    size, policy = sampler.group_size, sampler.policy
     groups = [number * world_size() + sampler.rank for number in range(len(prompts))]
     records = [state["rows"].get(group * size + place) for group in groups for place in range(size)]
     if state["options"] != _options(sampler) or None in records:
         return None
-    if [record["prompt"] for record in records[::size]] != [sampler.policy.encode(p.messages) for p in prompts]:
+    with_turns = "turn" in records[0] if records else False
+    answered = [record["problem" if with_turns else "prompt"] for record in records[::size]]
+    if answered != [problem_id(p) if with_turns else policy.encode(p.messages) for p in prompts]:
         return None
     names = ("response", "finished", "logprobs")
     responses, finished, logprobs = ([record[name] for record in records] for name in names)
     known = None if None in logprobs else logprobs
-    batch = build_batch(sampler.policy, prompts, size, responses, finished, known)
+    if not with_turns:
+        batch = build_batch(policy, prompts, size, responses, finished, known)
+    else:
+        # The prompts that environments have added to, as they were encoded.
+        asked = [replace(prompts[k // size], messages=TokenText("", r["prompt"])) for k, r in enumerate(records)]
+        given = {name: [record[name] for record in records] for name in ("sampled", "turn")}
+        batch = build_batch(policy, asked, 1, responses, finished, known, **given)
+        batch = batch.replace(
+            group=batch.group // size,
+            prompts=[
+                replace(prompts[k // size], columns={**prompts[k // size].columns, **r["columns"]})
+                for k, r in enumerate(records)
+            ],
+            episodes=[_episode(record["episode"]) for record in records],
+        )
     return _AheadBatch(sampler.numbered(batch), int(state["step"]))
+
+
+def _episode(record: dict[str, Any]) -> Episode:
+    turns = tuple(Turn(**turn | {"calls": tuple(Call(**call) for call in turn["calls"])}) for turn in record["turns"])
+    return Episode(turns=turns, end=record["end"], reward=record["reward"])

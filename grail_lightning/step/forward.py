@@ -14,10 +14,10 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
-from grail_lightning.credit.distillation import with_shown_answers
+from grail_lightning.credit.shown_answer import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.layout import TokenLayout, gather_rows
-from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import pad_to_longest_rank
@@ -90,8 +90,7 @@ def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> 
     """``[B, T]`` log-probabilities of some rows of a batch under the reference, zero on the others."""
     batch = trained.batch
     with reference.running(trained.policy) as policy:
-        dtype = torch.promote_types(policy.model.dtype, torch.float32)
-        logprobs = torch.zeros(batch.response_mask.shape, dtype=dtype, device=batch.response_mask.device)
+        logprobs = zero_table(policy, batch)
         forward = Forward(policy, batch, trained.context, share=trained.share)
         for micro, done in forward.without_gradient(rows):
             scatter(logprobs, micro.rows, done.stats.logprobs)

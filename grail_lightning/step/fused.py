@@ -65,10 +65,9 @@ class SaliencyForward(Forward):
         self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
         untrained = replace(self.target, rows=self.target.rows & ~trained)
         with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
-            scores = saliency_of_rows(
+            self._scores = saliency_of_rows(
                 policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
             )
-        self._scores = scores.to(torch.promote_types(policy.model.dtype, torch.float32))
 
     def found_weights(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.

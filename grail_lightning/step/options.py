@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.distillation import SENTENCE, check_sentence
+from grail_lightning.credit.shown_answer import SENTENCE, check_sentence
 from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import (
     Aggregation,
@@ -157,7 +157,10 @@ class Execution:
         sample_ahead: Whether the next batch is sampled while this one trains, with the weights from before its update
             (one batch off-policy). It needs `sampler_cap`, and an engine that samples elsewhere.
         updates_per_batch: Number of passes over the rollouts.
-        mini_batches: Number of optimiser steps of each pass; groups are not split.
+        mini_batches: Number of optimiser steps of each pass; groups are not split, unless `split_groups` is set.
+        split_groups: Whether the rollouts of all prompts are dealt over the mini-batches one by one, at random: right
+            and wrong rollouts of a prompt then stand in one optimiser step only as often as chance has it. The deal
+            depends on the seed and the step, not on the number of ranks. A control; it shares fewer prefixes.
         token_budget: Most tokens of a micro-batch. Padding counts; tokens that rows of a prefix tree share count once.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.
         sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off, auto
@@ -170,6 +173,7 @@ class Execution:
     sample_ahead: bool = False
     updates_per_batch: int = 1
     mini_batches: int = 1
+    split_groups: bool = False
     token_budget: int = 16384
     share_prefixes: bool = True
     sampler_cap: float | Literal["auto"] | None = "auto"
@@ -185,6 +189,11 @@ class Execution:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"`execution.{name}` must be at least {least}, but got {getattr(self, name)}.")
+        if self.split_groups and self.mini_batches == 1:
+            raise ValueError(
+                "`execution.mini_batches` must be at least 2 with `execution.split_groups`, which deals the rows of a "
+                "group over several optimiser steps, but got 1. Set it, or leave `execution.split_groups` out."
+            )
         if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
             raise ValueError(
                 f"`execution.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "

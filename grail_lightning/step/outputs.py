@@ -9,9 +9,8 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.evaluate.records import problem_id, sample_seed
-from grail_lightning.runtime.seeds import SeedKey
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.runtime.seeds import SeedKey, sample_seed
+from grail_lightning.tasks.problem import Prompt, problem_id
 
 
 @dataclass(frozen=True, kw_only=True)

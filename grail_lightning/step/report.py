@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from grail_lightning.answers.records import STATUSES
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import Mean, TokenWeights
+from grail_lightning.credit.base import Mean, TokenWeights, token_advantages
+from grail_lightning.environments.episode import EndReason
 from grail_lightning.functional.advantages import EQUAL_REWARDS
 from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, top_mass
-from grail_lightning.metrics import STATUSES
-from grail_lightning.policy.layout import response_nodes
+from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
-from grail_lightning.step.advantages import effective_weights, token_advantages
-from grail_lightning.tasks.base import StepKind
+from grail_lightning.step.advantages import effective_weights
+from grail_lightning.tasks.problem import StepKind
 
 Kind = Literal["mean", "std", "min", "max"]
 # The figures of a step that progress bars show and callbacks can monitor; the others go to the loggers alone.
@@ -100,12 +101,12 @@ def loss_figures(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[st
 
 
 def batch_figures(
-    batch: RolloutBatch, weights: TokenWeights, entropies: Tensor, reasoning: dict[StepKind, Tensor] | None
+    batch: RolloutBatch, weights: TokenWeights, reasoning: dict[StepKind, Tensor] | None, counted: Tensor
 ) -> dict[str, float]:
     """The figures of a batch: of its rollouts and of their credit. A collective; for the arguments see `add_credit`."""
     tally = Tally()
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, reasoning, entropies)
+    add_credit(tally, batch, weights, reasoning, counted)
     figures = tally.compute()
     on_flawed, on_sound = figures.pop("credit/weight_flawed", None), figures.pop("credit/weight_sound", None)
     if on_flawed is not None and on_sound:  # A method may give no sound token any weight.
@@ -130,6 +131,7 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     tally.add("completions/mean_terminated_length", lengths[batch.finished])
     if batch.sampling_logprobs is not None:
         tally.add("entropy_sampled", -batch.sampling_logprobs[batch.response_mask])
+    add_episodes(tally, batch)
     for name, part in batch.reward_values.items():
         tally.add(f"rewards/{name}/mean", part)
     statuses = Counter(verdict.status for verdict in batch.verdicts)
@@ -139,17 +141,41 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
         tally.add_mean(f"verdict/{status}", Mean(float(statuses[status]), len(batch)))
 
 
+def add_episodes(tally: Tally, batch: GradedBatch) -> None:
+    """Add turns and calls a rollout, the shares of calls that went wrong, the shares of the ends, and collapse figures.
+
+    Plain GRPO is known to collapse where it learns to search: calls vanish, and the log-probability of right rollouts
+    falls. ``episodes/no_call`` and ``episodes/logprob_right`` show it.
+    """
+    if batch.episodes is None:
+        return
+    calls = [episode.calls for episode in batch.episodes]
+    statuses = Counter(call.status for own in calls for call in own)
+    number = len(batch.episodes)
+    tally.add("episodes/turns", torch.tensor([float(len(episode.turns)) for episode in batch.episodes]))
+    tally.add("episodes/calls", torch.tensor([float(len(own)) for own in calls]))
+    tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in calls)), number))
+    for status in ("invalid", "failed", "timeout"):
+        tally.add_mean(f"episodes/{status}_calls", Mean(float(statuses[status]), sum(statuses.values())))
+    ends = Counter(episode.end for episode in batch.episodes)
+    for end in get_args(EndReason):
+        tally.add_mean(f"episodes/end_{end}", Mean(float(ends[end]), number))
+    tally.add("episodes/result_tokens", batch.valid_lengths - batch.response_lengths)
+    if batch.sampling_logprobs is not None:
+        tally.add("episodes/logprob_right", batch.sampling_logprobs[batch.response_mask & batch.correct[:, None]])
+
+
 def add_credit(
     tally: Tally,
     batch: RolloutBatch,
     weights: TokenWeights,
     reasoning: dict[StepKind, Tensor] | None,
-    entropies: Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> None:
     """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
 
     Where a task labels the steps of the reasoning (`grail_lightning.grading.step_masks`), a token's weight is its
-    advantage over that of its rollout, additive stage included.
+    advantage over that of its rollout, additive stage included. Rows with a token in the loss are `counted` ``[B]``.
     """
     mask = batch.response_mask
     credit = token_advantages(batch.advantages, weights)
@@ -162,25 +188,29 @@ def add_credit(
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
     if weights.scores is None or reasoning is None:
         return
-    effective = effective_weights(batch.advantages, weights)
-    _add_forks(tally, batch, effective, reasoning)
-    scored = (weights.scores != 0).any(1, keepdim=True) & (batch.advantages != 0)[:, None] & mask
-    if entropies is not None:
-        # Rows that the update left out (truncated ones, for example) have none. All three scores use the same rows.
-        scored = scored & (entropies != 0).any(1, keepdim=True)
+    effective, with_score = effective_weights(batch, weights), (weights.scores != 0).any(1)
+    # A method that needs an advantage has weighed none of the wrong rows if they have none.
+    _add_forks(tally, batch, batch.wrong & (with_score | (batch.advantages != 0)), effective, reasoning)
+    scored = (batch.wrong & with_score)[:, None] & mask
+    if counted is not None:
+        scored = scored & counted[:, None]
     flawed, sound = scored & (reasoning["slip"] | reasoning["misconception"]), scored & reasoning["sound"]
     tally.add("credit/weight_flawed", effective[flawed])
     tally.add("credit/weight_sound", effective[sound])
 
 
-def _add_forks(tally: Tally, batch: RolloutBatch, effective: Tensor, reasoning: dict[StepKind, Tensor]) -> None:
+def _add_forks(
+    tally: Tally, batch: RolloutBatch, rows: Tensor, effective: Tensor, reasoning: dict[StepKind, Tensor]
+) -> None:
     """Add how often the wrong one of two tokens gets more credit, where two wrong rollouts of a group part at them.
+
+    The rollouts are some `rows` ``[B]``.
 
     Position and context of both tokens are the same, unlike those of two tokens of one rollout, whose first error
     always follows the sound steps. The log-probability serves for comparison; entropy is the same at both.
     """
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
-    wrong = (batch.advantages < 0).cpu()[:, None]
+    nodes = group_nodes(batch)
+    wrong = rows.cpu()[:, None]
     for kind in ("slip", "misconception"):
         pairs = forks(nodes, batch.group.cpu(), wrong & reasoning[kind].cpu(), wrong & reasoning["sound"].cpu())
         tally.add(f"credit/fork_auroc_{kind}", fork_wins(effective.cpu(), *pairs))

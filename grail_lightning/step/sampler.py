@@ -8,19 +8,21 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from grail_lightning.answers.verifier import Verifier
+from grail_lightning.answers.records import AnswerVerifier
 from grail_lightning.batch import GradedBatch, RolloutBatch, SampledBatch, Sampling
-from grail_lightning.credit.base import Continuations, Outcomes, Place
+from grail_lightning.credit.base import Continuations, Outcomes, Place, check_one_turn
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import RolloutEngine, build_batch
 from grail_lightning.engines.checks import check_logprobs, check_rollouts
-from grail_lightning.grading import grade_and_locate
+from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed
-from grail_lightning.tasks.base import Prompt, TokenText
+from grail_lightning.step.episodes import has_environments, play
+from grail_lightning.tasks.problem import Prompt, TokenText
 
 
 def training_key(step: int, sampling: int = 0) -> SeedKey:
@@ -57,7 +59,7 @@ class Sampler:
     sampling: Sampling
     policy: Policy  # Its weights sample.
     engine: RolloutEngine
-    verifier: Verifier  # It compares answers; the reward is that of the prompt's task.
+    verifier: AnswerVerifier | TaskVerifiers  # It compares answers; the reward is that of the prompt's task.
     clock: PhaseClock  # Of the phases ``sample`` and ``grade``.
     rank: int  # The index of this process among the ranks.
     sampler_cap: float | None = None  # `execution.sampler_cap` in training; the engine then reports log-probabilities.
@@ -82,16 +84,28 @@ class Sampler:
     @torch.no_grad()
     def draw(self, prompts: list[Prompt], key: SeedKey | list[int]) -> SampledBatch:
         """Responses from the weights that were pushed last; arguments as above."""
-        seed = derive_seed(run_seed(), *key, self.rank) if isinstance(key, tuple) else key
-        batch = sample_rollouts(self.engine, self.policy, prompts, self.group_size, self.sampling, seed)
+        arguments = self.engine, self.policy, prompts, self.group_size, self.sampling
+        if has_environments(prompts, self.engine, self.policy.device):
+            rows = self.row_numbers(torch.arange(len(prompts) * self.group_size)).tolist()
+            batch = play(
+                *arguments, [derive_seed(run_seed(), *key, row) for row in rows] if isinstance(key, tuple) else key
+            )
+            check_rollouts(self.engine, batch, *arguments[1:])
+        else:
+            seed = derive_seed(run_seed(), *key, self.rank) if isinstance(key, tuple) else key
+            batch = sample_rollouts(*arguments, seed)
         # The engine's class should have told before; this is the latest moment at which nothing is lost.
         check_logprobs(self.engine, self.sampler_cap, reports=not len(batch) or batch.sampling_logprobs is not None)
         return self.numbered(batch)
 
     def numbered(self, batch: SampledBatch) -> SampledBatch:
         """The batch with row numbers of the whole step: a rollout has the same one for any number of ranks."""
-        group, place = batch.row // self.group_size, batch.row % self.group_size
-        return batch.replace(row=(group * world_size() + self.rank) * self.group_size + place)
+        return batch.replace(row=self.row_numbers(batch.row))
+
+    def row_numbers(self, rows: Tensor) -> Tensor:
+        """The numbers within the whole step of some rows of this rank."""
+        group, place = rows // self.group_size, rows % self.group_size
+        return (group * world_size() + self.rank) * self.group_size + place
 
     @torch.no_grad()
     def grade(self, sampled: SampledBatch) -> GradedBatch:
@@ -111,6 +125,7 @@ class SampledContinuations(Continuations):
         self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
     ) -> tuple[list[Outcomes | None], int]:
         """See `Continuations.draw`. Calls of the engine are filled from the earliest place on."""
+        check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
         outcomes: list[Outcomes | None] = [None] * len(places)
         keys = batch.row.tolist()
         waiting = sorted(range(len(places)), key=lambda k: (places[k].length, keys[places[k].row]))

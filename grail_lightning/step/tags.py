@@ -12,7 +12,7 @@ GROUPS = ("train", "policy", "credit", "speed", "val", "test")
 GROUP_OF = {
     name: group
     for group, names in {
-        "train": "reward reward_std rewards accuracy verdict completions refill frac_reward_zero_std "
+        "train": "reward reward_std rewards accuracy verdict completions episodes refill frac_reward_zero_std "
         "frac_correct_zero_std",
         "policy": "loss grad_norm learning_rate kl distillation_kl clip_ratio sampling entropy entropy_sampled",
         "speed": "time step_time tokens_per_second num_tokens shared_tokens peak_memory_gb",

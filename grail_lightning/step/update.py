@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch, SampledBatch
-from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.micro_batch import MicroBatch, scatter
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
-from grail_lightning.runtime.collectives import all_reduce, world_size
+from grail_lightning.runtime.collectives import all_gather_rows, all_reduce, world_size
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.advantages import token_advantages
 from grail_lightning.step.forward import Forward, Pass, reference_logprobs
 from grail_lightning.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
 from grail_lightning.step.options import Execution, Objective
@@ -50,7 +49,7 @@ def plan_steps(
     refreshed: bool = False,
     seed: int,
 ) -> Plan:
-    """Cut a batch into optimiser steps, equally many on every rank; `seed` is that of the order of groups.
+    """Cut a batch into optimiser steps, equally many on every rank; `seed` is that of the deal.
 
     If no rank has a live row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so
     that a run without a learning signal ends.
@@ -66,21 +65,26 @@ def plan_steps(
     if all_reduce(live.sum(), "sum"):
         for number in range(execution.updates_per_batch):
             generator = torch.Generator().manual_seed(derive_seed(seed, number))
-            steps += split_groups(batch, execution.mini_batches, generator)
+            steps += deal_rows(batch, execution, generator)
     return Plan(mask=mask, live=live.cpu(), steps=steps or [torch.zeros(0, dtype=torch.long)])
 
 
-def split_groups(batch: SampledBatch, mini_batches: int, generator: torch.Generator) -> list[Tensor]:
-    """The rows of each mini-batch of one pass: whole groups, in random order if there is more than one mini-batch.
+def deal_rows(batch: SampledBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
+    """The rows of each mini-batch of one pass, each row in one of them; in random order if there are several.
 
-    If a batch has fewer groups than mini-batches (as the last batch may), the mini-batches at the end are empty.
+    Whole groups of this rank are dealt in equal numbers; if a batch has fewer groups than mini-batches (as the last
+    batch may), the mini-batches at the end are empty. With `execution.split_groups` single rows of all ranks are, by
+    their identity in the step: the deal is the same for any number of ranks, as long as `generator` is. A rank's own
+    numbers of rows may then differ.
     """
-    group = batch.group.cpu()
-    groups = torch.unique(group)
-    if mini_batches > 1:
-        groups = groups[torch.randperm(len(groups), generator=generator)]
+    if execution.split_groups:
+        own, units = batch.row.cpu(), all_gather_rows(batch.row).cpu().sort().values
+    else:
+        own, units = batch.group.cpu(), torch.unique(batch.group.cpu())
+    if execution.mini_batches > 1:
+        units = units[torch.randperm(len(units), generator=generator)]
     # `tensor_split` accepts any number of parts; `chunk` may return fewer.
-    return [torch.isin(group, part).nonzero().flatten() for part in torch.tensor_split(groups, mini_batches)]
+    return [torch.isin(own, part).nonzero().flatten() for part in torch.tensor_split(units, execution.mini_batches)]
 
 
 class _OldLogprobs:
@@ -141,14 +145,13 @@ class Update:
         objective: What is optimised.
         execution: How it is run.
         max_response_length: The limit of a response in tokens, a denominator of Dr. GRPO.
-        seed: The seed of the order of groups.
+        seed: The seed of the deal of groups, or of rows.
         refreshed: Whether the token weights are replaced before each further step (`reweigh`).
 
     Attributes:
         plan: The optimiser steps.
         ref_logprobs: ``[B, T]``, under the frozen reference; None before `compute_before` and without a KL term.
         token_advantages: ``[B, T]``, with the weights that are known so far.
-        entropies: ``[B, T]`` in nats, from the first forward pass with gradient of each row; zero on rows without one.
     """
 
     def __init__(
@@ -168,8 +171,6 @@ class Update:
         self.ref_logprobs: Tensor | None = None
         self.old_logprobs = _OldLogprobs(self.plan, forward.policy)
         self.reweigh(token_weights)
-        self.entropies = torch.zeros_like(self.token_advantages, dtype=torch.float32)
-        self._has_entropy = torch.zeros(len(self.batch), dtype=torch.bool)
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
@@ -208,7 +209,7 @@ class Update:
             else:
                 self._take_weights(micro, done)
                 loss, summands = micro_batch_loss(self._inputs(micro, done.stats), self.objective, counts)
-                self._record(micro, done.stats)
+                self.old_logprobs.record(micro, done.stats)
                 tokens_run += done.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
@@ -222,12 +223,6 @@ class Update:
         if done.weights is not None:
             advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
             scatter(self.token_advantages, micro.rows, token_advantages(advantages, done.weights))
-
-    def _record(self, micro: MicroBatch, stats: TokenStats) -> None:
-        self.old_logprobs.record(micro, stats)
-        if stats.entropy is not None and not self._has_entropy[micro.rows].all():
-            scatter(self.entropies, micro.rows, stats.entropy)
-            self._has_entropy[micro.rows] = True
 
     def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
         rows, columns = micro.rows.to(self.plan.mask.device), stats.logprobs.shape[1]

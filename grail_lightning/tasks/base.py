@@ -1,17 +1,16 @@
-"""The interface of tasks, and the records of prompts, steps and rewards."""
+"""The interface of tasks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
-from grail_lightning.answers import AnswerSpan, find_boxes
+from grail_lightning.answers import AnswerSpan, AnswerVerifier, Verifier, find_boxes
+from grail_lightning.answers.records import Verdict
+from grail_lightning.tasks.problem import Comparison, Messages, Prompt, Step, StepKind, TaskReward, TokenText
 
-StepKind = Literal["sound", "slip", "misconception", "inherited", "filler"]
-Comparison = Literal["math", "text", "exact"]
-Messages = list[dict[str, str]]
+__all__ = ["Comparison", "GradedAnswer", "Messages", "Prompt", "Step", "StepKind", "Task", "TaskReward", "TokenText"]
 
 
 class GradedAnswer(Protocol):
@@ -26,30 +25,6 @@ class GradedAnswer(Protocol):
         """One of right, wrong, missing, capped, unparseable, timeout, crashed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """A range of characters of a response, with its kind.
-
-    A ``slip`` is wrong at random, a ``misconception`` is wrong in a systematic way, an ``inherited`` step is right in
-    itself but computed from an earlier wrong result, a ``sound`` step is right, and ``filler`` carries no reasoning.
-    ``result`` is the range of the characters in which an error is visible, if any (for ``7+5=13`` the ``13``).
-    """
-
-    start: int
-    stop: int
-    kind: StepKind
-    result: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskReward:
-    """The rewards of responses."""
-
-    total: list[float]  # The reward of each response.
-    # The parts by name before weighting, which are logged; None if a part does not apply.
-    values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-
-
 class Task(ABC):
     """The interface of tasks: the prompt of a problem, the answer in a response, and its reward.
 
@@ -59,6 +34,15 @@ class Task(ABC):
     """
 
     compare: Comparison = "math"
+    optional_columns: Collection[str] = ()  # Those of `problem` and `answer` that a row may lack.
+
+    @staticmethod
+    def make_verifier() -> AnswerVerifier:
+        """What compares formulas; by default a `Verifier` with its usual conventions.
+
+        A run calls it once for all tasks whose classes have the same function, and closes the verifier at its end.
+        """
+        return Verifier()
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
@@ -92,42 +76,10 @@ class Task(ABC):
         """
         return TaskReward(total=self.reward(texts, prompts, verdicts))
 
+    def verdict(self, prompt: Prompt) -> Verdict | None:
+        """The verdict of a rollout that needs no comparison; None compares its answer with the reference."""
+        return None
+
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """The labelled steps of a response; None if the task cannot label them."""
         return None
-
-
-class TokenText(str):
-    """A prompt whose token ids are given, because its text may be tokenised in another way: a response to continue."""
-
-    __slots__ = ("ids",)
-    ids: tuple[int, ...]
-
-    def __new__(cls, text: str, ids: Sequence[int]) -> Self:
-        """The text, for people, with its token ids."""
-        made = super().__new__(cls, text)
-        made.ids = tuple(ids)
-        return made
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """The input of the policy for one problem. It refers to its task, so that mixed datasets can be graded.
-
-    Attributes:
-        messages: A conversation (``[{"role": …, "content": …}]``, through the chat template) or plain text.
-        reference: The bare reference answer.
-        task: The task, which grades the responses.
-        columns: Further columns of the dataset row, for rewards and tables.
-        dataset: The name under which metrics are reported.
-    """
-
-    messages: Messages | str
-    reference: str
-    task: Task
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    dataset: str = ""
-
-    def to(self, device: object) -> Self:
-        """The prompt itself, which has no tensors. Lightning rejects a frozen record without this method."""
-        return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -12,9 +11,12 @@ GIVEN = "given in Python"  # Ends what a record of a run says of an object that 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A sentence, after a space, that asks for the name that is nearest to a wrong one; empty if none is near."""
-    near = difflib.get_close_matches(name, names, n=1)
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """A sentence, after a space, that asks for the name that is nearest to a wrong one; empty if none is near.
+
+    `cutoff` is the least similarity of a near one, as of `difflib.get_close_matches`.
+    """
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f" Did you mean {near[0]}?" if near and near[0] != name else ""
 
 
@@ -41,11 +43,16 @@ def import_function(path: str | F, built_in: Mapping[str, F], option: str, examp
     if not module:
         raise ValueError(f"{expected}, but got {path!r}.{did_you_mean(path, built_in)}")
     try:
-        function: F = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        hint = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
-        hint = hint or " Is its folder on PYTHONPATH?"
+        found = importlib.import_module(module)
+    except ImportError as error:
+        # What is missing may also be a module that the user's imports: it is named, and is no matter of the path.
+        lost = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = " Is its folder on PYTHONPATH?" if lost else ""
         raise ValueError(f"{expected}, but got {path!r} ({error}).{hint}") from error
+    if not hasattr(found, name):
+        hint = did_you_mean(name, vars(found)) or " Correct the name, or define it there."
+        raise ValueError(f"{expected}, but got {path!r} ({module} has no {name!r}).{hint}")
+    function: F = getattr(found, name)
     if not callable(function):
         raise ValueError(f"{expected}, but {path!r} is {function!r}, which cannot be called.")
     return function

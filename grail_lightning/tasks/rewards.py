@@ -42,8 +42,9 @@ class RewardSpec:
     """The options of one reward.
 
     Attributes:
-        function: The function: `correctness`, `boxed_format`, `answer_format`, `overlong`, or an import path such as
-            `mypkg.brevity`. From Python also any callable.
+        function: The function: `correctness`, `boxed_format`, `answer_format`, `overlong`, `environment` (what the
+            environment's `get_reward` returned), or an import path such as `mypkg.brevity`. From Python also any
+            callable.
         weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
         name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
@@ -64,6 +65,13 @@ else:
 def correctness(responses: Sequence[str], references: Sequence[str], *, correct: Sequence[bool]) -> list[float]:
     """1 for a right answer, else 0."""
     return [float(right) for right in correct]
+
+
+def environment(
+    responses: Sequence[str], references: Sequence[str], *, environment_reward: Sequence[float | None]
+) -> Values:
+    """What the environment's `get_reward` returned."""
+    return list(environment_reward)
 
 
 def boxed_format(responses: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -98,7 +106,7 @@ def overlong(
 
 
 _BUILT_IN: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (correctness, boxed_format, answer_format, overlong)
+    function.__name__: function for function in (correctness, boxed_format, answer_format, overlong, environment)
 }
 
 
@@ -163,12 +171,6 @@ class Reward:
                 f"{', '.join(GRADED)}, but asks for {missing}. Correct their names, set them in `arguments`, or give "
                 "them defaults."
             )
-
-    def __call__(
-        self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> Values:
-        """One value or None for each response."""
-        return self.start(responses, references, columns)()
 
     def start(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]

@@ -33,7 +33,7 @@ from grail_lightning.tasks.arithmetic import (
     split_rng,
     worked_lines,
 )
-from grail_lightning.tasks.base import Prompt, Step, StepKind
+from grail_lightning.tasks.problem import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
@@ -78,9 +78,12 @@ class WordProblem:
     chain: Problem
     suggested: str  # The operator that the words of each step suggest.
     in_words: bool  # Whether the lines of a solution are sentences.
+    with_calls: bool = False  # Whether they are calls of a calculator.
 
     def line(self, step: int, a: int, sign: str, b: int, result: int) -> str:
         """The line of a step of a solution, with any numbers."""
+        if self.with_calls:
+            return f"<calculator>{a} {sign} {b}</calculator>\n<result>{result}</result>"
         if not self.in_words:
             return f"{a} {sign} {b} = {result}"
         return f"{self.owners[step + 1]} has {a}{sign}{b}={result} {self.items}."
@@ -127,6 +130,8 @@ class WordProblemSpace:
         comparisons: Whether about half of the steps compare two persons. Half of these comparisons have a word that
             suggests the wrong operation: "Then Anna has 4 fewer coins than Ben" makes Ben's number larger. The
             solution is then in sentences.
+        calls: Whether the lines of a solution are calls of a calculator, with its results, in plain tags: worked
+            examples for `EnvironmentTask` with the environment `Calculator`.
     """
 
     min_steps: int = 1
@@ -134,6 +139,7 @@ class WordProblemSpace:
     largest: int = 20
     operators: str = "+-"
     comparisons: bool = False
+    calls: bool = False
 
     def __post_init__(self) -> None:
         numbers = 1 <= self.min_steps <= self.max_steps <= 10 and 3 <= self.largest < 10**6
@@ -182,7 +188,7 @@ class WordProblemSpace:
             total = calculate(total, sign, number)
         sentences.append(f"How many {items} does {name} have now?")
         chain = Problem(tuple(operands), signs)
-        return WordProblem(" ".join(sentences), items, tuple(owners), chain, suggested, self.comparisons)
+        return WordProblem(" ".join(sentences), items, tuple(owners), chain, suggested, self.comparisons, self.calls)
 
 
 class WordProblemTask(MathTask):

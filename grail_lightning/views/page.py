@@ -11,18 +11,21 @@ import base64
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from grail_lightning.environments.transcript import read_episode
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.views.pictures import LARGEST, colour_of
 from grail_lightning.views.prefix_tree import prefix_tree
 from grail_lightning.views.rollouts import Rollout, read_rollouts
 
 MAX_ROLLOUTS = 200
+_CUT = 300  # Characters of a call's name and of its result, whose whole text is among the tokens.
 _MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
 
 
@@ -107,32 +110,60 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
                 **{name: _short(row.get(name)) for name in ("status", "reward", "advantage", "finished")},
                 "pieces": pieces,
                 "outside": outside,
-                "credit": [_short(rollout.methods.get(name)) for name in methods],
+                "credit": [_short(_with_turns(rollout.methods.get(name), row)) for name in methods],
                 "box": None if row.get("box_first_token") is None else [row["box_first_token"], row["box_last_token"]],
                 "steps": steps[k],
                 "fork": forks.get(k),
+                **_turns(row),
             }
         )
     dataset, prompt, reference = members[0].problem
     return {"dataset": dataset, "prompt": prompt, "reference": reference, "rollouts": parts, "tree": tree}
 
 
+def _turns(row: dict[str, Any]) -> dict[str, Any]:
+    """The turns of a rollout in an environment: their scores and calls, the turn of each token, and why it ended."""
+    if row.get("episode") is None:
+        return {}
+    episode = read_episode(row["episode"])
+    turns = [
+        {"score": _short(turn.score), "calls": [(c.name[:_CUT], c.status, c.result[:_CUT]) for c in turn.calls]}
+        for turn in episode.turns
+    ]
+    return {"end": episode.end, "turns": turns, "turn_of": row["turns"]}
+
+
+def _with_turns(credit: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any] | None:
+    """The credit of a method with sum and mean of the advantages of each turn's tokens, if there are turns."""
+    if row.get("episode") is None or credit is None or credit["weights"] is None or row["advantage"] is None:
+        return credit
+    tokens: dict[int, list[float]] = defaultdict(list)
+    for turn, weight in zip(row["turns"], credit["weights"], strict=True):
+        tokens[turn].append(row["advantage"] * (weight or 0.0))
+    turns = [tokens[turn] for turn in range(max(tokens, default=-1) + 1)]
+    return credit | {"turns": [[sum(own), sum(own) / max(1, len(own))] for own in turns]}
+
+
 def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
     """The part of the response that each token adds, and the indices of tokens that are outside of the response.
 
     The first of several tokens that share a character has it. A token outside, such as one that ends the response, is
-    shown as it is decoded by itself.
+    shown as it is decoded by itself, and so are those of earlier turns and of an environment's answers.
     """
-    text, done = row["response"], 0
-    pieces, outside = [], []
-    for index, (start, stop, token) in enumerate(
-        zip(row["token_starts"], row["token_stops"], row["tokens"], strict=True)
-    ):
-        if start == stop:
-            outside.append(index)
+    places = list(zip(row["token_starts"], row["token_stops"], strict=True))
+    turns = row.get("turns") or [0] * len(places)
+    last = max(turns, default=0)
+    outside = [k for k, (start, stop) in enumerate(places) if start == stop and turns[k] == last]
+    return pieces_of(row["response"], places, row["tokens"]), outside
+
+
+def pieces_of(text: str, places: Sequence[tuple[int, int]], tokens: Sequence[str]) -> list[str]:
+    """The part of a text that each token adds, by the characters that it covers; a token without any is itself."""
+    pieces, done = [], 0
+    for (start, stop), token in zip(places, tokens, strict=True):
         pieces.append(token if start == stop else text[max(start, done) : stop])
         done = max(done, stop)
-    return pieces, outside
+    return pieces
 
 
 def _token_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
@@ -188,8 +219,8 @@ def show_credit(file: str | Path, max_rollouts: int = 6) -> _Html:
     """The first rollouts of a file of predictions, with the weight of each token as its background, for notebooks.
 
     Orange tokens get more of the advantage than under GRPO, blue ones less, and those without colour as much. Tokens
-    with a weight of 1.5 or more are bold. Steps that the task labels as wrong are underlined. The HTML has no program,
-    so that it also shows where none may run.
+    with a weight of 1.5 or more are bold. Steps that the task labels as wrong are underlined. Grey tokens were not
+    sampled. The HTML has no program, so that it also shows where none may run.
 
     Args:
         file: A file that `predict` wrote, such as ``predictions.parquet``.
@@ -204,18 +235,20 @@ def show_credit(file: str | Path, max_rollouts: int = 6) -> _Html:
         pieces, wrong = _pieces(rollout.row)[0], set[int]()
         for first, last, kind in _token_steps(rollout.row):
             wrong |= set(range(first, last + 1)) if kind in ("slip", "misconception") else set()
+        numbers = rollout.row.get("turns") or []
+        begins = {numbers.index(turn): f"<b>[turn {turn + 1}]</b>" for turn in {*numbers} - {-1}}
         verdict = "✓ right" if rollout.row["correct"] else "✗ wrong"
         reward = _short(rollout.row.get("reward"))
         blocks.append(f"<p>{escape(rollout.problem[1])}<br><b>{verdict}</b>, reward {reward}</p>")
         for name, credit in rollout.methods.items():
             pairs = zip(pieces, credit["weights"] or [1.0] * len(pieces), strict=True)
-            tokens = [_token(piece, weight, k in wrong) for k, (piece, weight) in enumerate(pairs)]
+            tokens = [begins.get(k, "") + _token(piece, weight, k in wrong) for k, (piece, weight) in enumerate(pairs)]
             blocks.append(f"<p>{escape(name)}</p><pre>{''.join(tokens)}</pre>")
     return _Html("\n".join(blocks))
 
 
-def _token(text: str, weight: float, wrong: bool = False) -> str:
-    background = ",".join(map(str, colour_of(weight)))
-    shown = f'<span style="background-color:rgb({background});color:black" title="{weight:.3g}">{escape(text)}</span>'
-    shown = f"<b>{shown}</b>" if weight >= 1.5 else shown  # For readers whose page leaves colours out.
+def _token(text: str, weight: float | None, wrong: bool = False) -> str:
+    background, title = ",".join(map(str, colour_of(weight))), "not sampled" if weight is None else f"{weight:.3g}"
+    shown = f'<span style="background-color:rgb({background});color:black" title="{title}">{escape(text)}</span>'
+    shown = f"<b>{shown}</b>" if weight and weight >= 1.5 else shown  # For readers whose page leaves colours out.
     return f"<u>{shown}</u>" if wrong else shown

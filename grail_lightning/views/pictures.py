@@ -15,17 +15,18 @@ import unicodedata
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grail_lightning.tasks.base import Step, StepKind
+from grail_lightning.tasks.problem import Step, StepKind
 
 LARGEST = 5.0
 """The weight from which on the colour is full: the one that GRAIL gives to an answer."""
 _MORE, _LESS, _NOT_FINITE = (240, 146, 43), (111, 176, 238), (204, 204, 204)  # `--more`, `--less` of palette.css.
+_NOT_SAMPLED = (226, 226, 226)
 # Okabe and Ito's colours and styles of lines, each of which tells the kinds apart without the other.
 STEP_STYLES: dict[StepKind, tuple[str, str]] = {
     "sound": ("#009E73", "solid"),
@@ -45,11 +46,13 @@ _SEEN_AS = {"\t": "→", "\n": "↵", "\r": "↵"}
 _LINE = re.compile(rf"[^\n]{{,{COLUMNS - 1}}}\n|[^\n]{{1,{COLUMNS}}}\Z|[^\n]{{,{COLUMNS - 1}}} |[^\n]{{1,{COLUMNS}}}")
 
 
-def colour_of(weight: float) -> tuple[int, int, int]:
+def colour_of(weight: float | None) -> tuple[int, int, int]:
     """The background of a token of this weight on white, as red, green and blue up to 255; grey if it is not finite.
 
-    It is full at 0 and at `LARGEST`. `draw.js` has the same formula for the page.
+    It is full at 0 and at `LARGEST`. `draw.js` has the same formula for the page. None is a token that was not sampled.
     """
+    if weight is None:
+        return _NOT_SAMPLED
     if not math.isfinite(weight):
         return _NOT_FINITE
     part = max(weight - 1, -1.0) if weight < 1 else min(math.log(weight) / math.log(LARGEST), 1.0)
@@ -65,7 +68,7 @@ class ShownRollout:
         title: What stands above it.
         text: The response.
         tokens: The range of characters of each token, in order of appearance; equal ends for a token without text.
-        weights: The weight of each token.
+        weights: The weight of each token; None if the policy did not sample it. A turn begins behind such tokens.
         steps: The labelled steps of the response.
         answer: The range of characters of its answer; None without one.
     """
@@ -73,7 +76,7 @@ class ShownRollout:
     title: str
     text: str
     tokens: Sequence[tuple[int, int]]
-    weights: Sequence[float]
+    weights: Sequence[float | None]
     steps: Sequence[Step] = ()
     answer: tuple[int, int] | None = None
 
@@ -82,7 +85,7 @@ class _Cell(NamedTuple):
     """A character of the picture, with the token that it belongs to, and its marks."""
 
     character: str
-    weight: float = 1.0
+    weight: float | None = 1.0
     token: int | None = None
     kind: StepKind | None = None
     answer: bool = False
@@ -108,6 +111,7 @@ def heatmap(groups: Sequence[tuple[str, Sequence[ShownRollout]]], max_lines: int
     kinds = {step.kind for rollout in shown for step in rollout.steps}
     marks = [_plain(kind, kind=kind) for kind in STEP_STYLES if kind in kinds]
     marks += [_plain("answer", answer=True)] if any(rollout.answer for rollout in shown) else []
+    marks += [_plain("not trained", weight=None)] if any(None in rollout.weights for rollout in shown) else []
     scale = [_plain(f"{weight:g}".center(4), weight=weight) for weight in (0, 0.5, 1, 2, LARGEST)]
     return _draw([*lines, sum(scale, _plain("weight ")), [cell for mark in marks for cell in (*mark, _Cell(" "))]])
 
@@ -172,6 +176,10 @@ def _draw(lines: Sequence[Sequence[_Cell]]) -> NDArray[np.uint8]:
         for column, cell in enumerate(cells):
             colours[row, column] = colour_of(cell.weight)
         axes.vlines([stop for _, stop, _ in _runs([c.token for c in cells])], row, row + 1, color="white", linewidth=1)
+        before = lines[row - 1][-1:] if row else []
+        pairs = enumerate(pairwise([*before, *cells]), 1 - len(before))
+        turns = [place for place, (told, own) in pairs if told.weight is None and own.weight is not None and own.token]
+        axes.vlines(turns, row, row + 1, color="black", linewidth=3)
         for start, stop, kind in _runs([cell.kind for cell in cells]):
             colour, style = STEP_STYLES[kind]
             axes.hlines(row + 0.96, start, stop, color=colour, linestyle=style, linewidth=2.2)
@@ -205,7 +213,7 @@ def _pixels(figure: Any) -> NDArray[np.uint8]:
 
 
 def profile(weights: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Weights by relative position, ``(t + 0.5) / L`` for token ``t`` of ``L``.
+    """Weights by relative position, ``(t + 0.5) / L`` for token ``t`` of the ``L`` that were sampled.
 
     Args:
         weights: ``[B, T]``, the token weights.
@@ -215,7 +223,7 @@ def profile(weights: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np
         ``[3, 20]``: the mean and the 10 % and 90 % quantiles of the tokens of each of 20 equal parts of the responses;
         NaN for a part without tokens.
     """
-    positions = (np.arange(mask.shape[1]) + 0.5) / np.maximum(mask.sum(1, keepdims=True), 1)
+    positions = (mask.cumsum(1) - 0.5) / np.maximum(mask.sum(1, keepdims=True), 1)
     parts, found = np.minimum((positions * _PARTS).astype(int), _PARTS - 1), np.full((3, _PARTS), np.nan)
     for part in range(_PARTS):
         values = weights[mask & (parts == part)]

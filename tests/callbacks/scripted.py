@@ -2,6 +2,7 @@
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.answers import Verdict
@@ -131,17 +132,20 @@ def run(max_steps, *callbacks, **options):
     return trainer(max_steps, *callbacks, **({"num_sanity_val_steps": 0} | options))
 
 
+def board(folder):
+    """A logger that writes into the folder itself."""
+    return TensorBoardLogger(folder, name="", version="")
+
+
 def scalars(folder):
     """All scalars that TensorBoard would show, in the order in which they were written: name -> [(step, value)]."""
-    events = EventAccumulator(str(folder))
-    events.Reload()
+    events = EventAccumulator(str(folder)).Reload()
     return {tag: [(e.step, e.value) for e in _as_written(events.Scalars(tag))] for tag in events.Tags()["scalars"]}
 
 
 def panels(folder):
     """All texts that TensorBoard would show: name -> [(step, markdown)]."""
-    events = EventAccumulator(str(folder))
-    events.Reload()
+    events = EventAccumulator(str(folder)).Reload()
     tags = [tag for tag in events.Tags()["tensors"] if tag.endswith("/text_summary")]
     return {
         tag.removesuffix("/text_summary"): [

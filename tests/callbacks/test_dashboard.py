@@ -15,6 +15,7 @@ from grail_lightning.callbacks.dashboard import LAYOUT, plain
 from grail_lightning.credit import GRAIL, UCAS, Product, SaliencyOptions
 from grail_lightning.data import ArithmeticData
 from grail_lightning.step.tags import GROUPS
+from tests.callbacks.scripted import board
 from tests.runs import module, trainer
 
 
@@ -26,7 +27,7 @@ def events(tmp_path_factory):
     run = trainer(
         2,
         *(Dashboard(), evaluation, Throughput()),
-        logger=TensorBoardLogger(folder, name="", version=""),
+        logger=board(folder),
         num_sanity_val_steps=0,
     )
     data = ArithmeticData(num_train=48, num_val=4, prompts_per_batch=24)

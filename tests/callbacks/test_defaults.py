@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import (
@@ -24,7 +24,7 @@ from grail_lightning.callbacks import (
     default_callbacks,
 )
 from grail_lightning.data import ArithmeticData
-from tests.callbacks.scripted import panels, run, scalars
+from tests.callbacks.scripted import board, panels, run, scalars
 from tests.processes import run_script
 from tests.runs import module
 
@@ -34,7 +34,7 @@ def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
     trainer = run(
         4,
         *default_callbacks(num_samples=2, pass_at=(1, 2), keep_rollouts=True),
-        logger=TensorBoardLogger(tmp_path, name="", version=""),
+        logger=board(tmp_path),
         enable_checkpointing=True,
         enable_progress_bar=True,
     )
@@ -61,11 +61,8 @@ def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
 _TWO_RANKS = '''
 import sys
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from grail_lightning.callbacks import default_callbacks
-from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+from tests.callbacks.scripted import Scripted, board, box, loader, prompts, run
 
 torch.set_num_threads(1)
 
@@ -90,8 +87,7 @@ def say(prompt, k, step):
 
 folder = sys.argv[1]
 callbacks = default_callbacks(num_samples=2, pass_at=(2,), keep_rollouts=True, progress_bar=False)
-trainer = run(4, *callbacks, logger=TensorBoardLogger(folder, name="", version=""), enable_checkpointing=True,
-              devices=2, strategy="ddp")
+trainer = run(4, *callbacks, logger=board(folder), enable_checkpointing=True, devices=2, strategy="ddp")
 # Dataset "odd" is seen by the second rank alone.
 held_out = [Shard(prompts(4, "all"), prompts(1, "all")), Shard([prompts(1, "even")[0], prompts(3, "odd")[2]])]
 model = Scripted(say)

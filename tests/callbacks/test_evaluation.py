@@ -3,12 +3,11 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data.loaders import PromptSet, TrainingLoader
-from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run, scalars
+from tests.callbacks.scripted import LIMIT, Scripted, board, box, loader, prompts, run, scalars
 
 
 def _right_for(problems_and_samples):
@@ -19,10 +18,6 @@ def _right_for(problems_and_samples):
 def _later_right(prompt, k, step):
     """Right on problem 1 at first, on one more problem with each two steps."""
     return box(prompt.reference if int(prompt.reference) <= 1 + step // 2 else "0")
-
-
-def _logger(tmp_path):
-    return TensorBoardLogger(tmp_path, name="", version="")
 
 
 def _last_line(capsys):
@@ -85,7 +80,7 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
 
     data = [loader(prompts(2, "a/b@c"), prompts(1, "a/b@c")), loader(prompts(3, "easy"))]
     evaluation = Evaluation(num_samples=2, pass_at=(1, 2), maj_at=(2,))
-    run(2, evaluation, logger=_logger(tmp_path)).fit(Scripted(say), loader(prompts(2)), data)
+    run(2, evaluation, logger=board(tmp_path)).fit(Scripted(say), loader(prompts(2)), data)
     found = scalars(tmp_path)
     # Batch 1 of "a/b@c": problem 1 twice right, problem 2 once; batch 2: problem 1 again. 5 of 6 samples, 3 of 3
     # problems. "easy": problem 1 twice, problem 2 once, and problem 3 is never finished: 3 of 6 samples, 2 of 3
@@ -161,7 +156,7 @@ def test_a_resumed_run_does_not_validate_first_and_says_when_its_two_figures_are
 
 def test_lightnings_own_check_before_training_leaves_no_trace(tmp_path):
     evaluation = Evaluation(at_start=False)
-    trainer = run(2, evaluation, logger=_logger(tmp_path), num_sanity_val_steps=2)
+    trainer = run(2, evaluation, logger=board(tmp_path), num_sanity_val_steps=2)
     trainer.fit(Scripted(_later_right), loader(prompts(2)), loader(prompts(4)))
     assert [step for step, _ in scalars(tmp_path)["val/accuracy"]] == [2]
     assert (evaluation.first, evaluation.last["step"]) == ({}, 2)
@@ -192,7 +187,7 @@ def test_a_test_prints_a_table_with_intervals_and_both_averages(capsys, tmp_path
     # "b": 2 problems, 1 right in either run.
     data = [loader(prompts(8, "a")), loader(prompts(1, "b"), [prompts(3, "b")[2]])]
     ours, evaluation = Scripted(_right_for({("1", 0), ("2", 0), ("1", 1)})), Evaluation(num_samples=2, pass_at=(2,))
-    results, *_ = run(-1, evaluation, logger=_logger(tmp_path)).test(ours, data, verbose=False)
+    results, *_ = run(-1, evaluation, logger=board(tmp_path)).test(ours, data, verbose=False)
     lines = capsys.readouterr().out.strip().partition("\n\n")[0].splitlines()
     assert lines[0].split() == ["problems", "acc@2", "spread", "of", "runs", "pass@2"]
     rows = {line[:16].strip(): line[16:].split() for line in lines[1:]}
@@ -205,7 +200,7 @@ def test_a_test_prints_a_table_with_intervals_and_both_averages(capsys, tmp_path
 def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said_which_it_is(tmp_path, caplog, capsys):
     fit, later = tmp_path / "fit", tmp_path / "later"
     last = LastCheckpoint(folder=str(fit))
-    trainer = run(4, Evaluation(), last, enable_checkpointing=True, logger=_logger(fit))
+    trainer = run(4, Evaluation(), last, enable_checkpointing=True, logger=board(fit))
     trainer.fit(Scripted(_later_right), loader(*[prompts(2)] * 9), loader(prompts(4, "a")))
     caplog.clear()
     trainer.validate(trainer.lightning_module, loader(prompts(4)), verbose=False)
@@ -214,7 +209,7 @@ def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said
     trainer.test(trainer.lightning_module, loader(prompts(3, "a")), verbose=False)
     table = capsys.readouterr().out.strip().split("\n\n")
     assert table[0].splitlines()[-1].split()[:2] == ["a", "3"], "a test after a fit counts its own problems alone"
-    judge = run(-1, Evaluation(), logger=_logger(later))
+    judge = run(-1, Evaluation(), logger=board(later))
     for checkpoint in (str(fit / "last.ckpt"), None):
         judge.test(Scripted(_later_right), loader(prompts(4)), ckpt_path=checkpoint, verbose=False, weights_only=True)
     assert f"`test` uses the policy of {fit / 'last.ckpt'}, saved at step 4." in caplog.text

@@ -6,24 +6,21 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grail_lightning.callbacks import CreditPictures, RolloutTable
 from grail_lightning.credit import GRAIL, UCAS
-from grail_lightning.credit.base import TokenWeights
+from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.module import GrailModule
-from grail_lightning.step.advantages import effective_weights, token_advantages
+from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.views.pictures import heatmap
+from tests.callbacks.scripted import board
 from tests.runs import SAMPLING, Watch, batches, module, trainer, weights
 
 IMAGES = ["credit/rollouts", "credit/weight_by_position"]
-
-
-def board(folder):
-    return TensorBoardLogger(folder, name="", version="")
 
 
 def always(**options):
@@ -146,9 +143,9 @@ def test_an_additive_stage_is_counted_into_the_weight():
     trainer(1, watch).fit(module(credit=UCAS()), batches(1, size=8))
     batch, found = watch.outputs[0].batch, watch.outputs[0].weights
     assert found.additive is not None
-    shares, live = effective_weights(batch.advantages, found), batch.advantages != 0
+    shares, live = effective_weights(batch, found), batch.advantages != 0
     assert live.any()
     assert torch.allclose(shares[live] * batch.advantages[live, None], token_advantages(batch.advantages, found)[live])
     assert torch.equal(shares[~live], found.values[~live])
     plain = TokenWeights(values=found.values, fallback=found.fallback)
-    assert torch.equal(effective_weights(batch.advantages, plain), found.values)
+    assert torch.equal(effective_weights(batch, plain), found.values)

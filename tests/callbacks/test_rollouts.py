@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 
 from grail_lightning.callbacks import KeepRollouts, RolloutTable
 from grail_lightning.callbacks.rollouts import (
@@ -23,7 +23,7 @@ from grail_lightning.callbacks.rollouts import (
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
-from tests.callbacks.scripted import TASK, Scripted, box, loader, panels, prompts, run
+from tests.callbacks.scripted import TASK, Scripted, board, box, loader, panels, prompts, run
 
 with warnings.catch_warnings():
     # What turns Markdown into the HTML of TensorBoard's text panel. It imports a deprecated sanitiser.
@@ -36,7 +36,7 @@ def _half_right(prompt, k, step):
 
 
 def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
-    loggers = [TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path)]  # The second one takes no text.
+    loggers = [board(tmp_path), CSVLogger(tmp_path)]  # The second one takes no text.
     tables = [RolloutTable(every_n_batches=2, num_rollouts=3), RolloutTable(every_n_batches=0)]
     run(10, *tables, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
     pages = panels(tmp_path)["train/rollouts"]

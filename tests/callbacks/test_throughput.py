@@ -8,11 +8,10 @@ import time
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from grail_lightning.callbacks import ProgressBar, Throughput
 from tests import runs
-from tests.callbacks.scripted import Scripted, box, loader, prompts, run, scalars
+from tests.callbacks.scripted import Scripted, board, box, loader, prompts, run, scalars
 
 
 class Slow(Scripted):
@@ -36,8 +35,9 @@ def _count(module):
 
 def test_tokens_time_and_memory_of_each_batch_are_logged_and_the_bar_shows_the_speed(tmp_path, capsys):
     module = Slow(_say)
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    run(4, Throughput(), ProgressBar(), logger=logger, enable_progress_bar=True).fit(module, loader(*[prompts(2)] * 3))
+    run(4, Throughput(), ProgressBar(), logger=board(tmp_path), enable_progress_bar=True).fit(
+        module, loader(*[prompts(2)] * 3)
+    )
     shown, found, tokens = capsys.readouterr().out, scalars(tmp_path), _count(module)
     assert "reward=0.250" in shown
     assert "tokens_per_second=" in shown

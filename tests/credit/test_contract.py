@@ -13,6 +13,7 @@ from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import (
     DGPO,
     GRAIL,
+    IGPO,
     LESS,
     PRIME,
     RLSD,
@@ -20,6 +21,8 @@ from grail_lightning.credit import (
     AdvantageReweighting,
     AttentionRhythm,
     CreditControl,
+    CriticSearch,
+    GiGPO,
     HighEntropy,
     OARGradient,
     OARPerturbation,
@@ -33,11 +36,13 @@ from grail_lightning.credit import (
     TokenCredit,
     TokenWeights,
     TreeAdvantage,
+    TurnRewards,
     Uniform,
     WarmUp,
 )
+from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.weigh import check_weights
-from grail_lightning.step.advantages import token_advantages
+from grail_lightning.environments import Episode, Turn
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.report import Tally, add_credit
 from tests.credit.rollouts import ByText, context, elsewhere, second_model
@@ -51,7 +56,29 @@ class Longest(TokenCredit):
         values = batch.response_mask * (1 + batch.response_lengths[:, None] % 2).double()
         values[:, 0] *= 2
         metrics = {"length": batch.response_lengths.double().mean().item()}
-        return TokenWeights(values=values, fallback=torch.zeros_like(batch.finished), metrics=metrics)
+        return TokenWeights(values=values, metrics=metrics)
+
+
+class InTurns(TokenCredit):
+    """A method that sees a rollout as one to three turns of 9 tokens, by the row's identity; the last has the rest."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, policy, batch, context):
+        most, columns = (batch.row[:, None] + 2) % 3, torch.arange(batch.response_mask.shape[1])
+        return self.inner(
+            policy,
+            batch.replace(
+                turn=torch.minimum(columns // 9, most), episodes=[_episode(row) for row in batch.row.tolist()]
+            ),
+            context,
+        )
+
+
+def _episode(row):
+    turns = [Turn(text="", state=k * (1 + row // 3), score=(row + k) % 2) for k in range((row + 2) % 3 + 1)]
+    return Episode(turns=tuple(turns), end="answered")
 
 
 METHODS = {
@@ -68,9 +95,17 @@ METHODS = {
     "TreeAdvantage": lambda: TreeAdvantage(outcome="correctness"),
     "TreeAdvantage-left_out": lambda: TreeAdvantage(outcome="correctness", own_row=False, advantage=False),
     "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers"),
+    "TreeAdvantage-turns": lambda: InTurns(TreeAdvantage(outcome="correctness", state="turns")),
     "PrefixWeights": PrefixWeights,
     "RandomSubset": RandomSubset,
     "OptimalBaseline": OptimalBaseline,
+    "OptimalBaseline-turn": lambda: InTurns(OptimalBaseline(unit="turn")),
+    "GiGPO": lambda: InTurns(GiGPO(scores=True)),
+    "TurnRewards": lambda: InTurns(TurnRewards()),
+    "IGPO": lambda: InTurns(IGPO()),
+    "CriticSearch": lambda: InTurns(CriticSearch()),
+    "CriticSearch-random": lambda: InTurns(CriticSearch(labels="random")),
+    "CriticSearch-permuted": lambda: InTurns(CriticSearch(labels="permuted")),
     "Oracle": lambda: Oracle("balanced"),
     "AttentionRhythm": AttentionRhythm,
     "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
@@ -91,12 +126,14 @@ NEED_A_BOX = ["GRAIL", "GRAIL-mean_one", "OARGradient", "OARPerturbation"]
 MEAN_ONE = ["Uniform", "GRAIL-mean_one", "OARGradient", "OARPerturbation", "DGPO", "Oracle"]
 # Those that look at every rollout, whatever its advantage.
 RUN_EVERYTHING = ["HighEntropy", "UCAS", "PRIME", "PRIME-every_group", "WarmUp"]
+RUN_EVERYTHING += ["GiGPO", "TurnRewards", "IGPO", "CriticSearch", "CriticSearch-random", "CriticSearch-permuted"]
 STEP = 5
 # The rows of each rank: one group of two rows, and two groups; then all rows, and none.
 SHARES = [[0, 1], [2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5], []]
 FIGURES = {"eligible", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold", "in_tree"}
 FIGURES |= {"gradient_energy", "reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
 FIGURES |= {"reward_model_loss", "reward_model_accuracy", "reward_model_grad_norm"}
+FIGURES |= {"shared_states", "scored_turns", "turn_score", "information_gain", "good_turns"}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from grail_lightning.credit import DGPO, RLSD, UCAS, AdvantageReweighting, HighEntropy, OptimalBaseline
-from grail_lightning.credit.distillation import with_sentence
+from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.shown_answer import with_sentence
 from grail_lightning.functional.certainty import quantile_of_all
-from grail_lightning.step.advantages import token_advantages
 from tests.credit.rollouts import context, row_logits
 from tests.runs import Watch, batches, module, trainer
 from tests.tolerance import near
@@ -23,8 +23,8 @@ def _scaled(policy, batch, row):
     return zip(row_logits(policy, batch, row) / TEMPERATURE, batch.response_ids[row].tolist(), strict=False)
 
 
-def _compare(found, expected, number, scale=0.0):
-    """Rows ``[B, T]`` against lists; padding must be 0."""
+def _assert_rows(found, expected, number, scale=0.0):
+    """Rows ``[B, T]`` are those of the lists, and padding is 0."""
     for row, values in enumerate(expected):
         assert found[row, : len(values)].tolist() == near(values, number, torch.float32, scale)
         assert (found[row, len(values) :] == 0).all()
@@ -44,8 +44,8 @@ def test_high_entropy_keeps_the_top_fifth_of_the_batch(golden_policy, batch):
     place = 0.8 * (len(everything) - 1)
     below = everything[int(place)]
     threshold = below + (everything[int(place) + 1] - below) * (place - int(place))
-    _compare(weights.values, [[float(h >= threshold) for h in row] for row in rows], 0)
-    _compare(weights.scores, rows, 100)
+    _assert_rows(weights.values, [[float(h >= threshold) for h in row] for row in rows], 0)
+    _assert_rows(weights.scores, rows, 100)
     assert weights.values.sum().item() / len(everything) == pytest.approx(0.2, abs=2 / len(everything))
     everywhere = HighEntropy(share=1.0)(golden_policy, batch, context()).values
     assert torch.equal(everywhere.bool(), batch.response_mask)
@@ -64,7 +64,9 @@ def test_reweighting_grows_with_the_tokens_probability(golden_policy, batch):
         [0.2 * torch.softmax(z, -1)[token].item() + 0.8 for z, token in _scaled(golden_policy, batch, row)]
         for row in range(5)
     ]
-    _compare(found, [*expected, [1.0] * int(batch.response_lengths[5])], 16)  # The last row has no advantage.
+    _assert_rows(found, [*expected, [1.0] * int(batch.response_lengths[5])], 16)  # The last row has no advantage.
+    weighed = found[:5][batch.response_mask[:5]]
+    assert 0.8 < weighed.min() < weighed.max() < 1  # From an impossible token to a certain one.
 
 
 @pytest.mark.parametrize("tail", ["zero", "own"])
@@ -87,7 +89,7 @@ def test_the_optimal_baseline_weighs_rows_by_the_energy_of_their_gradient(tail, 
             line.append(REWARDS[row].item() - (0.0 if len(there) == 1 and tail == "zero" else baseline))
         expected.append(line)
     weights = OptimalBaseline(tail)(golden_policy, batch, context(temperature=TEMPERATURE))
-    _compare(token_advantages(batch.advantages, weights), expected, 1000, 1.0)
+    _assert_rows(token_advantages(batch.advantages, weights), expected, 1000, 1.0)
     lone = sum(value == 0 for line in expected for value in line)
     assert (lone > 0) == (tail == "own"), "some positions are reached by one row alone"
     dead = batch.replace(advantages=batch.advantages * torch.tensor([0, 0, 0, 1, 1, 1]))
@@ -126,7 +128,7 @@ def test_ucas_lowers_advantages_by_certainty(golden_policy, batch):
     batch = batch.replace(advantages=advantages)
     weights = UCAS()(golden_policy, batch, context(temperature=TEMPERATURE))
     found = token_advantages(batch.advantages, weights)
-    _compare(found, _ucas(golden_policy, batch, standardise=True), 100, 0.01)
+    _assert_rows(found, _ucas(golden_policy, batch, standardise=True), 100, 0.01)
     first = found[0][batch.response_mask[0]]
     assert 0 < (first == 0).sum() < len(first), "the floor is exact, and not everywhere"
     assert first.min() == 0
@@ -141,7 +143,7 @@ def test_only_the_centred_certainty_of_ucas_is_clamped_in_the_exponent(golden_po
     )
     weights = UCAS(standardise=False)(golden_policy, batch, context(temperature=TEMPERATURE))
     found = token_advantages(batch.advantages, weights)
-    _compare(found[:2], _ucas(golden_policy, batch, standardise=False)[:2], 100, 0.01)
+    _assert_rows(found[:2], _ucas(golden_policy, batch, standardise=False)[:2], 100, 0.01)
     sums = weights.scores[2:].sum(1)
     assert (sums[0] - sums[1]).abs() / 2 * 0.25 > 20, "far beyond the limit"
     # C is c for row 2 and −c for row 3, so that both exponents, −0.25·c and 0.35·(−c), have the sign of −c.
@@ -169,7 +171,7 @@ def test_dgpo_is_a_softmax_of_distance_times_entropy(power, golden_policy, refer
         expected.append([len(powers) * x / sum(powers) for x in powers])
         assert max(expected[-1]) > 1.05
     found = DGPO(entropy_power=power, temperature=0.1)(golden_policy, batch, given).values
-    _compare(found, [*expected, [1.0] * int(batch.response_lengths[5])], 300, 2.0)
+    _assert_rows(found, [*expected, [1.0] * int(batch.response_lengths[5])], 300, 2.0)
 
 
 def test_dgpo_is_uniform_where_the_policy_is_the_reference(golden_policy, batch):
@@ -215,7 +217,7 @@ def test_rlsd_compares_the_policy_with_itself_when_it_is_shown_the_answer(senten
     # Step 20 of 50: λ = 0.5 · 0.6 = 0.3.
     found = RLSD(sentence=sentence)(golden_policy, batch, context(step=20, temperature=TEMPERATURE)).values
     expected = [_rlsd(golden_policy, golden_policy, batch, row, 0.3, TEMPERATURE, sentence) for row in range(5)]
-    _compare(found, [*expected, [1.0] * int(batch.response_lengths[5])], 100)
+    _assert_rows(found, [*expected, [1.0] * int(batch.response_lengths[5])], 100)
     assert found[:5][batch.response_mask[:5]].unique().numel() > 20, "not all of them are clipped"
 
 

@@ -7,11 +7,12 @@ import torch
 
 import grail_lightning.credit as credits
 from grail_lightning.credit import Balanced, CreditContext, OptimalBaseline, RandomSubset, TokenWeights, Uniform
+from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.weigh import check_weights
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
-from grail_lightning.step.advantages import token_advantages, with_advantages
+from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.runs import Watch, batches, module, one_in_four, trainer
@@ -178,9 +179,7 @@ def test_balanced_restores_the_sums_of_uniform_credit_and_keeps_the_proportions(
 def test_balanced_leaves_a_sum_of_the_other_sign_and_counts_it(packaged):
     batch, _ = packaged
     mask = batch.response_mask.float()
-    praised = TokenWeights(
-        values=torch.zeros_like(mask), additive=mask.clone(), fallback=torch.zeros_like(batch.finished)
-    )
+    praised = TokenWeights(values=torch.zeros_like(mask), additive=mask.clone())
     found = Balanced()(praised, batch, _context())
     assert found.metrics["unbalanced"] == 1
     assert torch.equal(found.additive[~batch.correct], mask[~batch.correct])

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from grail_lightning.credit import PrefixWeights, TreeAdvantage
+from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.tree import numbers
-from grail_lightning.step.advantages import token_advantages
+from grail_lightning.policy.layout import response_nodes
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context
 from tests.steps import update_of
@@ -47,6 +48,23 @@ def test_advantages_are_those_of_a_loop_over_the_prefixes(options, arithmetic, b
         assert (found[row, len(expected) :] == 0).all()
     shared = sum(len(sharing(batch, r, t + 1)) > 1 for r in range(8) for t in range(len(tokens_of(batch, r))))
     assert weights.metrics["in_tree"] == (shared, int(batch.response_mask.sum()))
+
+
+def test_the_terms_are_a_baseline_of_the_state_before_each_token(arithmetic, batch):
+    """Rows of one node have one gradient at its token: the node's sum is that of `r - V(s_t-1)`, without `V(s_t)`."""
+    batch = batch.replace(rewards=batch.rewards * 0.7 - torch.arange(8) % 3 * 0.1)
+    terms = TreeAdvantage(advantage=False)(arithmetic, batch, context()).additive.double()
+    baseline = torch.zeros_like(terms)
+    for row in range(len(batch)):
+        values = _values(batch, row, batch.rewards.tolist(), own_row=True, shrinkage=1.0)
+        baseline[row, : len(values) - 1] = batch.rewards[row] - torch.tensor(values[:-1])
+    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    of_nodes = [
+        torch.zeros(int(nodes.max()) + 1, dtype=torch.float64).index_add(0, nodes[nodes >= 0], sums[nodes >= 0])
+        for sums in (terms, baseline)
+    ]
+    assert torch.allclose(*of_nodes, atol=1e-5)
+    assert not torch.allclose(terms, baseline, atol=1e-2)  # Token by token they differ.
 
 
 def test_the_group_of_the_docstring_by_hand(arithmetic, batch):

@@ -5,8 +5,9 @@ from jsonargparse import ActionConfigFile
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from grail_lightning.data import ArithmeticData, DatasetSpec, MathData
-from grail_lightning.tasks import ProblemSpace, split_of
+from grail_lightning.data import ArithmeticData, DatasetSpec, MathData, SearchData
+from grail_lightning.environments.search import Search
+from grail_lightning.tasks import ProblemSpace, SearchSpace, split_of
 from tests.data.recorder import problems, rows, ten, write
 
 
@@ -23,6 +24,24 @@ def test_arithmetic_splits_are_disjoint_and_carry_what_step_labels_need():
     prompt = next(iter(data.val_dataloader()[0]))[0]
     assert prompt.dataset == "arithmetic"
     assert [step.kind for step in prompt.task.label_steps(f"{prompt.columns['problem'][:3]}=99", prompt)] == ["slip"]
+
+
+def test_search_questions_are_disjoint_and_carry_what_the_environment_needs():
+    data = SearchData(num_train=60, num_val=30, num_test=20, problems=SearchSpace(max_hops=2), prompts_per_batch=20)
+    for stage in ("fit", "validate", "test", "predict"):
+        data.setup(stage)
+    train = problems(data.train_dataloader())
+    val, test = problems(data.val_dataloader()[0]), problems(data.test_dataloader()[0])
+    assert (len(train), len({*train, *val, *test})) == (60, 110)
+    assert problems(data.predict_dataloader()[0]) == test
+    for prompt in next(iter(data.val_dataloader()[0])):
+        environment = Search()
+        environment.reset(**prompt.columns)
+        assert prompt.columns["path"][0] in environment.search(prompt.columns["path"][0])
+        assert prompt.messages == [{"role": "user", "content": prompt.columns["problem"]}]
+        assert prompt.reference in prompt.columns["path"][-1]
+        assert prompt.task.answer(f"So it is.\nAnswer: {prompt.reference}\n") == prompt.reference
+        assert (prompt.task.compare, prompt.dataset, prompt.columns["hops"]) == ("text", "search", 2)
 
 
 def test_the_seed_of_the_run_moves_the_order_of_training_problems_and_nothing_else(monkeypatch):

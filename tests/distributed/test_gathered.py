@@ -7,9 +7,16 @@ import os, sys, warnings
 import torch, torch.distributed as dist
 warnings.filterwarnings("ignore")
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from grail_lightning.credit import AnswerOnly, OARGradient, Uniform
 from grail_lightning.distributed.sharding import gathered, shard
+from grail_lightning.engines import build_batch
 from grail_lightning.policy import load_policy
 from grail_lightning.policy.layout import padded_layout
+from grail_lightning.step.assign import token_weights
+from tests.batches import rollouts
+from tests.credit.rollouts import context
+from tests.runs import problems
 
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])
@@ -27,11 +34,18 @@ with gathered(policy), torch.no_grad():
         policy.decode(layout)
 step()
 print("both steps", float(policy.blocks[0].self_attn.q_proj.weight.grad.to_local().abs().sum()) > 0)
+
+batch = rollouts(build_batch(policy, problems(1), 2, [[5, 6], [7]], [True] * 2), group_size=2)
+for credit in (Uniform(), OARGradient()):
+    with CommDebugMode() as sent:
+        token_weights(credit, AnswerOnly(), policy, batch, context())
+    print(type(credit).__name__, sent.get_total_counts() > 0)
 dist.destroy_process_group()
 """
 
 
-def test_ranks_may_make_unequal_numbers_of_passes(tmp_path):
+def test_ranks_may_make_unequal_numbers_of_passes_and_uniform_credit_gathers_nothing(tmp_path):
     (tmp_path / "ranks.py").write_text(TWO_RANKS)
     printed = run_script(tmp_path / "ranks.py", tmp_path / "store", ranks=2, timeout=60)
-    assert [rank.stdout.splitlines()[-1] for rank in printed] == ["both steps True"] * 2
+    expected = ["both steps True", "Uniform False", "OARGradient True"]
+    assert [rank.stdout.splitlines()[-3:] for rank in printed] == [expected] * 2

@@ -14,9 +14,9 @@ from jsonargparse import ArgumentError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.callbacks.choices import choices
 from grail_lightning.callbacks.predictions import prediction_types
-from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS
+from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
+from grail_lightning.cli.choices import choices
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.evaluate import Sample
 from grail_lightning.metrics import STATUSES
@@ -92,6 +92,11 @@ def test_every_config_of_the_examples_is_one_that_the_parser_takes(example, pars
     given = yaml.safe_load(example.read_text())
     assert given
     assert all(found[group] is not None for group in given.keys() - {"config"})
+
+
+@pytest.mark.parametrize("page", sorted(page for page, text in PAGES.items() if "config: small.yaml" in text))
+def test_a_page_with_a_run_of_the_examples_says_where_its_files_are(page):
+    assert "`docs/examples/` of the repository" in PAGES[page]
 
 
 def test_every_example_is_on_a_page_and_pages_have_no_other_python(pages_script):
@@ -188,7 +193,7 @@ def test_every_field_of_a_kept_sample_stands_on_the_page_of_files():
         assert f"`{entry}`" in section, entry
 
 
-@pytest.mark.parametrize("columns", [TRAINING_COLUMNS, prediction_types([])])
+@pytest.mark.parametrize("columns", [TRAINING_COLUMNS, TURN_COLUMNS, prediction_types([])])
 def test_every_column_stands_on_the_page_of_files_with_its_type(columns):
     rows = [line for line in PAGES["files.md"].splitlines() if line.startswith("| `")]
     for name, kind in columns.items():
@@ -204,15 +209,23 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
         assert f"`{name}`" in PAGES["methods.md"] or name == "Uniform", name
 
 
-def test_the_picture_of_a_study_has_every_difference_of_the_tables(monkeypatch):
+@pytest.mark.parametrize(
+    ("column", "intervals", "heading", "row", "figure"),
+    [
+        ("minus GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
+        ("share, Adam", 5, "In one step: five terms", "GRAIL", (-0.36, 0.07)),
+    ],
+)
+def test_the_pictures_of_a_study_have_every_figure_of_the_tables(column, intervals, heading, row, figure, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     page = PAGES["study_credit.md"]
-    tables = script("plot_study").differences(page)
-    assert {heading: len(table) for heading, table in tables.items()} == {
-        heading: sum(line.count(" ±") == 4 for line in section.splitlines() if line.startswith("|"))
-        for heading, section in re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    tables = script("plot_study").differences(page, column)
+    sections = re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    drawn = {name: sum(f"| {line}".count(" ±") >= intervals for line in text.splitlines()) for name, text in sections}
+    assert {name: len(table) for name, table in tables.items()} == {
+        name: number for name, number in drawn.items() if name in tables and number
     }
-    assert tables["Sums of five terms"]["GRAIL"] == (-1.8, 0.7)
+    assert tables[heading][row] == figure
 
 
 def test_the_curves_of_a_study_are_means_over_its_finished_seeds(monkeypatch, tmp_path):

@@ -232,7 +232,9 @@ def test_models_with_a_decoding_step_of_their_own_are_left_to_transformers():
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
     policy, sampling = policy_of(Phi3Config(**sizes), dtype=torch.float32), Sampling(max_response_length=5)
     with pytest.warns(UserWarning, match=r"`Phi3ForCausalLM` by Transformers' `generate`"):
-        batch = engine_of(policy).generate(PROMPTS[:1], 2, sampling, seed=0)
+        engine = engine_of(policy)
+    engine.update_weights(policy)  # Each sampling does so. A second warning would be an error here.
+    batch = engine.generate(PROMPTS[:1], 2, sampling, seed=0)
     plain = engine_of(policy, method="generate").generate(PROMPTS[:1], 2, sampling, seed=0)
     assert torch.equal(batch.response_ids, plain.response_ids)
 

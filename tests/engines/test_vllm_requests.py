@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.vllm.requests import Completion, row_seeds, sample, sampling_parameters
+from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.vllm.requests import Completion, VLLMTurns, row_seeds, sample, sampling_parameters
+from grail_lightning.tasks.problem import TokenText
 from tests.runs import problems
 
 PROMPTS = problems(2)
@@ -46,6 +50,24 @@ def test_greedy_texts_are_those_of_the_own_engine(arithmetic):
     assert torch.equal(found.finished, expected.finished)
     assert found.texts == expected.texts
     torch.testing.assert_close(found.sampling_logprobs, expected.sampling_logprobs, rtol=0, atol=1e-4)
+
+
+def test_turns_have_limits_and_seeds_of_their_own(arithmetic):
+    """A long prompt with a short limit is none with a long one, as the longest of both would be."""
+    ids = [arithmetic.encode(prompt.messages) for prompt in PROMPTS]
+    room = arithmetic.model.config.max_position_embeddings
+    rows = [(ids[0], 3), (ids[1], 40), (ids[0], 40), (ids[0] + [5] * (room - len(ids[0]) - 2), 2)]
+    requests = [TurnRequest(row, PROMPTS[0], *of_row, seed=7 + row) for row, of_row in enumerate(rows)]
+    turns = VLLMTurns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic)).sample(requests)
+    for request, turn in zip(requests, turns, strict=True):
+        prompt = replace(PROMPTS[0], messages=TokenText("", request.ids))
+        limited = Sampling(max_response_length=request.limit)
+        alone = sample(arithmetic, [prompt], 1, limited, [request.seed], Sampler(arithmetic))
+        assert turn.ids == alone.response_ids[0].tolist()
+        assert turn.logprobs == pytest.approx(alone.sampling_logprobs[0].tolist())
+        assert turn.finished == bool(alone.finished[0])
+    assert {turn.finished for turn in turns} == {True, False}
+    assert VLLMTurns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic)).sample([]) == []
 
 
 def test_a_row_has_finished_if_vllm_stopped_it_or_its_last_token_is_an_end_token(arithmetic):

@@ -46,6 +46,7 @@ SOURCE = """
 def userrewards(tmp_path, monkeypatch):
     """A user's module on the path."""
     (tmp_path / "userrewards.py").write_text(textwrap.dedent(SOURCE))
+    (tmp_path / "userrewards_broken.py").write_text("import not_installed")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("userrewards", None)
@@ -126,9 +127,10 @@ TWO = [RewardSpec(function="correctness")] * 2
     ("spec", "message"),
     [
         ({"function": "brevity"}, r"one of \['answer_format', 'boxed_format', .*\] or an import path.*'brevity'"),
-        ({"function": "userrewards.nothing"}, r"but got 'userrewards.nothing' .*PYTHONPATH"),
+        ({"function": "userrewards.nothing"}, r"'userrewards.nothing' \(userrewards has no 'nothing'\). Correct the"),
         ({"function": "userrewards.brevty"}, r"Did you mean brevity\?"),
-        ({"function": "nowhere.at_all"}, r"No module named 'nowhere'"),
+        ({"function": "nowhere.at_all"}, r"No module named 'nowhere'\). Is its folder on PYTHONPATH\?"),
+        ({"function": "userrewards_broken.reward"}, r"\(No module named 'not_installed'\)\.$"),
         ({"function": "userrewards.constant"}, r"is 3, which cannot be called"),
         (
             {"function": "overlong", "arguments": {"length": 3}},

@@ -5,6 +5,8 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grail_lightning.environments.transcript import episode_json
+
 _LISTS = {"token_ids": "int32", "tokens": "string", "token_starts": "int32", "token_stops": "int32"}
 _LISTS |= {"weights": "float32", "scores": "float32"}
 _LISTS |= {"step_starts": "int32", "step_stops": "int32", "step_kinds": "string"}
@@ -12,6 +14,7 @@ _VALUES = dict.fromkeys(("dataset", "prompt", "reference", "response", "status",
 _VALUES |= dict.fromkeys(("reward", "advantage"), "float32") | dict.fromkeys(
     ("correct", "finished", "fallback"), "bool_"
 )
+_OF_TURNS = {"turns": pa.list_(pa.int32()), "episode": pa.string()}
 _VALUES |= dict.fromkeys(("num_tokens", "group", "box_first_token", "box_last_token"), "int32")
 
 
@@ -42,11 +45,26 @@ def rollout(tokens, prompt="Compute 1+1.", correct=False, method="GRAIL", **colu
     return row | columns
 
 
+def in_turns(parts, episode, **columns):
+    """A rollout whose parts are in turn the tokens of the policy and of an environment."""
+    tokens = [token for part in parts for token in part]
+    turns = [-1 if number % 2 else number // 2 for number, part in enumerate(parts) for _ in part]
+    row = rollout(
+        tokens, **{"response": "".join(parts[-1]), "turns": turns, "episode": episode_json(episode)} | columns
+    )
+    before = len(tokens) - len(parts[-1])
+    stops = [sum(map(len, parts[-1][: k + 1])) for k in range(len(parts[-1]))]
+    own = [None if turn < 0 else weight for turn, weight in zip(turns, row["weights"], strict=True)]
+    places = {"token_starts": [0] * before + [0, *stops[:-1]], "token_stops": [0] * before + stops}
+    return row | places | {"weights": own} | columns
+
+
 def write(file, rows, compared=()):
     """A Parquet file with the columns of `PredictionWriter` that a page needs."""
     types = {name: getattr(pa, kind)() for name, kind in _VALUES.items()}
     types |= {name: pa.list_(getattr(pa, kind)()) for name, kind in _LISTS.items()}
     types |= {f"{name}.{method}": types[name] for method in compared for name in ("weights", "scores", "fallback")}
+    types |= _OF_TURNS if any("episode" in row for row in rows) else {}
     columns = {name: [row.get(name) for row in rows] for name in types}
     pq.write_table(pa.table(columns, schema=pa.schema(list(types.items()))), file)
     return file

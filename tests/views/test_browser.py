@@ -8,7 +8,7 @@ import pytest
 from grail_lightning.views import write_page
 from grail_lightning.views.pictures import LARGEST, colour_of
 from tests.views.made import rollout, write
-from tests.views.test_page import HOSTILE
+from tests.views.test_page import HOSTILE, _played
 
 selenium = pytest.importorskip("selenium", reason="needs selenium: pip install 'grail-lightning[browser]'")
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, Keys
@@ -80,6 +80,26 @@ def _tokens(driver, rollout_number=1, method=0):
 def _tip(driver):
     tip = driver.find_element("id", "tip")
     return tip.text if tip.is_displayed() else None
+
+
+def test_turns_are_boxes_and_what_was_not_sampled_is_grey(show):
+    driver = show([_played("<b>sea</b>"), rollout(["z"], correct=True)])
+    boxes = driver.execute_script("return [...document.querySelectorAll('.turn')].map((t) => t.innerText)")
+    assert len(boxes) == 2
+    assert "turn 1 · score 0.5 · advantages: sum -2, mean -2" in boxes[0]
+    assert "<b>sea</b>: done" in boxes[0]
+    assert "call: invalid" in boxes[0]
+    assert "turn 2 · advantages: sum -5.4, mean -2.7" in boxes[1]
+    told = driver.execute_script("return [...document.querySelectorAll('.tokens .told')].map((t) => t.textContent)")
+    assert told == ["<b>sea</b>", "!"]
+    widths = "return [...document.querySelectorAll('.turn')].map((t) => getComputedStyle(t).borderLeftWidth)"
+    assert driver.execute_script(widths) == ["3px"] * 2
+    # The keyboard goes on into the next turn.
+    driver.execute_script("focusToken(arguments[0])", _tokens(driver)[2])
+    assert "put in by the environment, not trained" in _tip(driver)
+    ActionChains(driver).send_keys(Keys.ARROW_RIGHT).perform()
+    assert driver.switch_to.active_element == _tokens(driver)[3]
+    assert "token 4 of 5" in _tip(driver)
 
 
 def test_a_weight_has_the_colour_of_the_pictures(show):

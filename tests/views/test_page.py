@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from grail_lightning.environments import Call, Episode, Turn
 from grail_lightning.views import read_rollouts, show_credit, write_page
 from grail_lightning.views.__main__ import main
-from tests.views.made import rollout, write
+from tests.views.made import in_turns, rollout, write
 
 HOSTILE = [
     "</script><script>document.title='owned'</script>",
@@ -119,6 +120,46 @@ def test_tokens_that_share_a_character_and_tokens_outside_of_the_text(tmp_path):
     row |= {"token_starts": [0, 1, 1, 2, 3], "token_stops": [1, 2, 2, 3, 3]}
     (shown,) = data_of(_page(tmp_path, [row])[0])["groups"][0]["rollouts"]
     assert (shown["pieces"], shown["outside"]) == (["a", "😀", "", "b", "<end>"], [4])
+
+
+def _played(text="sea", **columns):
+    """Two turns, with text of a tool that may be hostile."""
+    calls = (Call(name=text, result=text), Call(name="", result="No.", status="invalid"))
+    episode = Episode(turns=(Turn(text="a", calls=calls, score=0.5), Turn(text="bc")), end="answered")
+    return in_turns([["a"], [text, "!"], ["b", "c"]], episode, advantage=-2.0, **columns)
+
+
+def test_turns_have_their_calls_scores_and_credit_on_the_page(tmp_path):
+    row = _played(**{"weights.Other": None, "scores.Other": None, "fallback.Other": False})
+    data = data_of(_page(tmp_path, [row, rollout(["z"], correct=True)], compared=["Other"])[0])
+    shown, plain = data["groups"][0]["rollouts"]
+    assert shown["pieces"] == ["a", "sea", "!", "b", "c"]
+    assert (shown["turn_of"], shown["outside"], shown["end"]) == ([0, -1, -1, 1, 1], [], "answered")
+    calls = [["sea", "done", "sea"], ["", "invalid", "No."]]
+    assert shown["turns"] == [{"score": 0.5, "calls": calls}, {"score": None, "calls": []}]
+    # Weights 1.0, -, -, 1.3 and 1.4 of the advantage -2.
+    assert shown["credit"][0]["turns"] == [[-2, -2], [-5.4, -2.7]]
+    assert shown["credit"][1] == {"weights": None, "scores": None, "fallback": False}
+    assert not {"turns", "turn_of", "end"} & plain.keys()
+    assert "turns" not in plain["credit"][0]
+
+
+def test_hostile_results_of_tools_are_data_and_cut(tmp_path):
+    page, _ = _page(tmp_path, [_played(text, prompt=str(k)) for k, text in enumerate(HOSTILE)])
+    plain, _ = _page(tmp_path, [rollout(["a"])])
+    assert _Elements(page).names == _Elements(plain).names
+    found = [group["rollouts"][0]["turns"][0]["calls"][0] for group in data_of(page)["groups"]]
+    assert found == [[text[:300], "done", text[:300]] for text in HOSTILE]
+    broken = write(tmp_path / "broken.parquet", [_played() | {"episode": "{"}])
+    assert main([str(broken)]) == 2
+
+
+def test_a_notebook_greys_what_was_not_sampled(tmp_path):
+    shown = show_credit(write(tmp_path / "made.parquet", [_played("<i>")]))
+    assert shown.count("<b>[turn ") == 2
+    told = [(attrs, text) for tag, attrs, text in _Elements(shown).found if attrs.get("title") == "not sampled"]
+    assert [text for _, text in told] == ["<i>", "!"]
+    assert {attrs["style"] for attrs, _ in told} == {"background-color:rgb(226,226,226);color:black"}
 
 
 def test_the_same_rollouts_in_two_files_are_joined(tmp_path):

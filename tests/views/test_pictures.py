@@ -64,6 +64,23 @@ def test_steps_are_underlined_and_the_answer_is_framed_with_a_legend_of_what_occ
     assert framed > 2 * (2 + 6) * WIDTH, "around two cells and the legend's word"
 
 
+def test_what_was_not_sampled_is_grey_and_a_turn_begins_with_a_line():
+    text = "a" * 30
+    told = [1.0] * 10 + [None] * 10 + [1.0] * 10 + [1.0]
+    ones, marked = picture(rollout(text)), picture(rollout(text, told))
+    assert pixels(marked, colour_of(None)).sum() > 10 * WIDTH * HEIGHT * 0.5
+    assert pixels(ones, colour_of(None)).mean() < 0.005
+    assert colour_of(None) not in (colour_of(1.0), colour_of(float("nan")))
+    # The line stands before the 21st character, the first one of the second turn.
+    black = pixels(marked, "black") & ~pixels(ones[: len(marked)], "black")
+    column = black[: 5 * HEIGHT].all(0) | (black[: 5 * HEIGHT].sum(0) > 0.8 * HEIGHT)
+    assert abs(column.nonzero()[0].mean() - (1 + 20) * WIDTH) <= 2
+    # At the beginning of a line, too: 50 characters, of which the last ones were told.
+    wide = picture(rollout("a" * 60, [1.0] * 40 + [None] * 10 + [1.0] * 10 + [1.0]))
+    column = pixels(wide, "black")[4 * HEIGHT : 5 * HEIGHT + HEIGHT // 2].sum(0) > 0.8 * HEIGHT
+    assert abs(column.nonzero()[0].mean() - WIDTH) <= 2
+
+
 def test_one_colour_scale_has_its_middle_at_one_and_black_text_can_be_read_on_it():
     assert colour_of(1.0) == (255, 255, 255)
     assert colour_of(float("nan")) == colour_of(float("inf")) == (204, 204, 204)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMEngine
+from grail_lightning.engines.turns import TurnRequest
 from grail_lightning.engines.vllm import colocated
 from grail_lightning.policy import load_policy
 from grail_lightning.vllm_worker import report_whole_vocabulary
@@ -176,7 +177,14 @@ def test_it_samples_the_same_after_sleeping(engine, policy, monkeypatch):
     assert engine.generate(PROMPTS, 1, sampling, seed=0).texts == awake.texts
     assert engine._asleep
     engine.update_weights(policy)
-    assert engine.pushes == pushes + 1, "they were given back, changed or not"
+    with engine.turns(sampling) as sampler:
+        ids = policy.encode(PROMPTS[0].messages)
+        (first,) = sampler.sample([TurnRequest(0, PROMPTS[0], ids, 3, seed=0)])
+        (second,) = sampler.sample([TurnRequest(0, PROMPTS[0], ids + first.ids, LIMIT - 3, seed=0)])
+    assert first.ids + second.ids == awake.response_ids[0, : awake.response_lengths[0]].tolist()
+    assert engine._asleep
+    engine.update_weights(policy)
+    assert engine.pushes == pushes + 2, "they were given back, changed or not"
     assert not engine._asleep
     assert engine.generate(PROMPTS, 1, sampling, seed=0).texts == awake.texts
     engine.update_weights(policy.eval())

@@ -19,13 +19,15 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine
+from grail_lightning.engines.turns import TurnSampler
 from grail_lightning.engines.vllm.probe import Bound, check_probe, dtype_name, probe_requests
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, VLLMTurns, row_seeds, sample
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.options import first_line
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, rank, world_size
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 from grail_lightning.vllm_worker import report_whole_vocabulary, take_weights
 
 _CPU_CACHE_GIB = 1.0
@@ -80,8 +82,7 @@ class VLLMEngine(RolloutEngine):
         bound: Bound | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        if not 0 < gpu_memory_utilization <= 1:
-            raise ValueError(f"`gpu_memory_utilization` must lie in (0, 1], but got {gpu_memory_utilization}.")
+        check_option("gpu_memory_utilization", gpu_memory_utilization, "(0, 1]")
         for name, value in (("cache_gib", cache_gib), ("max_model_len", max_model_len)):
             if value is not None and not value > 0:
                 raise ValueError(f"`{name}` must be positive or null, but got {value}.")
@@ -139,16 +140,27 @@ class VLLMEngine(RolloutEngine):
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
         """See `RolloutEngine.generate_seeded`."""
+        with self._awake() as policy, _undisturbed(policy.device):
+            return sample(policy, prompts, group_size, sampling, seeds, self._send)
+
+    @contextmanager
+    def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
+        """See `RolloutEngine.turns`. vLLM gives its memory back after the last turn."""
+        with self._awake() as policy:
+            yield VLLMTurns(policy, sampling, _undisturbed(policy.device)(self._send))
+
+    @contextmanager
+    def _awake(self) -> Iterator[Policy]:
+        """The policy whose weights vLLM has. Afterwards it sleeps if the policy trains."""
         if self._policy is None:
             raise ValueError("`VLLMEngine` has no weights yet. Call `update_weights(policy)` first.")
         policy = self._policy
-        with _undisturbed(policy.device):
-            batch = sample(policy, prompts, group_size, sampling, seeds, self._send)
-            if policy.training and self._sleeps(policy.device):
-                # In an evaluation the next batch is sampled with the same weights.
+        yield policy
+        # In an evaluation the next batch is sampled with the same weights.
+        if policy.training and self._sleeps(policy.device):
+            with _undisturbed(policy.device):
                 self._llm.sleep(level=2)
-                self._asleep = True
-        return batch
+            self._asleep = True
 
     def _start(self, policy: Policy) -> Any:
         """A vLLM with the policy's architecture and random weights, which the first push replaces."""

@@ -81,13 +81,8 @@ def check_probe(
     Without a bound it is the one of the coarser dtype of sampler and trainer; a `ValueError` if they differ by more.
     Every rank makes the same number of forward passes, so sharded weights may be used.
     """
-    wanted, got = (
-        [*lengths]
-        for lengths in (
-            (request.parameters["max_tokens"] for request in requests),
-            (len(answer.ids) for answer in completions),
-        )
-    )
+    wanted = [request.parameters["max_tokens"] for request in requests]
+    got = [len(answer.ids) for answer in completions]
     if wanted != got:
         raise ValueError(
             f"`{engine}` must answer the {len(wanted)} probes {since} with {wanted[0]} tokens each, but gave {got}. "

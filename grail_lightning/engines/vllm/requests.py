@@ -7,14 +7,15 @@ ids go in and come out; nothing is tokenised again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import build_batch, check_room
+from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 _LEAST_TEMPERATURE = 0.01
 _SEEDS = 2**63
@@ -50,25 +51,49 @@ def sample(
         ValueError: If a prompt and the response limit exceed the model's positions, for a temperature that vLLM would
             replace, or if vLLM ends a response before the limit for another reason than its end.
     """
-    encoded = [policy.encode(prompt.messages) for prompt in prompts]
-    check_room(policy, encoded, sampling)
-    rows = [ids for ids in encoded for _ in range(group_size)]
+    rows = [ids for prompt in prompts for ids in [policy.encode(prompt.messages)] * group_size]
+    completions, finished = _complete(policy, rows, [sampling] * len(rows), seeds, send)
+    ids, logprobs = [row.ids for row in completions], [row.logprobs for row in completions]
+    return build_batch(policy, prompts, group_size, ids, finished, logprobs)
+
+
+class VLLMTurns(TurnSampler):
+    """Turns with a limit each; what the turns before have read is in vLLM's prefix cache."""
+
+    def __init__(self, policy: Policy, sampling: Sampling, send: Send) -> None:
+        self.policy, self.sampling, self.send = policy, sampling, send
+
+    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler.sample`. It raises what `sample` raises."""
+        limited = [replace(self.sampling, max_response_length=request.limit) for request in requests]
+        rows, seeds = [request.ids for request in requests], [request.seed for request in requests]
+        completions, finished = _complete(self.policy, rows, limited, seeds, self.send)
+        return [SampledTurn(row.ids, row.logprobs, end) for row, end in zip(completions, finished, strict=True)]
+
+
+def _complete(
+    policy: Policy, rows: Sequence[list[int]], sampling: Sequence[Sampling], seeds: Sequence[int], send: Send
+) -> tuple[list[Completion], list[bool]]:
+    """A completion of each row, and whether it ended by itself."""
+    if rows:
+        room = [len(ids) + limited.max_response_length for ids, limited in zip(rows, sampling, strict=True)]
+        longest = room.index(max(room))
+        check_room(policy, [rows[longest]], sampling[longest])
     completions = send(
         [
-            Request(ids, sampling_parameters(sampling, policy.end_token_ids, seed))
-            for ids, seed in zip(rows, seeds, strict=True)
+            Request(ids, sampling_parameters(limited, policy.end_token_ids, seed))
+            for ids, limited, seed in zip(rows, sampling, seeds, strict=True)
         ]
     )
     # An end token may be the last one that the limit allows, for which the reason may be the limit.
     finished = [row.reason == "stop" or row.ids[-1:] in ([end] for end in policy.end_token_ids) for row in completions]
-    for ended, row in zip(finished, completions, strict=True):
-        if not ended and len(row.ids) < sampling.max_response_length:
+    for ended, row, limited in zip(finished, completions, sampling, strict=True):
+        if not ended and len(row.ids) < limited.max_response_length:
             raise ValueError(
-                f"vLLM ended a response after {len(row.ids)} of {sampling.max_response_length} tokens ({row.reason}), "
+                f"vLLM ended a response after {len(row.ids)} of {limited.max_response_length} tokens ({row.reason}), "
                 "without an end token or a stop string. Its `max_model_len` may be too small for the prompts; raise it."
             )
-    ids, logprobs = [row.ids for row in completions], [row.logprobs for row in completions]
-    return build_batch(policy, prompts, group_size, ids, finished, logprobs)
+    return completions, finished
 
 
 def row_seeds(seed: int, rows: int) -> list[int]:

@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -18,15 +19,16 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine
+from grail_lightning.engines.turns import TurnSampler
 from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, Weights, Workers, all_of
 from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, VLLMTurns, row_seeds, sample
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.loops import background_loop
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, resolve_policy
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.problem import Prompt
 
 T = TypeVar("T")
 
@@ -217,9 +219,17 @@ class VLLMServer(RolloutEngine):
         Raises:
             ValueError: Before `update_weights`; if a server stays away or refuses a prompt; or see `sample`.
         """
+        return sample(self._pushed, prompts, group_size, sampling, seeds, self._send)
+
+    def turns(self, sampling: Sampling) -> AbstractContextManager[TurnSampler]:
+        """See `RolloutEngine.turns`. No collective, as in `generate_seeded`."""
+        return nullcontext(VLLMTurns(self._pushed, sampling, self._send))
+
+    @property
+    def _pushed(self) -> Policy:
         if self._policy is None or self._weights is None:
             raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")
-        return sample(self._policy, prompts, group_size, sampling, seeds, self._send)
+        return self._policy
 
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
         """The completions of requests: prompts go to the servers in turn, equal prompts to the same one.

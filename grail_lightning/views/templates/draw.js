@@ -56,6 +56,7 @@ function drawLegend() {
   const key = (kind, sample, text) => make("span", { class: "key" }, make("span", { class: "t " + kind, text: sample }), " " + text);
   byId("legend").replaceChildren(
     make("span", { text: scores ? "score, of the largest in its rollout" : "weight (1 = GRPO)" }), scale,
+    ...(data.groups.some((g) => g.rollouts.some((r) => r.turns)) ? [key("told", "found: 17", "not sampled, not trained")] : []),
     key("slip", "7+5=2", "wrong step"), key("inherited", "2+1=3", "from a wrong result"), key("answer", "17", "answer"),
     make("span", { class: "key" }, make("span", { class: "fork", text: "fork" }), " goes wrong here"));
   byId("legend").setAttribute("aria-label", scores
@@ -107,24 +108,39 @@ function drawTokens(rollout, which) {
   for (const [first, last, kind] of rollout.steps) for (let k = first; k <= last; k++) kinds.set(k, kind);
   const outside = new Set(rollout.outside);
   const noun = colouredBy().slice(0, -1);
+  const firsts = new Map((rollout.turns ?? []).map((_, n) => [rollout.turn_of.indexOf(n), n]));
+  let part = list; // The element of the turn.
   rollout.pieces.forEach((piece, k) => {
+    if (firsts.has(k)) list.append((part = drawTurn(rollout, credit, firsts.get(k))));
+    const told = rollout.turn_of?.[k] < 0;
     const text = visible(piece), ends = text.endsWith("\n"); // A last line break stands outside: its box would begin the next line.
     const token = make("span", { class: "t", role: "option", tabindex: k ? -1 : 0, text: ends ? text.slice(0, -1) : text,
-      "aria-label": `${cut(inline(piece), 100)}, ${noun} ${values ? shown(values[k]) : "none"}` });
+      "aria-label": `${cut(inline(piece), 100)}, ${told ? "not sampled" : `${noun} ${values ? shown(values[k]) : "none"}`}` });
+    if (told) token.classList.add("told");
     if (values) colour(token, position(values[k], largest));
     if (kinds.has(k)) token.classList.add(kinds.get(k));
     if (outside.has(k)) token.classList.add("outside");
     if (rollout.box && k >= rollout.box[0] && k <= rollout.box[1]) token.classList.add("answer");
     if (rollout.fork === k) token.classList.add("forks");
-    list.append(token, ends ? "\n" : "");
+    part.append(token, ends ? "\n" : "");
   });
   if (rollout.fork === rollout.pieces.length) list.append(make("span", { class: "fork", text: "fork: others went on" }));
   return list;
 }
 
+/** An element for the tokens of a turn, below its number, score, credit and calls. */
+function drawTurn(rollout, credit, n) {
+  const turn = rollout.turns[n], facts = [`turn ${n + 1}`];
+  if (turn.score !== null) facts.push(`score ${shown(turn.score)}`);
+  if (credit.turns?.[n]) facts.push(`advantages: sum ${shown(credit.turns[n][0])}, mean ${shown(credit.turns[n][1])}`);
+  const calls = turn.calls.map(([name, status, result]) => make("span", { class: "call " + status, text: `${inline(name) || "call"}: ${status}`, title: inline(result) }));
+  return make("span", { class: "turn", role: "group", "aria-label": `Turn ${n + 1}` }, make("span", { class: "facts" }, facts.join(" · "), ...calls));
+}
+
 function drawRollout(rollout) {
   const facts = [["right", "wrong"].includes(rollout.status) ? "" : rollout.status, `reward ${shown(rollout.reward)}`, `${rollout.pieces.length} tokens`];
   if (rollout.advantage !== null) facts.push(`advantage ${shown(rollout.advantage)}`);
+  if (rollout.turns) facts.push(`${rollout.turns.length} turns`, `end: ${rollout.end}`);
   if (rollout.finished === false) facts.push("cut at the length limit");
   const mark = make("span", { class: "mark", text: rollout.correct ? "✓ right" : "✗ wrong" });
   mark.style.fontWeight = 600;

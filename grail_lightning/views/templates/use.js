@@ -53,13 +53,16 @@ function draw() {
 // --- values of a token -----------------------------------------------------------------------------------------------
 
 const tokenOf = (event) => (event.target instanceof Element ? event.target.closest(".tokens .t") : null);
-const indexOf = (token) => Array.prototype.indexOf.call(token.parentNode.children, token);
+const listOf = (token) => token.closest(".tokens");
+const tokensOf = (list) => [...list.querySelectorAll(".t")];
+const indexOf = (token) => tokensOf(listOf(token)).indexOf(token);
 
 function showTip(token) {
-  const rollout = token.closest(".rollout").rollout, k = indexOf(token), own = Number(token.parentNode.dataset.method);
+  const rollout = token.closest(".rollout").rollout, k = indexOf(token), own = Number(listOf(token).dataset.method);
   const step = rollout.steps.find(([first, last]) => k >= first && k <= last);
   const notes = [`token ${k + 1} of ${rollout.pieces.length}`];
   if (step) notes.push(KINDS[step[2]] ?? step[2]);
+  if (token.classList.contains("told")) notes.push("put in by the environment, not trained");
   if (token.classList.contains("answer")) notes.push("answer");
   if (rollout.fork === k) notes.push("after it no rollout of the group was right");
   const rows = make("tbody");
@@ -75,7 +78,7 @@ function showTip(token) {
   tip.hidden = false;
   tip.classList.toggle("pinned", pinned === token);
   document.querySelectorAll(".same").forEach((other) => other.classList.remove("same"));
-  for (const list of token.closest(".columns").querySelectorAll(".tokens")) if (list !== token.parentNode) list.children[k].classList.add("same");
+  for (const list of token.closest(".columns").querySelectorAll(".tokens")) if (list !== listOf(token)) tokensOf(list)[k].classList.add("same");
   const at = token.getClientRects()[0] ?? token.getBoundingClientRect(), own_ = tip.getBoundingClientRect();
   const below = at.bottom + 8 + own_.height < innerHeight;
   tip.style.left = Math.max(8, Math.min(at.left, innerWidth - own_.width - 8)) + "px";
@@ -91,22 +94,22 @@ function hideTip(always = false) {
 
 function focusToken(token, still = false) {
   if (!token || !token.classList.contains("t")) return;
-  token.parentNode.querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
+  listOf(token).querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
   token.setAttribute("tabindex", 0);
   token.focus({ preventScroll: still });
 }
 
 /** The same place in the next or previous list of tokens. */
 function neighbour(token, by) {
-  const lists = [...document.querySelectorAll(".tokens")], list = lists[lists.indexOf(token.parentNode) + by];
-  const tokens = list?.querySelectorAll(".t");
+  const lists = [...document.querySelectorAll(".tokens")], list = lists[lists.indexOf(listOf(token)) + by];
+  const tokens = list && tokensOf(list);
   return tokens?.[Math.min(indexOf(token), tokens.length - 1)];
 }
 
 const MOVES = {
-  ArrowRight: (t) => t.nextElementSibling, ArrowLeft: (t) => t.previousElementSibling,
+  ArrowRight: (t) => tokensOf(listOf(t))[indexOf(t) + 1], ArrowLeft: (t) => tokensOf(listOf(t))[indexOf(t) - 1],
   ArrowDown: (t) => neighbour(t, 1), ArrowUp: (t) => neighbour(t, -1),
-  Home: (t) => t.parentNode.firstElementChild, End: (t) => [...t.parentNode.querySelectorAll(".t")].at(-1),
+  Home: (t) => tokensOf(listOf(t))[0], End: (t) => tokensOf(listOf(t)).at(-1),
 };
 
 const main = byId("groups");

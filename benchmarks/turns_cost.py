@@ -1,0 +1,116 @@
+"""CPU seconds of sampling rollouts of several turns, beside one turn of as many tokens and beside reading them again.
+
+    OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy arithmetic words --turns 4 --tokens 64
+
+Each row samples `--tokens` tokens in all, in turns of equal limits; tools take no time, and put in `--observed` random
+tokens after each turn but the last. With `--uneven` limits and observations differ from row to row, with the same sums
+of limits. No token ends a turn. One turn gets the same tokens in two ways: it samples those of the tools as well, or
+reads them as a part of its prompts. The sides take turns; prints medians over rounds after the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from grail_lightning.batch import Sampling
+from grail_lightning.engines import HFEngine
+from grail_lightning.engines.turns import ResendingTurns, TurnRequest
+from grail_lightning.policy import load_policy
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.arithmetic import ProblemSpace
+from grail_lightning.tasks.problem import TokenText
+
+GROUP = 8
+
+
+class Case:
+    """Prompts of the arithmetic world, and what tools will answer to each row."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.policy = load_policy(name).eval()
+        self.policy.end_token_ids = ()
+        self.engine = HFEngine()
+        self.engine.update_weights(self.policy)
+        task, draw = ArithmeticTask(), random.Random(0)
+        problems = ProblemSpace().sample(options.prompts, "train", 0)
+        self.prompts = [task.prompt({"problem": p.expression}) for p in problems for _ in range(GROUP)]
+        self.ids = [self.policy.encode(prompt.messages) for prompt in self.prompts]
+        self.limits = [[options.tokens // options.turns] * options.turns for _ in self.ids]
+        self.sizes = [[options.observed] * (options.turns - 1) for _ in self.ids]
+        if options.uneven:
+            # Pairs of neighbours differ by as much, so that each row's sum is kept.
+            for table in (self.limits, self.sizes):
+                for row in table:
+                    for k in range(0, len(row) - 1, 2):
+                        shift = draw.randint(-(row[k] // 2), row[k] // 2)
+                        row[k], row[k + 1] = row[k] + shift, row[k + 1] - shift
+        self.observed = [[draw.choices(range(10, 200), k=size) for size in row] for row in self.sizes]
+
+    def turns(self, *, again: bool) -> int:
+        """All turns, with keys and values kept or all tokens read again; returns the number of sampled tokens."""
+        sampling, ids, number = Sampling(max_response_length=sum(self.limits[0])), list(self.ids), 0
+        with nullcontext(ResendingTurns(self.engine, sampling)) if again else self.engine.turns(sampling) as sampler:
+            for turn in range(len(self.limits[0])):
+                rows = enumerate(zip(self.prompts, ids, self.limits, strict=True))
+                requests = [TurnRequest(k, prompt, of, limits[turn], seed=k) for k, (prompt, of, limits) in rows]
+                for k, sampled in enumerate(sampler.sample(requests)):
+                    number += len(sampled.ids)
+                    ids[k] = (
+                        ids[k]
+                        + sampled.ids
+                        + [token for answer in self.observed[k][turn : turn + 1] for token in answer]
+                    )
+        return number
+
+    def one_turn(self, *, read: bool) -> int:
+        """One turn with as many tokens, those of the tools in the prompts or sampled; returns the sampled tokens."""
+        observed = [[token for answer in row for token in answer] for row in self.observed]
+        limit = sum(self.limits[0]) + (0 if read else len(observed[0]))
+        rows = [ids + (extra if read else []) for ids, extra in zip(self.ids, observed, strict=True)]
+        prompts = [replace(p, messages=TokenText("", ids)) for p, ids in zip(self.prompts, rows, strict=True)]
+        sampling = Sampling(max_response_length=limit)
+        return int(self.engine.generate_seeded(prompts, 1, sampling, range(len(prompts))).response_mask.sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", nargs="+", default=["arithmetic"])
+    for name, value in (("turns", 4), ("tokens", 64), ("observed", 12), ("prompts", 16), ("rounds", 9)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--uneven", action="store_true")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    for name in options.policy:
+        case = Case(name, options)
+        sides = {
+            "turns": lambda case=case: case.turns(again=False),
+            "turns, all tokens read again": lambda case=case: case.turns(again=True),
+            "one turn, tools' tokens sampled": lambda case=case: case.one_turn(read=False),
+            "one turn, tools' tokens read": lambda case=case: case.one_turn(read=True),
+        }
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        for number in range(options.rounds + 1):
+            for side in sorted(sides, reverse=bool(number % 2)):
+                begin = time.process_time()
+                tokens = sides[side]()
+                if number:
+                    seconds[side].append(time.process_time() - begin)
+                else:
+                    print(f"{name}: {side}: {tokens} sampled tokens")
+        for side, own in seconds.items():
+            ratio = statistics.median(a / b for a, b in zip(seconds["turns"], own, strict=True))
+            print(f"{name}: {side}: {statistics.median(own):.3f} s; turns take {ratio:.2f} of it", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Credit for the turns of a rollout: GiGPO, the scores of an environment, and IGPO.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``K`` turns of the row that has the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from grail_lightning.batch import RolloutBatch, SampledBatch, pad_left
+from grail_lightning.batch.rows import lengths_to_mask
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.credit.measure import logprobs
+from grail_lightning.functional import masked_mean
+from grail_lightning.functional.advantages import discounted_returns
+from grail_lightning.functional.turns import existing_turns, relative, spread_turns, turn_numbers, turn_starts
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
+
+Baseline = Literal["group", "turn"]
+Gain = Literal["probability", "log_probability"]
+Normalise = Literal["joint", "separate"]
+
+
+class TurnTable(NamedTuple):
+    """The turns of a batch. A batch without turns has one for each row with a token."""
+
+    numbers: Tensor  # [B, T] long, the number of the turn of each sampled token, −1 elsewhere.
+    exists: Tensor  # [B, K] bool
+
+    @property
+    def last(self) -> Tensor:
+        """``[B, K]`` bool: the last turn of each row."""
+        return self.exists & ~torch.nn.functional.pad(self.exists[:, 1:], (0, 1))
+
+    def relative(self, values: Tensor, key: Tensor, counted: Tensor, *, standardise: bool) -> Tensor:
+        """``[B, K]``: `relative` of the values ``[B, K]`` of the counted turns ``[B, K]``, 0 on the others."""
+        table = torch.zeros_like(values)
+        table[counted] = relative(values[counted], key.expand_as(values)[counted], standardise=standardise)
+        return table
+
+
+def turn_table(batch: RolloutBatch) -> TurnTable:
+    """The turns of a batch."""
+    numbers = turn_numbers(batch.response_mask, batch.turn)
+    return TurnTable(numbers, existing_turns(numbers))
+
+
+def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Tensor:
+    """``[B, K]`` float64 on the CPU: the environment's score of each turn, NaN where it gave none.
+
+    Raises:
+        ValueError: If the batch has tokens, but no episodes.
+    """
+    if batch.episodes is None and bool(batch.response_mask.any()):
+        raise ValueError(
+            f"`{type(method).__name__}` needs rollouts of several turns whose environment has `score_turn`, but got a "
+            "batch without episodes. Train on a task with an environment, or set `model.credit` to another method."
+        )
+    table = torch.full(exists.shape, torch.nan, dtype=torch.float64)
+    for row, episode in enumerate(batch.episodes or ()):
+        for k, turn in enumerate(episode.turns[: int(exists[row].sum())]):
+            if turn.score is not None:
+                table[row, k] = turn.score
+    return table
+
+
+def beginnings(batch: RolloutBatch, turns: TurnTable) -> list[list[NDArray[np.integer[Any]]]]:
+    """For each row, the ids before each of its turns, prompt included; a row without a token has a first turn, too."""
+    starts = (turn_starts(turns.numbers, turns.exists.shape[1]) + batch.prompt_lengths[:, None]).tolist()
+    masks = batch.attention_mask.cpu().numpy()
+    whole = [ids[valid] for ids, valid in zip(batch.input_ids.cpu().numpy(), masks, strict=True)]
+    numbers = turns.exists.sum(1).clamp(min=1).tolist()
+    return [[ids[:start] for start in row[:n]] for ids, row, n in zip(whole, starts, numbers, strict=True)]
+
+
+def turn_states(batch: RolloutBatch, turns: TurnTable) -> Tensor:
+    """``[B, K]`` long on the CPU: the number of the state in which each turn began, −1 for one that does not exist.
+
+    Turns of a group have one number if the environment gave their states one key; without keys, if the ids so far are
+    the same. A row without a token has its first state.
+    """
+    known: dict[Hashable, int] = {}
+    table = torch.full(turns.exists.shape, -1, dtype=torch.long)
+    for row, (group, before) in enumerate(zip(batch.group.tolist(), beginnings(batch, turns), strict=True)):
+        told = batch.episodes[row].turns if batch.episodes else ()
+        for k, ids in enumerate(before):
+            key = told[k].state if k < len(told) else None
+            state: Hashable = ("ids", ids.tobytes()) if key is None else ("key", key)
+            table[row, k] = known.setdefault((group, state), len(known))
+    return table
+
+
+@dataclass(eq=False)
+class GiGPO(TokenCredit):
+    r"""Adds to the rollout's advantage that of each turn beside the turns that began in the same state.
+
+    .. math:: A_{it} = A_i + \omega\, \bigl(R_{ik} - \bar R_{s_{ik}}\bigr), \qquad R_{ik} = \sum_{l \ge k}
+              \gamma^{l-k} r_{il}
+
+    Token ``t`` is of turn ``k``, which began in state ``s``; ``\bar R_s`` is the mean return of the turns of the group
+    that began there. The reward ``r`` of the last turn is that of the rollout, and 0 before. A turn whose state occurs
+    nowhere else adds nothing: `shared_states` is the share of turns whose state occurs in another rollout.
+
+    States are those of the environment's `state_key`, else the ids so far. Without turns a rollout is one turn, and
+    all of a group begin in one state.
+
+    Args:
+        omega: ω.
+        discount: γ, of a turn.
+        scores: Whether the environment's scores of turns are added to the rewards.
+        standardise: Whether the difference is divided by the unbiased standard deviation of the returns of the state +
+            1e-4, which goes with `objective.scale_rewards: group`.
+
+    Source: GiGPO, arXiv 2505.10978, and its published code, where rewards are those of the environment's steps, the
+    mean of the group is taken over turns, and 1e-6 is added.
+    """
+
+    omega: float = 1.0
+    discount: float = 0.95
+    scores: bool = False
+    standardise: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self, omega="[0, inf)", discount="[0, 1]")
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 1, and the advantages of turns as an additive stage."""
+        turns, mask = turn_table(batch), batch.response_mask
+        rewards = turns.last * batch.rewards.double()[:, None]
+        if self.scores:
+            rewards = rewards + turn_scores(self, batch, turns.exists).nan_to_num(0).to(rewards)
+        states = turn_states(batch, turns).to(mask.device)
+        returns = discounted_returns(rewards, self.discount)
+        steps = self.omega * turns.relative(returns, states, turns.exists, standardise=self.standardise)
+        rows = torch.arange(len(batch), device=mask.device)[:, None].expand_as(states)[turns.exists]
+        visits = torch.unique(torch.stack([states[turns.exists], rows]), dim=1)[0]
+        return TokenWeights(
+            values=mask.to(batch.advantages.dtype),
+            additive=spread_turns(steps, turns.numbers).to(batch.advantages.dtype),
+            metrics={"shared_states": Mean.share(torch.bincount(visits)[states[turns.exists]] > 1)},
+        )
+
+
+@dataclass(eq=False)
+class TurnRewards(TokenCredit):
+    r"""The return of each turn from the environment's scores of turns, beside those of the group.
+
+    .. math:: A_{it} = R_{ik} - b, \qquad R_{ik} = \sum_{l \ge k} \gamma^{l-k} r_{il}
+
+    Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
+    last turn's also has the reward of the rollout. This is the whole advantage: `objective.scale_rewards` and
+    `objective.baseline` do not act.
+
+    Args:
+        discount: γ, of a turn.
+        baseline: ``b``, the mean return of all turns of the `group`, or of those that have the same number (`turn`).
+        outcome: Whether the last turn has the reward of the rollout, beside its score.
+        standardise: Whether the advantage is divided by the unbiased standard deviation of these returns + 1e-4.
+
+    Raises:
+        ValueError: When called with a batch that has no episodes.
+
+    Source: ours; returns are subtracted as a whole, since rewards that are centred one by one before they are summed
+    also reward or punish the number of turns.
+    """
+
+    discount: float = 1.0
+    baseline: Baseline = "group"
+    outcome: bool = True
+    standardise: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self, discount="[0, 1]", baseline=Baseline)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 0, and the advantages as an additive stage."""
+        turns, group = turn_table(batch), batch.group[:, None]
+        scores = turn_scores(self, batch, turns.exists).to(turns.exists.device)
+        rewards = scores.nan_to_num(0) + turns.last * batch.rewards.double()[:, None] * self.outcome
+        places = torch.arange(scores.shape[1], device=group.device)
+        key = group * len(places) + places if self.baseline == "turn" else group
+        returns = discounted_returns(rewards, self.discount)
+        advantages = turns.relative(returns, key, turns.exists, standardise=self.standardise)
+        scored = ~scores.isnan()
+        return TokenWeights(
+            values=torch.zeros_like(turns.numbers, dtype=batch.advantages.dtype),
+            additive=spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+            metrics={
+                "scored_turns": Mean(float(scored.sum()), float(turns.exists.sum())),
+                "turn_score": Mean.over(scores.nan_to_num(0), scored),
+            },
+        )
+
+
+@dataclass(eq=False)
+class IGPO(TokenCredit):
+    r"""Rewards a turn for the rise of the probability that the policy gives to the reference answer.
+
+    .. math:: A_{it} = \sum_{l \ge k} \gamma^{l-k}\, \mathrm{norm}(r_{il}), \qquad r_{ik} = p_{i,k+1} - p_{ik}, \qquad
+              p_{ik} = \exp\Bigl(\frac{1}{|a|} \sum_j \log \pi(a_j \mid \text{ids before turn } k, \text{lead},
+              a_{<j})\Bigr)
+
+    Token ``t`` is of turn ``k``. The reward of the last turn is that of the rollout. Rewards are normalised over the
+    turns of the group. This is the whole advantage: `objective.scale_rewards` and `objective.baseline` do not act. It
+    takes one forward pass over what came before each turn, of rollouts with several turns. Rollouts without a
+    reference answer keep their advantage and count as fallbacks. Without turns a rollout is one turn: the normalised
+    reward.
+
+    Args:
+        discount: γ, of a turn.
+        gain: The probability as above, or the mean log-probability.
+        normalise: The statistics of outcomes and gains: `joint`, or `separate`.
+        standardise: Whether the normalised reward is divided by the unbiased standard deviation + 1e-4.
+        lead: The text between what came before the turn and the answer. Both are tokenised by themselves.
+
+    Source: IGPO, arXiv 2510.14967 (probabilities, joint), and its published code, whose script takes log-probabilities,
+    separate statistics and ``γ = 1``, leaves out gains of exactly 0, and divides by the population's deviation + 1e-6.
+    """
+
+    discount: float = 1.0
+    gain: Gain = "probability"
+    normalise: Normalise = "joint"
+    standardise: bool = True
+    lead: str = "<answer>"
+
+    def __post_init__(self) -> None:
+        check_options(self, discount="[0, 1]", gain=Gain, normalise=Normalise)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 0, and the advantages as an additive stage; rows that fall back keep their advantage."""
+        turns = turn_table(batch)
+        known, belief = self._belief(policy, batch, context, turns)
+        fallback = turns.exists[:, 1:].any(1) & ~known
+        counted = turns.exists & ~fallback[:, None]
+        gains = (belief.roll(-1, 1) - belief) * (known[:, None] & counted & ~turns.last)
+        rewards = torch.where(turns.last, batch.rewards.double()[:, None], gains)
+        key = batch.group[:, None] * 2 + turns.last * (self.normalise == "separate")
+        normalised = turns.relative(rewards, key, counted, standardise=self.standardise)
+        advantages = discounted_returns(normalised, self.discount)
+        dtype = batch.advantages.dtype
+        return TokenWeights(
+            values=(batch.response_mask & fallback[:, None]).to(dtype),
+            additive=spread_turns(advantages, turns.numbers).to(dtype),
+            fallback=fallback,
+            metrics={"information_gain": Mean.over(gains, counted & ~turns.last)},
+        )
+
+    def _belief(
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, turns: TurnTable
+    ) -> tuple[Tensor, Tensor]:
+        """``[B]`` bool: rows with a reference answer; and ``[B, K]`` float64: ``p`` at the beginning of each turn.
+
+        It is 0 in rows of one turn, which need none.
+        """
+        lead, *answers = [
+            list(policy.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+            for text in (self.lead, *(prompt.reference for prompt in batch.prompts))
+        ]
+        several = turns.exists & turns.exists[:, 1:].any(1, keepdim=True)
+        places = [(row, k) for row, k in several.nonzero().tolist() if answers[row]]
+        ids = beginnings(batch, turns)
+        # One more row, of any content: a rank without a place joins the passes of the others with it.
+        filler = ids[0][0][:1].tolist()
+        before = [*(ids[row][k].tolist() + lead for row, k in places), filler]
+        after = [torch.tensor(answer) for answer in (*(answers[row] for row, _ in places), filler)]
+        asked = _as_batch(policy, batch, before, after, [*(row for row, _ in places), 0])
+        logps = logprobs(policy, asked, context, torch.arange(len(places))).double()
+        means = masked_mean(logps, asked.response_mask, 1)[:-1]
+        belief = torch.zeros(several.shape, dtype=torch.float64, device=logps.device)
+        if places:
+            rows, numbers = torch.tensor(places, device=logps.device).T
+            belief[rows, numbers] = means.exp() if self.gain == "probability" else means
+        return torch.tensor([bool(ids) for ids in answers], device=logps.device), belief
+
+
+def _as_batch(
+    policy: Policy, batch: RolloutBatch, before: list[list[int]], after: list[Tensor], rows: list[int]
+) -> SampledBatch:
+    """Ids before an answer as prompts, and its ids as responses, in the groups of the given rows of the batch."""
+    prompt_ids, prompt_mask = pad_left(before, policy.tokenizer.pad_token_id)
+    ids = pad_sequence(after, batch_first=True)
+    mask = lengths_to_mask(torch.tensor([len(answer) for answer in after]), ids.shape[1])
+    return SampledBatch(
+        input_ids=torch.cat([prompt_ids, ids], 1).int(),
+        attention_mask=torch.cat([prompt_mask, mask], 1),
+        response_ids=ids.int(),
+        response_mask=mask,
+        group=batch.group.cpu()[rows],
+        row=torch.arange(len(rows)),
+        finished=torch.ones(len(rows), dtype=torch.bool),
+        prompts=[batch.prompts[row] for row in rows],
+        texts=[""] * len(rows),
+    ).to(batch.input_ids.device)

@@ -1,0 +1,109 @@
+"""Turns that continue from the keys and values of the turns before, so that no token is read twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from grail_lightning.batch import Sampling
+from grail_lightning.engines.base import check_room
+from grail_lightning.engines.cache import GrowingCache
+from grail_lightning.engines.decoding import Decoding, Stored, TurnOptions
+from grail_lightning.engines.draw import Ending
+from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
+from grail_lightning.policy import Policy
+from grail_lightning.policy.reference import weights_cast_once
+from grail_lightning.runtime.collectives import pad_to_longest_rank
+
+
+class _Waiting(NamedTuple):
+    """What is kept of a rollout while its environment answers."""
+
+    ids: list[int]  # The tokens that have been read.
+    stored: Stored  # Their keys and values.
+
+    def begins(self, ids: list[int]) -> bool:
+        return len(self.ids) < len(ids) and self.ids == ids[: len(self.ids)]
+
+
+class ContinuedTurns(TurnSampler):
+    """Turns that begin with the keys and values of the turns before and read what is new alone.
+
+    Rows of which nothing is kept (in their first turn, because `cache_tokens` are full, or with a sliding window) are
+    read as a whole, in calls of their own. A row's random numbers are those of a generator with its seed.
+    """
+
+    def __init__(self, policy: Policy, sampling: Sampling, cache_tokens: int, synchronised: bool) -> None:
+        self.policy, self.sampling = policy, sampling
+        self.cache_tokens, self.synchronised = cache_tokens, synchronised
+        self.ending = Ending(policy, sampling)
+        self.keeps = GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
+        self.waiting: dict[int, _Waiting] = {}  # By the row's index in the batch.
+
+    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler.sample`. What is kept of rows without a request is freed."""
+        assert all(request.limit > 0 for request in requests), "a turn has at least one token"
+        if requests:
+            longest = max(requests, key=lambda request: len(request.ids) + request.limit)
+            check_room(self.policy, [longest.ids], replace(self.sampling, max_response_length=longest.limit))
+        self.waiting = {
+            request.row: kept
+            for request in requests
+            if (kept := self.waiting.get(request.row)) and kept.begins(request.ids)
+        }
+        known, new = ([r for r in requests if (r.row in self.waiting) is kept] for kept in (True, False))
+        calls = [*self._calls(known), *self._calls(new)]
+        if self.synchronised:
+            calls = pad_to_longest_rank(calls, [], self.policy.device)
+        turns: dict[int, SampledTurn] = {}
+        with self.policy.evaluating(), torch.no_grad(), weights_cast_once(self.policy):
+            for call in calls:
+                turns.update(self._play(call))
+        return [turns[request.row] for request in requests]
+
+    def _calls(self, requests: Sequence[TurnRequest]) -> list[Sequence[TurnRequest]]:
+        """The requests cut into calls, whose cache has columns for the longest kept, new and sampled tokens."""
+        kept = [len(self.waiting[request.row].ids) if request.row in self.waiting else 0 for request in requests]
+        new = [len(request.ids) - size for request, size in zip(requests, kept, strict=True)]
+        columns = sum(max(sizes, default=0) for sizes in (kept, new, [request.limit for request in requests]))
+        size = max(self.cache_tokens // max(columns, 1), 1)
+        return [requests[k : k + size] for k in range(0, len(requests), size)]
+
+    def _play(self, call: Sequence[TurnRequest]) -> dict[int, SampledTurn]:
+        """A turn of each row. Without rows a dummy prompt keeps this rank in step."""
+        begin = [self.waiting.pop(request.row).stored for request in call if request.row in self.waiting]
+        room = self.cache_tokens * self.keeps - sum(len(kept.ids) for kept in self.waiting.values())
+        turn = TurnOptions(
+            ending=self.ending,
+            limits=[request.limit for request in call] or [1],
+            begin=begin,
+            keep=[tokens <= room for tokens in accumulate(len(request.ids) + request.limit for request in call)]
+            or [False],
+        )
+        width = max(turn.limits)
+        noise = [
+            torch.rand(width, dtype=torch.float64, generator=torch.Generator().manual_seed(request.seed))
+            for request in call
+        ]
+        decoding = Decoding(
+            self.policy,
+            [request.ids for request in call] or [self.policy.encode(".")],
+            replace(self.sampling, max_response_length=width),
+            torch.stack(noise or [torch.full((width,), 0.5, dtype=torch.float64)]),
+            synchronised=self.synchronised,
+            idle=not call,
+            turn=turn,
+        )
+        del begin, turn
+        sampled = decoding.run()
+        turns = {}
+        rows = zip(call, *(values.tolist() for values in sampled), strict=False)
+        for k, (request, ids, logprobs, length, finished) in enumerate(rows):
+            turns[request.row] = SampledTurn(ids[:length], logprobs[:length], finished)
+            if k in decoding.stored:
+                self.waiting[request.row] = _Waiting(request.ids + ids[: length - 1], decoding.stored[k])
+        return turns

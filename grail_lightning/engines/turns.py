@@ -1,0 +1,76 @@
+"""Sampling of rollouts turn by turn: what an engine offers to a loop in which an environment answers after each turn.
+
+The ids of a rollout are only ever appended to. What was sampled is never decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from grail_lightning.batch import Sampling
+from grail_lightning.tasks.problem import Prompt, TokenText
+
+if TYPE_CHECKING:
+    from grail_lightning.engines.base import RolloutEngine
+
+
+class TurnRequest(NamedTuple):
+    """A rollout that is to be continued by one turn."""
+
+    row: int  # The rollout's index in the batch, the same in every turn.
+    prompt: Prompt  # The problem; its messages are not read.
+    ids: list[int]  # All ids so far: the prompt, the turns before, and what the environment answered to them.
+    limit: int  # Most tokens of the turn.
+    seed: int  # 63 bits; the turn depends on these, its ids and the weights alone.
+
+
+class SampledTurn(NamedTuple):
+    """A turn as it was sampled."""
+
+    ids: list[int]  # The end token or the tokens of a stop string included.
+    logprobs: list[float] | None  # As many, if the engine reports them.
+    finished: bool  # Whether the turn ended by itself within its limit.
+
+
+class TurnSampler(ABC):
+    """Samples the turns of the rollouts of one batch. Ranks whose engine calls the policy itself stay in step."""
+
+    @abstractmethod
+    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """One turn for each request, in their order. Their rows rise; a row that is missing has ended.
+
+        Ranks that sample together call it equally often, some of them perhaps without a request.
+        """
+
+
+class ResendingTurns(TurnSampler):
+    """Turns of any engine: each is a call of `generate_seeded` with all tokens so far as the prompt.
+
+    An engine with a prefix cache (vLLM) reads only what is new. `HFEngine` has a sampler of its own.
+    """
+
+    def __init__(self, engine: RolloutEngine, sampling: Sampling) -> None:
+        self.engine, self.sampling = engine, sampling
+
+    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler.sample`. A call samples to the largest limit of its requests; longer turns are cut."""
+        prompts = [replace(request.prompt, messages=TokenText("", request.ids)) for request in requests]
+        longest = max((request.limit for request in requests), default=1)
+        sampling = replace(self.sampling, max_response_length=longest)
+        batch = self.engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
+        lengths, ids = batch.response_lengths.tolist(), batch.response_ids.tolist()
+        logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs.tolist()
+        turns = []
+        for k, request in enumerate(requests):
+            stop = min(lengths[k], request.limit)
+            turns.append(
+                SampledTurn(
+                    ids=ids[k][:stop],
+                    logprobs=None if logprobs is None else logprobs[k][:stop],
+                    finished=bool(batch.finished[k]) and lengths[k] <= request.limit,
+                )
+            )
+        return turns

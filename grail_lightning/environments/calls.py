@@ -1,0 +1,166 @@
+"""Reading of the calls in what a policy wrote.
+
+It is untrusted text. Nothing in it is evaluated, and the time grows linearly with it. A call that cannot be read has an
+`error`, which is a text for the policy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+MAX_CALLS = 16  # Of one turn.
+MAX_CHARACTERS = 65_536  # Of one call.
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_LLAMA3 = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"]*"\s*,\s*"(?:parameters|arguments)"\s*:'
+)
+_HERMES_FORM = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'
+_LLAMA3_FORM = '{"name": …, "parameters": {…}}'
+
+
+class ParsedCall(NamedTuple):
+    """A call as it was read from the policy's text."""
+
+    name: str
+    arguments: Mapping[str, Any] = {}  # Values as JSON has them.
+    error: str | None = None  # Why the call could not be read; goes back to the policy.
+
+
+def hermes_calls(text: str) -> list[ParsedCall]:
+    """The calls ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of a turn, in their order.
+
+    What stands in a block ``<think>…</think>`` is no call, and neither is what follows a ``<think>`` without an end:
+    there a policy weighs what it could call.
+    """
+    calls: list[ParsedCall] = []
+    for piece in _THINKING.sub("", text).split("<tool_call>", MAX_CALLS + 1)[1:]:
+        body, end, _ = piece.partition("</tool_call>")
+        calls.append(_read(body, _HERMES_FORM) if end else _unreadable("it has no </tool_call>", _HERMES_FORM))
+    return _capped(calls)
+
+
+def llama3_calls(text: str) -> list[ParsedCall]:
+    """The calls ``{"name": …, "parameters": {…}}`` of a turn, with or without ``<|python_tag|>`` in front.
+
+    Other JSON is no call, unless it follows that tag. Thinking is passed over as in `hermes_calls`.
+    """
+    before, tag, behind = _THINKING.sub("", text).partition("<|python_tag|>")
+    calls: list[ParsedCall] = []
+    text, end = behind if tag else before, 0
+    for match in _LLAMA3.finditer(text):
+        if match.start() < end:
+            continue  # It stands in the arguments of the call before.
+        if len(calls) > MAX_CALLS:
+            break
+        try:
+            value, end = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError) as error:
+            calls.append(_unreadable(_reason(error), _LLAMA3_FORM))
+            break  # Where the next one begins is not known.
+        calls.append(call_of(value, _LLAMA3_FORM))
+    if tag and not calls:
+        return [_unreadable("no JSON object with a name follows <|python_tag|>", _LLAMA3_FORM)]
+    return _capped(calls)
+
+
+def tag_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[ParsedCall]:
+    """The call ``<name>…</name>`` that ends a turn, or none.
+
+    The content is the value of the one parameter, as text; of several, a JSON object. A call counts wherever it stands,
+    in a block of thinking too, because its closing tag has ended the turn.
+
+    Args:
+        text: The turn.
+        parameters: The names of each tool's parameters.
+    """
+    ends = [(text.find(f"</{name}>"), name) for name in parameters]
+    end, name = min((place for place in ends if place[0] >= 0), default=(-1, ""))
+    if end < 0:
+        said = _THINKING.sub("", text)
+        opened = [name for name in parameters if f"<{name}>" in said]
+        return [ParsedCall(name, error=f"This call has no </{name}>.") for name in opened[:1]]
+    _, tag, content = text[:end].rpartition(f"<{name}>")
+    if not tag:
+        return [ParsedCall(name, error=f"This call has no <{name}> before its </{name}>.")]
+    content, names = content.strip(), parameters[name]
+    if len(names) == 1:
+        return [call_of({"name": name, "arguments": {names[0]: content}}, "")]
+    if not names:
+        return [ParsedCall(name)]
+    return [_read(content, tag_form(name, names), name)]
+
+
+def calls_by(parse: Callable[[str], dict[str, Any]], text: str) -> list[ParsedCall]:
+    """The calls of a turn by a tokenizer's own parser, which is not made for hostile text."""
+    try:
+        if len(text) > MAX_CHARACTERS * MAX_CALLS:
+            raise ValueError("it is too long")
+        found = [call["function"] for call in parse(text).get("tool_calls") or []]
+    except Exception as error:  # Of its regular expressions, of JSON, or of the shape of what it made.
+        return [ParsedCall("", error=f"The calls of this turn could not be read: {str(error)[:100]}")]
+    return _capped([call_of(call, "a name and arguments") for call in found])
+
+
+def tag_form(name: str, parameters: Sequence[str]) -> str:
+    """How a call in tags is written."""
+    several = "{" + ", ".join(f'"{parameter}": …' for parameter in parameters) + "}"
+    return f"<{name}>{several if len(parameters) > 1 else '…' if parameters else ''}</{name}>"
+
+
+def call_of(value: Any, form: str) -> ParsedCall:
+    """The call that a parsed object with `name` and `arguments`, or `parameters`, stands for."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        return _unreadable("it has no name", form)
+    arguments = value.get("arguments", value.get("parameters", {}))
+    try:
+        # What other programs could not write again: lone surrogates, NaN, integers of thousands of digits.
+        written = json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        return _unreadable(_reason(error), form)
+    if len(written) > 4 * MAX_CHARACTERS:
+        return _unreadable(f"it has more than {MAX_CHARACTERS:,} characters", form)
+    if not isinstance(arguments, dict):
+        return ParsedCall(name, error=f"The arguments of a call must be a JSON object. Write {form}.")
+    return ParsedCall(name, arguments)
+
+
+def _read(text: str, form: str, name: str | None = None) -> ParsedCall:
+    """The call of a text in JSON: of the whole call, or of the arguments of the tool `name`."""
+    try:
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
+        value = _DECODER.decode(text.strip())
+    except (ValueError, RecursionError) as error:
+        return _unreadable(_reason(error), form, name or "")
+    return call_of(value if name is None else {"name": name, "arguments": value}, form)
+
+
+def _capped(calls: list[ParsedCall]) -> list[ParsedCall]:
+    if len(calls) <= MAX_CALLS:
+        return calls
+    return [*calls[:MAX_CALLS], ParsedCall("", error=f"Only the first {MAX_CALLS} calls of a turn are run.")]
+
+
+def _unreadable(reason: str, form: str, name: str = "") -> ParsedCall:
+    return ParsedCall(name, error=f"This call could not be read: {reason}. Write {form}.")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)

@@ -1,0 +1,255 @@
+"""How a conversation with tools becomes token ids, and how the calls in a sampled turn are read.
+
+Ids are only ever appended. In a chat dialect the text between two turns is what the chat template puts there; in the
+dialect of plain tags no template is involved. A result can never be read as anything but text: what looks like a
+control token or a tag is broken up, it is encoded apart from the template, and ids of control tokens are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from grail_lightning.environments import calls as reading
+from grail_lightning.environments.calls import ParsedCall
+from grail_lightning.environments.chat_template import MARK, ChatTemplate, refusal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CallFormat = Literal["auto", "hermes", "llama3", "tokenizer", "tags"]
+"""How calls are written. `hermes`: JSON in ``<tool_call>``; `llama3`: bare JSON; `tokenizer`: what the tokenizer's own
+parser (its `response_template`) reads; `tags`: ``<name>…</name>``. `auto`: the first of `hermes`, `llama3` and
+`tokenizer` that reads back the call that the chat template writes; `tags` without a template that declares tools."""
+
+Encode = Callable[[Any], list[int]]
+_CHAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+
+class Dialect(ABC):
+    """The ids of a conversation with tools.
+
+    Attributes:
+        kind: Its name.
+        stop: The strings that end a turn, beside the end tokens.
+        end_token_id: The end token that the chat template writes behind a turn; None if no template is involved.
+    """
+
+    kind: CallFormat
+    stop: tuple[str, ...] = ()
+    end_token_id: int | None = None
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Encode, tags: Iterable[str]) -> None:
+        self.tokenizer, self.encode, self.results = tokenizer, encode, ResultText(tokenizer, tags)
+
+    @abstractmethod
+    def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
+        """The ids of a prompt that asks for a turn; a chat dialect declares the tools in it."""
+
+    @abstractmethod
+    def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
+        """The calls in one sampled turn. A turn without one is an answer; a call that cannot be read has an `error`."""
+
+    @abstractmethod
+    def between(self, results: Sequence[str]) -> list[int]:
+        """The ids that follow a turn: the results, what stands around them, and the beginning of the next turn."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """A turn with its special tokens, as some calls are written with these."""
+        return cast(
+            str, self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def template_ids(self, text: str) -> list[int]:
+        """The ids of a text in which control tokens are meant."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+class ResultText:
+    """Encodes untrusted text so that no id is that of a control token, and none of `tags` is in it.
+
+    A control token is an added token that is special or has a sign in it. Words and blanks that were added to a
+    vocabulary are ordinary text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Iterable[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.control: dict[int, str] = {
+            token: added.content
+            for token, added in tokenizer.added_tokens_decoder.items()
+            if added.special or not (added.content.isalnum() or added.content.isspace())
+        }
+        texts = sorted({*self.control.values(), *tags} - {""}, key=len, reverse=True)
+        first = "".join(sorted({re.escape(text[0]) for text in texts}))
+        whole = "|".join(map(re.escape, texts))
+        # It looks at each character, because occurrences can overlap; the first condition makes that quick.
+        self._pattern = re.compile(f"(?=[{first}])(?={whole})(.)" if texts else "(?!)", re.DOTALL)
+
+    def broken(self, text: str) -> str:
+        """The text with a blank behind the first character of each control token and tag: ``< |im_end|>``."""
+        text = text.replace(MARK, "").encode("utf-8", "replace").decode()  # The tokenizer takes no lone surrogate.
+        return self._pattern.sub(r"\1 ", text)
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a broken text."""
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        # A normaliser makes a control token out of other characters, full-width ones say.
+        return [token for token in ids if token not in self.control]
+
+
+class Tags(Dialect):
+    """Calls in plain tags within the policy's text; ``<result>…</result>`` follows the closing tag."""
+
+    kind = "tags"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]], encode: Encode) -> None:
+        self.parameters = _parameters(schemas)
+        if "result" in self.parameters:
+            raise ValueError("A tool must not be named `result`, because this is the tag of results. Rename the tool.")
+        names = [*self.parameters, "result"]
+        super().__init__(tokenizer, encode, [tag for name in names for tag in (f"<{name}>", f"</{name}>")])
+        self.stop = tuple(f"</{name}>" for name in self.parameters)
+
+    def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
+        """The ids of a prompt as without tools: an instruction has to name the tags, see `describe`."""
+        return self.encode(messages)
+
+    def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
+        """See `Dialect.calls`. There is at most one, as its closing tag ends the turn."""
+        return reading.tag_calls(self.text(ids), self.parameters)
+
+    def between(self, results: Sequence[str]) -> list[int]:
+        """See `Dialect.between`. The policy goes on in the same message."""
+        ids = []
+        for result in results:
+            ids += self.template_ids("\n<result>") + self.results.ids(self.results.broken(result))
+            ids += self.template_ids("</result>\n")
+        return ids
+
+
+class Chat(Dialect):
+    """Calls and results as the chat template writes them."""
+
+    def __init__(self, template: ChatTemplate, kind: CallFormat, encode: Encode) -> None:
+        super().__init__(template.tokenizer, encode, _CHAT_TAGS)
+        self.template = template
+        self.end_token_id = next(token for token, text in self.results.control.items() if text == template.end)
+        self.prefix = template.render(template.trial()[:1])
+        opened = self.prefix.rfind("<think>") > self.prefix.rfind("</think>")
+        self.start = "<think>" if opened else ""  # A prompt can open the block of thinking for the policy.
+        self.kind = self._readable(kind)
+
+    def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
+        """See `Dialect.prompt_ids`.
+
+        Raises:
+            ValueError: If the prompt is plain text, which cannot declare tools.
+        """
+        if isinstance(messages, list):
+            return self.template_ids(self.template.render(messages))
+        if type(messages) is not str:  # A text with ids of its own.
+            return self.encode(messages)
+        raise ValueError(
+            f"A prompt with tools must be a conversation, but got the plain text {messages[:50]!r}. Give messages, or "
+            "choose calls in plain `tags`."
+        )
+
+    def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
+        """See `Dialect.calls`."""
+        return self._read(self.kind, self.text(ids))
+
+    def between(self, results: Sequence[str]) -> list[int]:
+        """See `Dialect.between`. What the template makes of a result, a string of JSON say, is text as well."""
+        parts = self.template.around([self.results.broken(result) for result in results])
+        ids = self.template_ids(self.template.end + parts[0])[1:]  # Some end tokens own the blanks behind them.
+        for result, behind in zip(parts[1::2], parts[2::2], strict=True):
+            ids += self.results.ids(result) + self.template_ids(behind)
+        return ids
+
+    def _readable(self, kind: CallFormat) -> CallFormat:
+        """The first kind that reads back the call that the template writes."""
+        question, turn = self.template.trial()
+        text = self.template.until_end([question, turn]).removeprefix(self.prefix)
+        call = turn["tool_calls"][0]["function"]
+        # With something in front of the JSON the form is another one, whose other parts `llama3` would not see.
+        bare: tuple[CallFormat, ...] = ("llama3",) if text.removeprefix("<|python_tag|>").startswith("{") else ()
+        kinds: tuple[CallFormat, ...] = ("hermes", *bare, "tokenizer") if kind == "auto" else (kind,)
+        text = f"</think>{text}" if self.start else text
+        for one in kinds:
+            if self._read(one, text) == [ParsedCall(call["name"], call["arguments"])]:
+                return one
+        wanted = "`hermes` or `llama3`" if kind == "auto" else f"`{kind}`"
+        raise ValueError(refusal(f"its calls must have the form {wanted}, but it wrote {text[:200]!r}"))
+
+    def _read(self, kind: CallFormat, text: str) -> list[ParsedCall]:
+        if kind != "tokenizer":
+            return (reading.hermes_calls if kind == "hermes" else reading.llama3_calls)(self.start + text)
+        if getattr(self.tokenizer, "response_template", None) is None:
+            return []
+        return reading.calls_by(
+            lambda text: self.tokenizer.parse_response(text, prefix=self.prefix, tools=self.template.kwargs["tools"]),
+            text,
+        )
+
+
+def find_dialect(
+    tokenizer: PreTrainedTokenizerBase,
+    schemas: Sequence[dict[str, Any]],
+    kind: CallFormat,
+    encode: Encode,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> Dialect:
+    """The dialect of a tokenizer.
+
+    A chat template must preserve prefixes: a turn is shown alike whatever follows it. One that does not, but has the
+    prompts of Qwen3's own template, is replaced by ours for training.
+
+    Args:
+        tokenizer: The policy's.
+        schemas: The tools, as `transformers.utils.get_json_schema` describes them.
+        kind: The form of the calls.
+        encode: Gives the ids of a prompt without tools.
+        chat_template_kwargs: Arguments of the chat template.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template that can be used for the form.
+    """
+    if kind == "tags" or not schemas or (kind == "auto" and not tokenizer.chat_template):
+        return Tags(tokenizer, schemas, encode)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"Calls of the form `{kind}` need a tokenizer with a chat template, but it has none. Choose calls in plain "
+            "`tags`."
+        )
+    kwargs = {**(chat_template_kwargs or {}), "tools": list(schemas)}
+    template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), ResultText(tokenizer).control.values())
+    question = template.trial()[:1]
+    if kind == "auto" and template.render(question) == template.render(question, tools=None):
+        return Tags(tokenizer, schemas, encode)
+    try:
+        template.check()
+    except ValueError:
+        training = template.for_training()
+        if training is None:
+            raise
+        template = training
+        template.check()
+    return Chat(template, kind, encode)
+
+
+def describe(schemas: Sequence[dict[str, Any]]) -> str:
+    """Instructions that list the tags of the tools, for a prompt of the dialect `tags`."""
+    lines = ["You can call these tools. The result follows in <result>…</result>."]
+    for function in (schema["function"] for schema in schemas):
+        known = function["parameters"]["properties"]
+        notes = [f"`{name}`: {known[name]['description']}" for name in known if known[name].get("description")]
+        about = " ".join([function.get("description", ""), *notes])
+        lines.append(f"{reading.tag_form(function['name'], list(known))} {about}".rstrip())
+    return "\n".join(lines)
+
+
+def _parameters(schemas: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    functions = [schema["function"] for schema in schemas]
+    return {function["name"]: list(function["parameters"]["properties"]) for function in functions}

@@ -1,0 +1,55 @@
+"""The records of a rollout of several turns: what the policy wrote, what it called, and what it was told.
+
+A rollout is one sequence ``prompt · a_1 · o_1 · a_2 · o_2 · … · a_K``. The policy samples the turns ``a_k``; the
+environment answers with the observations ``o_k``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CallStatus = Literal["done", "invalid", "failed", "timeout"]
+"""How a call ended. `invalid`: it could not be read, names no tool, or has wrong arguments; `failed`: the tool raised
+an exception; `timeout`: the tool did not return within its limit."""
+
+EndReason = Literal["answered", "turns", "tokens", "context", "failures"]
+"""Why a rollout ended. `answered`: a turn ended without a call; `turns`: the last turn that is allowed called a tool;
+`tokens`: the limit of sampled tokens; `context`: the limit of all tokens; `failures`: too many calls failed or timed
+out. Only `tokens` and `context` truncate a rollout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A call of a tool within a turn, with its result."""
+
+    name: str  # The name of the tool; empty if the call could not be read.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    result: str = ""  # The text with which the environment answered: what the tool returned, or a message.
+    status: CallStatus = "done"
+    seconds: float = 0.0  # How long the tool ran. It is shown, and nothing is computed from it.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One turn of the policy, and the environment's answer to it."""
+
+    text: str  # The sampled tokens as text, without special tokens.
+    calls: tuple[Call, ...] = ()  # In their order; empty if the turn is an answer.
+    state: Hashable = None  # The key of the state in which the turn began, if the environment has `state_key`.
+    score: float | None = None  # The environment's score of the turn, if it has `score_turn`.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """A whole rollout of several turns."""
+
+    turns: tuple[Turn, ...]
+    end: EndReason
+    reward: float | None = None  # What the environment's `get_reward` returned at the end, if it has one.
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls, in their order."""
+        return [call for turn in self.turns for call in turn.calls]

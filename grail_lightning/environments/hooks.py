@@ -1,0 +1,123 @@
+"""The methods of an environment that are no tools, called with what they may return in view."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import MethodType
+from typing import Any
+
+from grail_lightning.environments.arguments import shown
+from grail_lightning.environments.side_by_side import awaited
+
+
+def check_columns(environment_class: type, columns: Iterable[str]) -> None:
+    """Check that the columns of a dataset are what `reset` takes; `seed` need not be one.
+
+    Raises:
+        ValueError: `reset` requires a column that is missing, or does not take one that is there.
+    """
+    there = set(columns)
+    parameters = inspect.signature(bound_method(environment_class, "reset")).parameters.values()
+    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    missing = [name for name, p in by_name.items() if p.default is p.empty and name not in there | {"seed"}]
+    if missing:
+        raise ValueError(
+            f"`{environment_class.__name__}.reset` requires the column {listed(missing)}, but a row has only "
+            f"{listed(there)}. Add it to the dataset, or give the parameter a default."
+        )
+    extra = there - by_name.keys()
+    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise ValueError(
+            f"`{environment_class.__name__}.reset` takes {listed(by_name)}, but a row also has {listed(extra)}. "
+            "Remove the column, or let `reset` end with `**columns`."
+        )
+
+
+def call_reset(environment: object, columns: Mapping[str, Any], seed: int) -> str | None:
+    """Begin a rollout: ``reset(**columns)``, with `seed` if the signature names it and no column has that name.
+
+    Returns:
+        Text for the end of the prompt, or None.
+
+    Raises:
+        ValueError: See `check_columns`; or `reset` raised an exception, or returned something else.
+    """
+    check_columns(type(environment), columns)
+    given = copy.deepcopy(dict(columns))  # The rollouts of a group share a row, and may change it.
+    if "seed" in inspect.signature(environment.reset).parameters:  # type: ignore[attr-defined]
+        given.setdefault("seed", seed)
+    made = _call(environment, "reset", given)
+    if made is not None and not isinstance(made, str):
+        raise _wrong(environment, "reset", "return text or None", made)
+    return made
+
+
+def call_reward(environment: object) -> float | None:
+    """What `get_reward()` returns at the end of a rollout; None without the method, or if it returns None.
+
+    Raises:
+        ValueError: It raised an exception, or returned something that is no finite number.
+    """
+    return _number(environment, "get_reward")
+
+
+def call_score(environment: object) -> float | None:
+    """What `score_turn()` returns at the end of a turn; otherwise like `call_reward`."""
+    return _number(environment, "score_turn")
+
+
+def call_state(environment: object) -> Hashable:
+    """What `state_key()` returns before a turn; None without the method.
+
+    Raises:
+        ValueError: It raised an exception, or returned something that has no hash.
+    """
+    made: Hashable = _call(environment, "state_key")
+    try:
+        hash(made)
+    except TypeError as error:
+        raise _wrong(environment, "state_key", "return a hashable key, such as a tuple,", made) from error
+    return made
+
+
+def _number(environment: object, method: str) -> float | None:
+    made = _call(environment, method)
+    if made is None:
+        return None
+    try:
+        number = math.nan if isinstance(made, str | bytes) else float(made)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last one from a tensor.
+        number = math.nan
+    if not math.isfinite(number):
+        raise _wrong(environment, method, "return a finite number or None", made)
+    return number
+
+
+def _call(environment: object, method: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    called = getattr(environment, method, None)
+    if called is None:
+        return None
+    try:
+        return awaited(called(**(arguments or {})))
+    except Exception as error:
+        name = f"{type(environment).__name__}.{method}"
+        raise ValueError(f"`{name}` must not fail, but raised {type(error).__name__}: {error}") from error
+
+
+def _wrong(environment: object, method: str, task: str, made: object) -> ValueError:
+    kind = type(made).__name__
+    return ValueError(f"`{type(environment).__name__}.{method}` must {task}, but got {shown(made)} of type `{kind}`.")
+
+
+def bound_method(made: type, name: str) -> Callable[..., Any]:
+    """The method as an instance has it, so that signatures have no `self`."""
+    method: Callable[..., Any] = getattr(made, name)
+    return method if isinstance(inspect.getattr_static(made, name), staticmethod) else MethodType(method, made)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in backticks, in alphabetical order."""
+    return ", ".join(f"`{name}`" for name in sorted(names))

@@ -1,0 +1,136 @@
+"""The task whose rollouts have several turns, in which the policy calls the tools of an environment."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grail_lightning.answers import AnswerForm
+from grail_lightning.answers.records import Verdict
+from grail_lightning.environments.dialogue import CallFormat, describe
+from grail_lightning.environments.hooks import check_columns
+from grail_lightning.environments.tools import ToolSet
+from grail_lightning.tasks.answered import MathTask
+from grail_lightning.tasks.problem import Comparison, Prompt
+from grail_lightning.tasks.rewards import Rewards, RewardSpec
+
+REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
+
+
+class Environment(ABC):  # noqa: B024  (a class is one by what it has)
+    """What a class needs to be an environment, as TRL's `environment_factory` takes it; it inherits nothing.
+
+    - ``reset(**row)`` begins a rollout with the columns of the dataset's row. A text that it returns is appended to
+      the last message of the prompt. If its signature names ``seed``, it is given 63 bits for its random numbers, keyed
+      by the run's seed, the step and the row.
+    - Every other public method is a tool. It has type hints and a docstring in Google's style, from which the policy is
+      told what it does. What it returns is the text that the policy is told; an exception becomes a text, too.
+    - ``get_reward()`` (optional) is called once at the end, and its number is the reward of the rollout.
+    - ``score_turn()`` (optional, ours) is called after the tools of a turn, and returns the score of that turn or None.
+    - ``state_key()`` (optional, ours) returns a hashable key of the present state, which `GiGPO` compares.
+
+    Each rollout has an instance of its own, which is made for it. What is costly to make belongs to the module, behind
+    `functools.cache`.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """Every class with a method `reset` is one."""
+        return callable(getattr(other, "reset", None)) if cls is Environment else NotImplemented
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeLimits:
+    """The limits of a rollout of several turns, beside `sampling.max_response_length` for its sampled tokens.
+
+    Attributes:
+        max_turns: Most turns. The calls of the last one are still run, since an environment may reward them.
+        max_tokens: Most tokens after the prompt, results of tools included; None for the model's positions alone.
+        max_failures: The number of calls that failed or timed out with which a rollout ends.
+        tool_seconds: Most seconds of a call. A tool that hangs ends its rollout.
+        result_characters: Most characters of a result; the rest is cut, and the text says so.
+    """
+
+    max_turns: int = 8
+    max_tokens: int | None = None
+    max_failures: int = 3
+    tool_seconds: float = 10.0
+    result_characters: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_tokens", "max_failures", "tool_seconds", "result_characters"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"`limits.{name}` must be positive, but got {value}.")
+
+
+class EnvironmentTask(MathTask):
+    r"""A problem that the policy solves in several turns, in which it calls the tools of an environment.
+
+    A turn without a call is the answer. Only its text is graded: a tool's result never is.
+
+    Args:
+        environment: A class of the form of `Environment`, by `class_path` and `init_args`.
+        calls: How the policy writes calls: `hermes`, `llama3`, `tags` (``<name>…</name>``), or `auto` by the
+            tokenizer's chat template. Without a template that knows tools it is `tags`.
+        limits: The limits of turns, tokens and tools.
+        instruction: The text that is appended to the problem; default that of the answer's form.
+        tool_instruction: The text of the system turn that says which tags there are, with `calls: tags`. Default a
+            description of the tools; '' for none, if worked examples or earlier training show it.
+        system_prompt: A system turn before it; none by default.
+        rewards: The weighted rewards. Default what `get_reward` returns if the environment has it, else 1 for a right
+            answer. Functions may ask for the column `environment_reward`.
+        answer: The form of the answer: `Boxed` (default), `LastNumber`, `Marker`, `Pattern`, or a class of your own.
+        compare: How answer and reference are compared; see `MathTask`.
+        solved_at: The environment's reward from which a rollout counts as right, where a row has no `answer`.
+    """
+
+    def __init__(
+        self,
+        environment: Callable[[], Environment],
+        calls: CallFormat = "auto",
+        limits: EpisodeLimits | None = None,
+        instruction: str | None = None,
+        tool_instruction: str | None = None,
+        system_prompt: str | None = None,
+        rewards: Rewards | None = None,
+        answer: AnswerForm | None = None,
+        compare: Comparison = "math",
+        solved_at: float = 1.0,
+    ) -> None:
+        self.environment, self.calls, self.limits = environment, calls, limits or EpisodeLimits()
+        self.environment_class = type(environment())
+        self.tools = ToolSet(self.environment_class)
+        self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
+        self.optional_columns = ("problem", "answer") if self.gives_reward else ()
+        own = [RewardSpec(function="environment")] if self.gives_reward else None
+        super().__init__(instruction, system_prompt, rewards or own, answer, compare)
+        self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the data has the columns that `reset` and the rewards ask for."""
+        check_columns(self.environment_class, columns)
+        super().check_columns({*columns, REWARD})
+
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
+        """The prompt of a row. `problem` and `answer` may be missing if `reset` and `get_reward` stand in for them."""
+        lacking = [name for name in ("problem", "answer") if name not in row]
+        if lacking and not self.gives_reward:
+            raise ValueError(
+                f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}. `answer` may be "
+                "missing only if the environment has `get_reward`."
+            )
+        known = {name: value for name, value in row.items() if value is not None}
+        prompt = super().prompt({"problem": "", "answer": ""} | known)
+        return Prompt(messages=prompt.messages, reference=prompt.reference, task=self, columns=dict(row))
+
+    def verdict(self, prompt: Prompt) -> Verdict | None:
+        """By the environment's reward where a row has no `answer`; None compares answers."""
+        reward = prompt.columns.get(REWARD)
+        if reward is None or prompt.columns.get("answer") is not None:
+            return None
+        solved = reward >= self.solved_at
+        status = "right" if solved else "wrong"
+        return Verdict(correct=solved, status=status, layer="none", gold="", prediction=str(reward))

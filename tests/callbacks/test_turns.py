@@ -1,0 +1,166 @@
+"""Rollouts of several turns as people see and keep them: files, predictions with their page, samples and pictures."""
+
+import dataclasses
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from grail_lightning.callbacks import KeepRollouts, PredictionWriter, RolloutTable
+from grail_lightning.callbacks.pictures import _shown
+from grail_lightning.callbacks.predictions import prediction_types
+from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
+from grail_lightning.callbacks.samples import samples_of
+from grail_lightning.credit.base import TokenWeights, token_advantages
+from grail_lightning.data.kept import Kept, kept_rollouts
+from grail_lightning.engines.base import given_batch
+from grail_lightning.environments.transcript import transcript
+from grail_lightning.evaluate.records import SampleWriter, read_samples
+from grail_lightning.step.outputs import StepOutput
+from tests.batches import graded, in_turns
+from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
+from tests.views.test_page import data_of
+
+TOLD = f" 1+1=3\n{box(7)} "  # A tool's result that looks like an answer and a step.
+TEXTS = [["0+1=1\n", TOLD, "1+1=2\n", " 4", f"so {box(1)}"], [f"1+1=2 {box(2)}"]]
+
+
+class Talks(Scripted):
+    """Rollouts of three turns and of one."""
+
+    def __init__(self, texts=TEXTS):
+        super().__init__(None, updates=1)
+        self.texts = texts
+
+    def rollouts(self, problems, num_samples):
+        asked = [problem for problem in problems for _ in range(num_samples)]
+        rows = [self.texts[k % len(self.texts)] for k in range(len(asked))]
+        made = in_turns(self.policy, asked, rows)
+        # An environment puts a text before the first turn.
+        added = torch.where(made.attention_mask[:, : made.prompt_width], made.input_ids[:, : made.prompt_width] + 1, 0)
+        made = made.replace(input_ids=torch.cat([added.int(), made.response_ids], 1))
+        made = made.replace(group=torch.arange(len(made)) // num_samples)
+        verdicts = [self.verdict(text, prompt) for text, prompt in zip(made.texts, asked, strict=True)]
+        right = torch.tensor([verdict.correct for verdict in verdicts])
+        batch = graded(made, right.float(), correct=right, tokenizer=self.tokenizer, verdicts=verdicts)
+        return batch.with_advantages(right.float() * 2 - 1)
+
+
+def _predicted(folder, module, *batches):
+    writer = PredictionWriter()
+    run(-1, writer, default_root_dir=folder).predict(module, loader(*batches), return_predictions=False)
+    return pq.read_table(folder / "predictions.parquet")
+
+
+def test_kept_rollouts_are_given_back_as_they_were(tmp_path):
+    module = Talks()
+    run(1, KeepRollouts(), default_root_dir=tmp_path).fit(module, loader(prompts(2)))
+    (file,) = (tmp_path / "rollouts").iterdir()
+    table = pq.read_table(file)
+    assert table.column_names == [*TRAINING_COLUMNS, *TURN_COLUMNS]
+    kept = Kept(folder=str(tmp_path / "rollouts"))
+    (found,) = kept_rollouts(kept, TASK, None)
+    made, back = module.rollouts(prompts(2), 2), given_batch(module.policy, found.prompts)
+    for name in ("input_ids", "attention_mask", "response_ids", "response_mask", "turn", "finished"):
+        assert torch.equal(getattr(made, name), getattr(back, name)), name
+    assert back.texts == made.texts == [f"so {box(1)}", TEXTS[1][0]] * 2
+    assert back.episodes == made.episodes
+    rows = table.to_pylist()
+    facts = [[row[name] for name in ("num_turns", "num_calls", "num_invalid_calls", "end")] for row in rows[:2]]
+    assert facts == [[3, 2, 0, "answered"], [1, 0, 0, "answered"]]
+    assert [row["transcript"] for row in rows] == [transcript(episode) for episode in made.episodes]
+    # Text alone is refused; a response of one turn stays what it was.
+    alone = dataclasses.replace(prompts(1)[0], columns={"response": "a", "num_invalid_calls": 0})
+    with pytest.raises(ValueError, match=r"must have the columns .*`response_turns`.* by `data.kept`"):
+        given_batch(module.policy, [alone])
+    plain = given_batch(module.policy, [dataclasses.replace(alone, columns={"response": "a"})])
+    assert (plain.turn, plain.episodes) == (None, None)
+
+
+def test_a_file_without_environments_has_the_columns_that_it_had(tmp_path):
+    table = _predicted(tmp_path, Scripted(lambda prompt, k, step: box(1)), prompts(2), prompts(1))
+    assert table.column_names == [*prediction_types([])]
+    # Where only some rollouts have turns, the others lack them.
+    mixed = Talks()
+    made = mixed.rollouts
+    mixed.rollouts = lambda problems, n: (
+        made(problems, n) if len(problems) > 1 else made(problems, n).replace(turn=None, episodes=None)
+    )
+    rows = _predicted(tmp_path, mixed, prompts(1), prompts(2)).to_pylist()
+    assert [row["num_turns"] for row in rows] == [None, 3, 1]
+    assert [row["turns"] is None for row in rows] == [True, False, False]
+
+
+def test_predictions_and_their_page_show_each_turn_with_its_credit(tmp_path):
+    module = Talks()
+    rows = _predicted(tmp_path, module, prompts(2)).to_pylist()
+    batch = module.rollouts(prompts(2), 1)
+    assert [row["response"] for row in rows] == [f"so {box(1)}", TEXTS[1][0]]
+    # The tokens are the whole rollout; the answer and the steps are looked for in the last turn.
+    assert ["".join(row["tokens"][:-1]) for row in rows] == ["".join(texts) for texts in TEXTS]
+    told = [[turn < 0 for turn in row["turns"]] for row in rows]
+    assert told == [[*(batch.valid_mask & ~batch.response_mask)[k, : len(own)].tolist()] for k, own in enumerate(told)]
+    for row, own in zip(rows, told, strict=True):
+        assert [weight is None for weight in row["weights"]] == own
+        assert row["response"][row["box_start"] : row["box_stop"]].startswith("\\boxed")
+        assert row["turns"][row["box_first_token"]] == max(row["turns"])
+    steps = [[row["response"][a:b] for a, b in zip(row["step_starts"], row["step_stops"], strict=True)] for row in rows]
+    assert steps == [["so "], ["1+1=2 "]]
+    groups = data_of((tmp_path / "predictions.html").read_text(encoding="utf-8"))["groups"]
+    first, second = (group["rollouts"][0] for group in groups)
+    assert "".join(first["pieces"][:-1]) == "".join(TEXTS[0])
+    assert first["turn_of"] == rows[0]["turns"]
+    assert [turn["score"] for turn in first["turns"]] == [0.25] * 3
+    assert [turn["calls"] for turn in first["turns"]] == [[["find", "done", TOLD]], [["find", "done", " 4"]], []]
+    assert (first["end"], second["end"], len(second["turns"])) == ("answered", "answered", 1)
+    assert first["outside"] == [len(first["pieces"]) - 1]
+    # Sum and mean of the advantages of the tokens of each turn.
+    values = batch.response_mask * torch.arange(batch.response_ids.shape[1]).float()
+    credit = token_advantages(batch.advantages, TokenWeights(values=values))
+    for k, shown in enumerate((first, second)):
+        for number, (total, mean) in enumerate(shown["credit"][0]["turns"]):
+            own = credit[k][batch.response_mask[k] & (batch.turn[k] == number)]
+            assert (total, mean) == pytest.approx((own.sum().item(), own.mean().item()), rel=0.005)
+
+
+def test_the_panel_shows_the_transcript_and_says_how_it_ended():
+    output = StepOutput(Talks().rollouts(prompts(2), 1))
+    facts, _, response, _ = RolloutTable(num_rollouts=9).table(output, 1)[0]
+    assert facts.endswith(" tokens, 3 turns, 2 calls, end: answered")
+    assert response == transcript(output.batch.episodes[0])
+    assert f"    {box(7)} " in response.splitlines()
+
+
+def test_samples_have_their_turns_and_lines_of_others_stay_as_they_are(tmp_path):
+    batch = Talks().rollouts(prompts(2), 1)
+    made = samples_of(batch, [0, 1], [5, 6])
+    plain = samples_of(batch.replace(turn=None, episodes=None), [0, 1], [5, 6])
+    writer = SampleWriter(tmp_path, 0)
+    writer.write([*made, *plain])
+    writer.close()
+    assert list(read_samples(tmp_path)) == [*made, *plain]
+    assert [(sample.num_turns, sample.num_calls, sample.num_invalid_calls, sample.end) for sample in made] == [
+        (3, 2, 0, "answered"),
+        (1, 0, 0, "answered"),
+    ]
+    assert made[0].transcript == transcript(batch.episodes[0])
+    lines = (tmp_path / "rank_00000.jsonl").read_text().splitlines()
+    assert lines[2].endswith('"seed": 5, "columns": {}}')
+    assert '"prediction": "1"' in lines[2]
+
+
+def test_a_picture_has_the_whole_rollout_and_no_weight_where_nothing_was_sampled():
+    module = Talks([[f"ä0+1=1\n{box(9)}", f"ö{TOLD}", f"0+1=2\nso {box(1)}"]])
+    batch = module.rollouts(prompts(1), 1)
+    shown = _shown(StepOutput(batch), 0, torch.ones(batch.response_ids.shape[1]) * 2, module.tokenizer)
+    assert shown.text == "".join(module.texts[0])
+    assert shown.text[slice(*shown.answer)] == box(1)
+    assert [shown.text[step.start : step.stop] for step in shown.steps] == ["0+1=2", "so "]
+    told = [
+        shown.text[start:stop]
+        for (start, stop), weight in zip(shown.tokens, shown.weights, strict=True)
+        if weight is None
+    ]
+    assert "".join(dict.fromkeys(told)).startswith("ö")
+    assert shown.weights[-1] == 2
+    assert sum(weight is None for weight in shown.weights) == int((batch.valid_mask & ~batch.response_mask).sum())

@@ -1,0 +1,261 @@
+"""Credit for turns: examples small enough for a sheet of paper, and what no order and no micro-batch may change."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from grail_lightning.credit import IGPO, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
+from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.weigh import check_weights
+from tests.credit.episodes import Row, by_turn, played
+from tests.credit.rollouts import context
+from tests.tolerance import assert_near, near
+
+# Returns at a discount of 1/2, and the states in which turns begin; row 2 comes back to A.
+#   row 0: A 0.5,  B 1            A: (0.5 + 0 + 0.25 + 1) / 4 = 0.4375
+#   row 1: A 0,    C 0,   B 0     B: (1 + 0 + 0.5) / 3 = 0.5
+#   row 2: A 0.25, B 0.5, A 1     C: one turn alone
+GROUP = [
+    Row(1.0, [[1, 2], [3]], [[9]], ["A", "B"]),
+    Row(0.0, [[1], [4, 4], [5]], [[9, 9], [8]], ["A", "C", "B"]),
+    Row(1.0, [[1, 2], [6], [7, 7, 7]], [[9], [8]], ["A", "B", "A"]),
+]
+# The same states in another group are other states; its rewards are equal, and so are all returns of a state.
+OTHER = [Row(0.1, [[1], [3]], [[9]], ["A", "B"]) for _ in range(3)]
+# Turns whose gains, scores and states differ, with a rollout of one turn.
+MIXED = [
+    Row(1.0, [[11, 12], [13, 14], [15]], [[9, 8], [7]], scores=[1.0, -0.5, None]),
+    Row(0.0, [[11, 12], [16]], [[9, 8]], scores=[0.5]),
+    Row(0.5, [[17, 18, 19]]),
+]
+METHODS = {
+    "GiGPO": lambda: GiGPO(scores=True),
+    "GiGPO-standardised": lambda: GiGPO(standardise=True),
+    "TurnRewards": TurnRewards,
+    "TurnRewards-turn": lambda: TurnRewards(discount=0.9, baseline="turn", standardise=True),
+    "IGPO": IGPO,
+    "IGPO-separate": lambda: IGPO(discount=0.7, gain="log_probability", normalise="separate"),
+    "TreeAdvantage": lambda: TreeAdvantage(state="turns", own_row=False),
+    "OptimalBaseline": lambda: OptimalBaseline(unit="turn", tail="own"),
+}
+
+
+@pytest.fixture(scope="module")
+def policy(golden_policy):
+    return golden_policy
+
+
+def _flat(values):
+    return [value for row in values for value in row]
+
+
+# --- GiGPO ------------------------------------------------------------------------------------------------------------
+
+
+def test_gigpo_compares_the_returns_of_turns_that_began_in_one_state(policy):
+    batch = played(GROUP, OTHER)
+    weights = GiGPO(omega=2.0, discount=0.5)(policy, batch, context())
+    expected = [
+        [2 * (0.5 - 0.4375), 2 * (1 - 0.5)],
+        [2 * (0 - 0.4375), 0.0, 2 * (0 - 0.5)],
+        [2 * (0.25 - 0.4375), 0.0, 2 * (1 - 0.4375)],
+        *[[0.0, 0.0]] * 3,
+    ]
+    assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32)
+    assert (weights.additive[3:] == 0).all(), "a rounding error of 0.1 is no advantage"
+    assert torch.equal(weights.values, batch.response_mask.float()), "beside the advantage of the rollout"
+    # All but C are states of another rollout: 7 of 8, and 6 of 6.
+    assert weights.metrics["shared_states"] == (13, 14)
+
+
+def test_gigpo_divides_by_the_deviation_of_the_state_and_adds_scores_where_asked(policy):
+    batch = played(GROUP)
+    std = {"A": torch.tensor([0.5, 0.0, 0.25, 1.0]).std().item(), "B": torch.tensor([1.0, 0.0, 0.5]).std().item()}
+    found = by_turn(batch, GiGPO(discount=0.5, standardise=True)(policy, batch, context()).additive)
+    assert found[0] == near([0.0625 / (std["A"] + 1e-4), 0.5 / (std["B"] + 1e-4)], 16, torch.float32)
+    assert found[1][1] == 0, "C has no deviation"
+    # Scores 0.5 and none of row 1 make its returns A 0.5, C 0, B 0; the mean of A is then (0.5 + 0.5 + 0.25 + 1) / 4.
+    scored = played([GROUP[0], GROUP[1]._replace(scores=[0.5]), GROUP[2]])
+    found = by_turn(scored, GiGPO(discount=0.5, scores=True)(policy, scored, context()).additive)
+    assert found[1] == near([0.5 - 0.5625, 0.0, -0.5], 8, torch.float32)
+
+
+def test_without_keys_the_ids_so_far_are_the_state(policy):
+    rows = [row._replace(states=[]) for row in GROUP]
+    batch = played(rows)
+    weights = GiGPO(omega=1.0, discount=1.0)(policy, batch, context())
+    # Rows 0 and 2 have 1 2 | 9 before their second turns, row 1 has 1 | 9 9. All begin in one state.
+    # Returns are the rewards 1, 0, 1: their mean is 2/3 in the first state, and 1 in that of rows 0 and 2.
+    expected = [[1 / 3, 0.0], [-2 / 3, 0.0, 0.0], [1 / 3, 0.0, 0.0]]
+    assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32)
+    assert weights.metrics["shared_states"] == (5, 8)
+
+
+# --- scores of turns --------------------------------------------------------------------------------------------------
+
+
+def test_turn_rewards_are_returns_beside_those_of_the_group(policy):
+    batch = played(MIXED)
+    weights = TurnRewards(discount=0.5)(policy, batch, context())
+    # Rewards 1, −0.5, 1 | 0.5, 0 | 0.5; returns 1 − 0.25 + 0.25 = 1, −0.5 + 0.5 = 0, 1 | 0.5, 0 | 0.5; their mean 0.5.
+    assert by_turn(batch, weights.additive) == [[0.5, -0.5, 0.5], [0.0, -0.5], [0.0]]
+    assert (weights.values == 0).all()
+    assert weights.metrics == {"scored_turns": (3, 6), "turn_score": (1, 3)}
+    # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
+    found = by_turn(batch, TurnRewards(discount=0.5, baseline="turn")(policy, batch, context()).additive)
+    assert _flat(found) == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
+    # Scores alone: returns 1 − 0.25 = 0.75, −0.5, 0 | 0.5, 0 | 0, of which the mean is 0.125.
+    found = by_turn(batch, TurnRewards(discount=0.5, outcome=False)(policy, batch, context()).additive)
+    assert found == [[0.625, -0.625, -0.125], [0.375, -0.125], [-0.125]]
+
+
+def test_turn_rewards_need_episodes(policy):
+    batch = played(MIXED).replace(episodes=None)
+    with pytest.raises(ValueError, match=r"`TurnRewards` needs rollouts of several turns .* a batch without episodes"):
+        TurnRewards()(policy, batch, context())
+
+
+# --- IGPO -------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _mean_logprob(policy, before, text):
+    """Of the answer after some ids, by the whole model, unpadded."""
+    lead, answer = (policy.tokenizer(part, add_special_tokens=False)["input_ids"] for part in ("<answer>", text))
+    ids = torch.tensor([*before, *lead, *answer])
+    logps = policy.model(ids[None], use_cache=False).logits[0].double().log_softmax(-1)
+    places = range(len(before) + len(lead), len(ids))
+    return sum(logps[t - 1, ids[t]].item() for t in places) / len(answer)
+
+
+def _beliefs(policy, batch, row, reference):
+    ids = batch.input_ids[row][batch.attention_mask[row]].tolist()
+    numbers = batch.turn[row].masked_fill(~batch.response_mask[row], -1).tolist()
+    starts = [3 + numbers.index(k) for k in range(max(numbers) + 1)]
+    return [_mean_logprob(policy, ids[:start], reference) for start in starts]
+
+
+@pytest.mark.parametrize("gain", ["probability", "log_probability"])
+@pytest.mark.parametrize("normalise", ["joint", "separate"])
+def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(gain, normalise, policy):
+    batch, references = played(MIXED, GROUP, references=["12", "345"]), ["12"] * 3 + ["345"] * 3
+    found = IGPO(discount=0.5, gain=gain, normalise=normalise)(policy, batch, context())
+    rewards, outcomes = [], []
+    for row, reference in enumerate(references):
+        levels = _beliefs(policy, batch, row, reference)
+        levels = [math.exp(level) for level in levels] if gain == "probability" else levels
+        gains = [after - before for before, after in pairwise(levels)]
+        rewards.append([*gains, batch.rewards[row].item()])
+        outcomes.append([False] * len(gains) + [True])
+    expected = []
+    for row in range(6):
+        mates = [j for j in range(6) if j // 3 == row // 3]
+        scaled = []
+        for value, last in zip(rewards[row], outcomes[row], strict=True):
+            others = torch.tensor(
+                [
+                    v
+                    for j in mates
+                    for v, o in zip(rewards[j], outcomes[j], strict=True)
+                    if normalise == "joint" or o == last
+                ],
+                dtype=torch.float64,
+            )
+            scaled.append(((value - others.mean()) / (others.std() + 1e-4)).item())
+        expected += [sum(0.5 ** (m - k) * scaled[m] for m in range(k, len(scaled))) for k in range(len(scaled))]
+    assert _flat(by_turn(batch, found.additive)) == near(expected, 300, torch.float32, 1.0)
+    gains = [v for row in rewards for v in row[:-1]]
+    assert found.metrics["information_gain"] == near([sum(gains), len(gains)], 300, torch.float32, 1.0)
+    assert (found.values == 0).all()
+    assert not found.fallback.any()
+
+
+def test_igpo_of_equal_rewards_still_tells_turns_apart_and_of_one_turn_takes_no_pass(policy):
+    equal = played([row._replace(reward=1.0) for row in MIXED])
+    assert by_turn(equal, IGPO()(policy, equal, context()).additive)[0][0] != 0
+    single = played(MIXED).replace(turn=None, episodes=None)
+
+    def refused(*_):
+        raise AssertionError("a forward pass")
+
+    hook = policy.decoder.register_forward_pre_hook(refused)
+    try:
+        weights = IGPO()(policy, single, context())
+    finally:
+        hook.remove()
+    # Rewards 1, 0, 0.5: centred 0.5, −0.5, 0 over a deviation of 0.5.
+    assert weights.additive[:, 0].tolist() == near([0.5 / 0.5001, -0.5 / 0.5001, 0.0], 8, torch.float32)
+
+
+def test_rollouts_without_a_reference_answer_keep_their_advantage_under_igpo(policy):
+    batch = played(MIXED, MIXED, references=["", "12"])
+    weights = IGPO()(policy, batch, context())
+    assert weights.fallback.tolist() == [True, True, False, False, False, False], "one turn needs no answer"
+    kept = token_advantages(batch.advantages, weights)[:2]
+    assert torch.equal(kept, batch.advantages[:2, None] * batch.response_mask[:2])
+
+
+# --- trees and baselines over turns -----------------------------------------------------------------------------------
+
+
+def test_the_tree_over_turns_adds_the_change_of_value_of_each_turn(policy):
+    batch = played(GROUP)
+    weights = TreeAdvantage(state="turns")(policy, batch, context())
+    # V(A) = (1 + 0 + 1) / 3, V(B) = 2/3, V(C) = 0; a row counts once in a state.
+    a, b, c = 2 / 3, 2 / 3, 0.0
+    expected = [[b - a, 1 - b], [c - a, b - c, 0 - b], [b - a, a - b, 1 - a]]
+    assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32, 1.0)
+    assert weights.metrics["in_tree"] == (7, 8)
+    stays = played([GROUP[0]._replace(states=["A", "A"]), *GROUP[1:]])
+    found = by_turn(stays, TreeAdvantage(state="turns")(policy, stays, context()).additive)
+    assert found[0] == near([0, 1 - 2 / 3], 8, torch.float32, 1.0), "a turn that changes nothing has no change"
+
+
+def test_the_optimal_baseline_of_a_turn_weighs_rows_by_their_energy_up_to_its_end(policy):
+    batch = played(MIXED)
+    one = OptimalBaseline(unit="turn")(policy, batch, context())
+    energy = torch.zeros(3, 3, dtype=torch.float64)
+    for row in range(3):
+        ids = batch.input_ids[row][batch.attention_mask[row]].long()
+        with torch.no_grad():
+            pi = policy.model(ids[None], use_cache=False).logits[0].double().softmax(-1)
+        for t in batch.response_mask[row].nonzero().flatten().tolist():
+            p = pi[2 + t]
+            energy[row, batch.turn[row, t]] += 1 - 2 * p[ids[3 + t]] + p.square().sum()
+    total = energy.cumsum(1)
+    first = (total[:, 0] * batch.rewards).sum() / total[:, 0].sum()
+    second = total[0, 1] / (total[0, 1] + total[1, 1])  # Rewards 1 and 0.
+    expected = [1 - first, 1 - second, 1.0, 0 - first, 0 - second, 0.5 - first]
+    assert _flat(by_turn(batch, one.additive)) == near([float(e) for e in expected], 300, torch.float32, 1.0)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_turn_has_one_value_and_neither_order_nor_micro_batches_change_it(name, policy):
+    batch = played(MIXED, GROUP, references=["12", "345"])
+    weights = METHODS[name]()(policy, batch, context(budget=1000))
+    check_weights(METHODS[name](), weights, batch)
+    credit = token_advantages(batch.advantages, weights)
+    assert len({*_flat(by_turn(batch, credit))}) > 3, "the method does something here"
+    assert_near(token_advantages(batch.advantages, METHODS[name]()(policy, batch, context(budget=1))), credit, 300)
+    order = torch.tensor([4, 0, 5, 2, 3, 1])
+    moved = batch.select(order)
+    found = token_advantages(moved.advantages, METHODS[name]()(policy, moved, context(budget=40)))
+    assert_near(found[order.argsort()], credit, 300)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_groups_without_differences_and_rows_without_tokens_give_finite_weights(name, policy):
+    same = [Row(0.3, [[1], [3]], [[9]], ["A", "B"], [0.1, 0.2]) for _ in range(3)]
+    batch = played(same, [Row(0.0, []), Row(0.0, []), Row(1.0, [[5]])])
+    weights = METHODS[name]()(policy, batch, context())
+    check_weights(METHODS[name](), weights, batch)
+    if "IGPO" not in name and name != "TurnRewards":  # Whose turns of one rollout differ.
+        assert (token_advantages(batch.advantages, weights)[:3] == 0).all()
+    empty = replace(batch, turn=None, response_mask=torch.zeros_like(batch.response_mask), episodes=None)
+    check_weights(METHODS[name](), METHODS[name]()(policy, empty, context()), empty)

@@ -1,0 +1,51 @@
+"""Where turns begin, and what one is worth beside others, on rows that fit on a sheet of paper."""
+
+import torch
+
+from grail_lightning.functional.turns import (
+    existing_turns,
+    relative,
+    spread_turns,
+    sum_by_turn,
+    turn_changes,
+    turn_numbers,
+    turn_starts,
+)
+
+# Row 0: a turn of 2 tokens, an answer of 1, an empty turn 1, turn 2. Row 1: one token, then padding. Row 2: no token.
+MASK = torch.tensor([[1, 1, 0, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
+TURN = torch.tensor([[0, 0, 0, 2, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+
+
+def test_turns_are_found_between_what_was_not_sampled():
+    numbers = turn_numbers(MASK, TURN)
+    assert numbers.tolist() == [[0, 0, -1, 2, -1], [0, -1, -1, -1, -1], [-1] * 5]
+    assert existing_turns(numbers).tolist() == [[True] * 3, [True, False, False], [False] * 3]
+    assert turn_starts(numbers, 3).tolist() == [[0, 3, 3], [0, 5, 5], [5, 5, 5]], "an empty turn begins with the next"
+    values = torch.arange(15.0).reshape(3, 5)
+    assert sum_by_turn(values, numbers, 3).tolist() == [[1, 0, 3], [5, 0, 0], [0, 0, 0]]
+    spread = spread_turns(torch.tensor([[7.0, 8, 9]] * 3), numbers)
+    assert spread.tolist() == [[7, 7, 0, 9, 0], [7, 0, 0, 0, 0], [0] * 5]
+
+
+def test_without_turns_a_row_is_one_and_rows_without_tokens_have_none():
+    assert turn_numbers(MASK, None).tolist() == [[0, 0, -1, 0, -1], [0, -1, -1, -1, -1], [-1] * 5]
+    assert existing_turns(torch.full((2, 3), -1)).tolist() == [[False], [False]]
+    assert existing_turns(torch.zeros(2, 0).long()).shape == (2, 1)
+    assert existing_turns(torch.zeros(0, 3).long()).shape == (0, 1)
+
+
+def test_values_are_compared_with_those_of_their_key():
+    values, key = (
+        torch.tensor([1, 3, 5, 0.1 + 0.2, 0.3, 0.3, 7], dtype=torch.float64),
+        torch.tensor([4, 4, 4, 9, 9, 9, 2]),
+    )
+    # 1 3 5: mean 3, unbiased deviation 2. Values that are equal up to rounding, and a single one, have exactly 0.
+    assert relative(values, key).tolist() == [-2, 0, 2, 0, 0, 0, 0]
+    assert relative(values, key, standardise=True).tolist() == [-2 / 2.0001, 0, 2 / 2.0001, 0, 0, 0, 0]
+
+
+def test_changes_of_value_add_up_to_what_the_row_gained():
+    values, exists = torch.tensor([[0.5, 0.7, 0.2], [0.5, 0, 0]]).double(), existing_turns(turn_numbers(MASK, TURN))[:2]
+    changes = turn_changes(values, torch.tensor([1.0, 0.0]).double(), exists)
+    torch.testing.assert_close(changes, torch.tensor([[0.2, -0.5, 0.8], [-0.5, 0, 0]]).double())

@@ -1,0 +1,193 @@
+"""Runs of several turns through the command line, on a small policy that calls tools."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from grail_lightning.policy import load_policy
+from tests.calling import calling_policy
+from tests.shell import fails, fails_early, main
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*of the rollouts (ended by|call no)", "ignore:Checkpoint directory .* is not empty"
+)
+
+EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_environment.py"
+MINE = '''
+from my_environment import Guess
+
+class Column(Guess):
+    def reset(self, largest_allowed: int, seed: int, **row):
+        return super().reset(seed)
+
+class Failing(Guess):
+    def get_reward(self) -> float:
+        raise KeyError("no reward")
+
+class Begins(Guess):
+    def reset(self, **row):
+        raise OSError("no room")
+
+class NoReset:
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: A number.
+        """
+
+class Untyped:
+    def reset(self, **row):
+        """Begin."""
+
+    def guess(self, number):
+        """Guess.
+
+        Args:
+            number: A number.
+        """
+'''
+CONFIG = """
+seed_everything: 3
+trainer:
+  {accelerator: cpu, devices: 1, max_steps: 2, max_epochs: -1, val_check_interval: 1, check_val_every_n_epoch: null,
+   enable_progress_bar: false, logger: {class_path: CSVLogger, init_args: {save_dir: runs, name: guess, version: ""}}}
+model:
+  policy: policy
+  sampling: {max_response_length: 20}
+  execution: {group_size: 4}
+  credit: GiGPO
+  optimizer: {class_path: AdamW, init_args: {lr: 1.0e-4}}
+data:
+  class_path: MathData
+  init_args:
+    train: rows.jsonl
+    val: rows.jsonl
+    test: rows.jsonl
+    predict: rows.jsonl
+    prompts_per_batch: 2
+    task:
+      class_path: EnvironmentTask
+      init_args:
+        environment: {class_path: my_environment.Guess, init_args: {largest: 20}}
+        instruction: ""
+        tool_instruction: ""
+        limits: {max_turns: 3, tool_seconds: 60}
+evaluation: {sampling: {max_response_length: 20}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of a user, with a policy, an environment, problems and a config."""
+    made = tmp_path_factory.mktemp("user")
+    policy = calling_policy()
+    policy.model.float().save_pretrained(made / "policy")
+    policy.tokenizer.save_pretrained(made / "policy")
+    (made / "my_environment.py").write_text(EXAMPLE.read_text())
+    (made / "mine.py").write_text(MINE)
+    (made / "rows.jsonl").write_text("".join(json.dumps({"problem": f"Go {k}. "}) + "\n" for k in range(3)) + "{}\n")
+    (made / "guess.yaml").write_text(CONFIG)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _there(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("mine", "my_environment"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+
+
+ENVIRONMENT = "--data.task.environment=mine."
+
+
+def test_a_run_fits_validates_tests_and_predicts():
+    main(["fit", "--config=guess.yaml"])
+    for subcommand in ("validate", "test", "predict"):
+        main([subcommand, "--config=guess.yaml", "--ckpt_path=last"])
+    rows = pq.read_table("runs/guess/predictions.parquet").to_pylist()
+    assert len({row["prompt"] for row in rows}) == 4  # Also of the row without a column.
+    assert max(row["num_turns"] for row in rows) > 1
+    assert sum(row["num_calls"] for row in rows) > 0
+    metrics = Path("runs/guess/metrics.csv").read_text()
+    assert "train/episodes/turns" in metrics
+    assert "episodes/end_turns" in metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (f"{ENVIRONMENT}NoReset", "must have a method `reset`|NoReset"),
+        (f"{ENVIRONMENT}Untyped", "`Untyped.guess` cannot be described"),
+        (f"{ENVIRONMENT}Column", "`Column.reset` requires the column `largest_allowed`, but a row has only `problem`"),
+        (f"{ENVIRONMENT}Nowhere", "`data.task.environment` must .*'mine.Nowhere'"),
+        ("--data.task.environment=nowhere.Guess", "`data.task.environment` must .*'nowhere.Guess'"),
+        ("--data.task.environment.largst=3", "no option `data.task.environment.largst`.*Did you mean `?largest"),
+        ("--data.task.limits.max_turns=0", "`limits.max_turns` must be positive, but got 0"),
+        ("--data.task.calls=hermes", "need a tokenizer with a chat template, but it has none"),
+        ("--data.task.calls=hermse", "`data.task.calls` must be .*'hermes'.* but got 'hermse'"),
+    ],
+)
+def test_a_wrong_environment_is_one_line_before_a_model_is_loaded(arguments, message, capsys):
+    said = fails_early(capsys, "fit", "--config=guess.yaml", *arguments.split())
+    assert re.search(message, said), said
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Failing", "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'"),
+        ("Begins", "`Begins.reset` must not fail, but raised OSError: no room"),
+    ],
+)
+def test_an_environment_that_fails_in_a_run_is_one_line(name, message, capsys):
+    said = fails(capsys, "fit", "--config=guess.yaml", f"{ENVIRONMENT}{name}")
+    assert message in said
+
+
+def test_a_chat_template_that_rewrites_history_is_refused_before_a_model_is_loaded(capsys, folder):
+    file = folder / "policy" / "chat_template.jinja"
+    file.write_text(
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
+        "{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% endif %}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    try:
+        said = fails_early(capsys, "fit", "--config=guess.yaml")
+    finally:
+        file.unlink()
+    assert "chat template" in said
+
+
+AHEAD = ["--model.engine=tests.elsewhere.Elsewhere", "--model.execution.sample_ahead=true"]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["on_policy", "sample_ahead"])
+def test_a_resumed_run_equals_one_that_did_not_stop(ahead, tmp_path, monkeypatch, folder):
+    """Environments draw the same numbers again: their seeds depend on the step and the row."""
+    states = []
+    options = ["fit", f"--config={folder}/guess.yaml", f"--model.policy={folder}/policy"]
+    options += [f"--data.{name}={folder}/rows.jsonl" for name in ("train", "val", "test", "predict")]
+    options += [*AHEAD, f"--model.engine.policy={folder}/policy"] if ahead else []
+    options += ["--evaluation.at_start=false", "--trainer.max_steps"]
+    for name, lengths in (("whole", [4]), ("halves", [2, 4])):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for number, length in enumerate(lengths):
+            main([*options, str(length), *(["--ckpt_path=last"] if number else [])])
+        states.append(torch.load("runs/guess/checkpoints/last.ckpt", weights_only=True))
+    whole, halves = states
+    assert whole["global_step"] == halves["global_step"] == 4
+    begun = load_policy(f"{folder}/policy").state_dict()
+    assert any(not torch.equal(weight, begun[key[7:]]) for key, weight in whole["state_dict"].items())
+    for key, weight in whole["state_dict"].items():
+        assert torch.equal(weight, halves["state_dict"][key]), key

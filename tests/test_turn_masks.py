@@ -1,0 +1,380 @@
+"""Rollouts of several turns: sampled tokens have gaps, and all tokens behind the prompt are run."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from grail_lightning.batch import Sampling, join
+from grail_lightning.batch.rows import cut_responses
+from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS, arrow_table, rollout_columns
+from grail_lightning.engines.base import given_batch
+from grail_lightning.engines.checks import check_rollouts
+from grail_lightning.environments.episode import Episode, Turn
+from grail_lightning.functional.advantages import discounted_returns, process_advantages
+from grail_lightning.grading import align_rows, answer_masks, labelled_steps, located_steps, step_masks
+from grail_lightning.policy import Loading, load_policy
+from grail_lightning.policy.layout import group_nodes, packed_layout, padded_layout, right_padded_layout
+from grail_lightning.policy.micro_batch import cut_rows
+from grail_lightning.step.collect import _records, _restore
+from grail_lightning.step.loss import loss_mask
+from grail_lightning.step.outputs import StepOutput
+from grail_lightning.step.report import Tally, add_rollouts
+from grail_lightning.step.sampler import Sampler
+from tests.batches import graded
+from tests.engines.test_base import Canned
+from tests.runs import TASK
+from tests.steps import backward, configured, gap, update_of
+from tests.tolerance import assert_near
+from tests.turns import PROBLEMS, alone, played, told_otherwise, trained
+
+LIMIT = 40
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy("arithmetic").double().train()
+
+
+@pytest.fixture(scope="module")
+def batch(policy):
+    made = trained(policy)
+    assert made.correct.tolist() == [True, False, False, False, True, False, False, False]
+    assert (made.response_mask != made.valid_mask).any(1).sum() == 6
+    return made
+
+
+@pytest.fixture(scope="module")
+def weights(batch):
+    """Token weights."""
+    return torch.rand(batch.response_mask.shape, generator=torch.Generator().manual_seed(1)).double() + 0.5
+
+
+@pytest.fixture(scope="module")
+def token_by_token(policy, batch):
+    """``[B, T]``: log-probabilities of sampled tokens, each from a pass of what precedes it in its row."""
+    found = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
+    with torch.no_grad():
+        for row in range(len(batch)):
+            ids, places = alone(policy, batch, row)
+            for place in places:
+                logits = policy.model(ids[:, :place], use_cache=False).logits[0, -1].double()
+                found[row, place - int(batch.prompt_lengths[row])] = logits.log_softmax(0)[ids[0, place]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def row_gradients(policy, batch, weights):
+    """Of each row the gradient of the sum of its weighted log-probabilities, from a pass of the row alone."""
+    found = []
+    for row in range(len(batch)):
+        ids, places = alone(policy, batch, row)
+        logprobs = policy.model(ids, use_cache=False).logits[0].double().log_softmax(1)
+        chosen = torch.stack([logprobs[place - 1, ids[0, place]] for place in places])
+        policy.zero_grad(set_to_none=True)
+        (chosen * weights[row][batch.response_mask[row]]).sum().backward()
+        found.append({name: p.grad.clone() for name, p in policy.named_parameters()})
+    policy.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def packing():
+    return load_policy("arithmetic", Loading(packing=True)).double().train()
+
+
+def _layouts(policy, packing, batch):
+    """Every layout of all rows: the policy that runs it, the rows in its order, and the layout."""
+    tensors = batch.input_ids, batch.attention_mask, batch.response_mask
+    every = torch.arange(len(batch))
+    yield policy, every, padded_layout(*tensors)
+    yield policy, every, right_padded_layout(*tensors)
+    yield packing, every, packed_layout(*tensors, flash=False)
+    for share in (True, False):
+        for micro in cut_rows(policy, batch, every, 10_000, share_responses=share):
+            yield policy, micro.rows, policy.layout(batch.select(micro.rows), micro.starts, share_responses=share)
+
+
+def test_every_layout_has_the_log_probabilities_of_rows_that_are_run_token_by_token(
+    policy, packing, batch, token_by_token
+):
+    shared = []
+    for by, rows, layout in _layouts(policy, packing, batch):
+        with torch.no_grad():
+            found = by(layout).logprobs
+        expected = token_by_token[rows][:, : layout.response_mask.shape[1]]
+        assert_near(found, expected, 100, torch.float32)  # Norms run in float32.
+        assert torch.equal(found != 0, layout.response_mask)
+        flat = torch.arange(int(layout.response_mask.sum()))
+        first = [int(flat[layout.prediction_of == k].min()) for k in range(len(layout.targets))]
+        assert layout.source_of.tolist() == first
+        shared.append(layout.shares)
+    assert shared == [False, False, False, True, False]
+
+
+def test_a_token_that_one_row_sampled_and_another_was_told_is_predicted_once_and_counts_in_the_first_alone(
+    policy, batch
+):
+    """The third row says itself what an environment tells the first two."""
+    rows = batch.select(torch.tensor([0, 1, 2]))
+    (micro,) = cut_rows(policy, rows, torch.arange(3), 10_000)
+    rows = rows.select(micro.rows)
+    layout = policy.layout(rows, micro.starts)
+    distinct = len(
+        {
+            tuple(row[mask][: k + 1].tolist())
+            for row, mask, own in zip(rows.response_ids, rows.valid_mask, rows.response_mask, strict=True)
+            for k in own.nonzero().flatten().tolist()
+        }
+    )
+    assert len(layout.targets) == distinct < len(layout.prediction_of) == rows.response_mask.sum()
+    values = torch.arange(1.0, len(layout.targets) + 1)
+    spread = layout.to_rows(values)
+    assert torch.equal(layout.from_rows(spread), values)
+    assert torch.equal(spread != 0, rows.response_mask)
+
+
+@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize(
+    ("packed", "options"),
+    [
+        (False, {"share_prefixes": False, "token_budget": 10_000}),
+        (False, {"share_prefixes": False, "token_budget": 100}),
+        (False, {"share_prefixes": True, "token_budget": 10_000}),
+        (False, {"share_prefixes": True, "token_budget": 60}),
+        (True, {"share_prefixes": True, "token_budget": 100}),
+    ],
+    ids=["padded", "padded in parts", "trees", "trees in parts", "packed in parts"],
+)
+def test_loss_and_gradients_are_those_of_rows_that_are_run_alone(
+    how, packed, options, policy, packing, batch, weights, row_gradients
+):
+    by = packing if packed else policy
+    by.zero_grad(set_to_none=True)
+    metrics = update_of(by, batch, weights, limit=LIMIT, aggregation=how, **options).accumulate(0, backward)
+    gradients = {name: p.grad.clone() for name, p in by.named_parameters()}
+    counted, lengths = batch.finished, batch.response_mask.sum(1).double()
+    number = float(counted.sum())
+    assert number == 7
+    denominators = {
+        "grpo": number * lengths,
+        "dr_grpo": torch.full_like(lengths, number * LIMIT),
+        "dapo": lengths[counted].sum().expand_as(lengths),
+    }[how]
+    shares = torch.where(counted, -batch.advantages.double() / denominators, 0)
+    expected = {
+        name: sum(share * own[name] for share, own in zip(shares, row_gradients, strict=True))
+        for name in row_gradients[0]
+    }
+    assert gap(gradients, expected) <= 1e-5
+    # The ratio is 1, so the loss of a token is minus its advantage.
+    sums = (weights * batch.response_mask).sum(1)
+    assert metrics["loss"] == pytest.approx(float((shares * sums).sum()), rel=1e-9)
+
+
+def test_what_an_environment_answers_is_read_but_never_in_the_loss(policy, batch):
+    other = told_otherwise(batch)
+    for mask_truncated in (True, False):
+        objective, _ = configured({"mask_truncated": mask_truncated})
+        mask = loss_mask(batch, objective)
+        assert torch.equal(mask, loss_mask(other, objective))
+        assert not mask[batch.valid_mask & ~batch.response_mask].any()
+    answers = [answer_masks(made, align_rows(made, policy.tokenizer)) for made in (batch, other)]
+    for field in dataclasses.fields(answers[0]):
+        assert torch.equal(*(getattr(answer, field.name) for answer in answers))
+    assert torch.equal(batch.response_lengths, other.response_lengths)
+    layouts = [policy.layout(made) for made in (batch, other)]
+    assert torch.equal(layouts[0].targets, layouts[1].targets)
+    with torch.no_grad():
+        logprobs = [policy(layout).logprobs for layout in layouts]
+    behind = batch.turn > 0
+    assert torch.equal(logprobs[0] * ~behind, logprobs[1] * ~behind)
+    assert not torch.allclose(logprobs[0] * behind, logprobs[1] * behind)
+
+
+# ---- batches
+
+
+def test_texts_answers_and_steps_are_those_of_the_last_turn(policy, batch):
+    assert batch.texts[:4] == [
+        "9+8=17\n\\boxed{17}",
+        "9+8=16\n\\boxed{16}",
+        "".join(PROBLEMS["7+5-3+8"][2]),
+        "\\boxed{7}",
+    ]
+    for row, aligned in enumerate(align_rows(batch, policy.tokenizer)):
+        last = (batch.turn[row] == batch.turn[row][batch.valid_mask[row]].max()) & batch.valid_mask[row]
+        assert aligned.text == batch.texts[row]
+        assert len(aligned.starts) == batch.valid_lengths[row]
+        carried = [k for k in range(len(aligned.starts)) if aligned.starts[k] < aligned.stops[k]]
+        ends = int(batch.finished[row])  # The end token carries no character.
+        assert carried == last.nonzero().flatten().tolist()[: len(carried)]
+        assert len(carried) == last.sum() - ends
+    located = [
+        policy.tokenizer.decode(ids[own]) for ids, own in zip(batch.response_ids, batch.answer.content, strict=True)
+    ]
+    assert located == ["17", "16", "16", "7", "15", "", "5", ""]
+    steps, masks = located_steps(batch, policy.tokenizer), step_masks(batch, policy.tokenizer)
+    assert masks is not None
+    assert not torch.stack([*masks.values()])[:, ~batch.response_mask].any()
+    for row in range(len(batch)):
+        labels = [
+            step.result or (step.start, step.stop) for step in labelled_steps(batch.texts[row], batch.prompts[row])
+        ]
+        found = [policy.tokenizer.decode(batch.response_ids[row][step.tokens]) for step in steps[row]]
+        assert found == [batch.texts[row][start:stop] for start, stop in labels]
+    assert sum(map(len, steps)) > 8
+
+
+def test_rewards_and_figures_count_sampled_tokens(batch):
+    tally = Tally()
+    add_rollouts(tally, batch.replace(sampling_logprobs=torch.where(batch.response_mask, -0.5, -9.0)))
+    figures = tally.compute()
+    sampled = batch.response_mask.sum(1).double()
+    assert figures["completions/mean_length"] == pytest.approx(float(sampled.mean()))
+    assert figures["entropy_sampled"] == pytest.approx(0.5)
+
+
+def test_rows_that_are_chosen_cut_and_joined_keep_what_an_environment_answered(arithmetic, batch):
+    some = batch.select(torch.tensor([3, 5]))
+    assert some.response_ids.shape[1] == batch.valid_lengths[[3, 5]].max()
+    assert torch.equal(some.lengths, batch.lengths[[3, 5]])
+    assert some.episodes == [batch.episodes[3], batch.episodes[5]]
+    ends = torch.tensor([9, 3, 0, 99, 12, 8, 1, 2])
+    cut = cut_responses(batch, ends)
+    inside = torch.arange(batch.response_ids.shape[1]) < ends[:, None]
+    assert torch.equal(cut.valid_mask, batch.valid_mask & inside)
+    assert torch.equal(cut.response_mask, batch.response_mask & inside)
+
+    plain = graded(played(arithmetic, {"1+2": [["1+2=3\n\\boxed{3}"], ["\\boxed{4}"]]}))
+    plain = plain.replace(turn=None, episodes=None, finished=torch.tensor([True, False]))
+    several = graded(played(arithmetic))
+    for one, other in ((plain, several), (several, plain)):
+        joined = join(one, other)
+        assert joined.turn.shape == joined.response_ids.shape
+        rows = slice(0, 2) if one is plain else slice(len(several), None)
+        assert not joined.turn[rows].any()
+        assert joined.episodes[rows] == [
+            Episode(turns=(Turn(text="1+2=3\n\\boxed{3}"),), end="answered"),
+            Episode(turns=(Turn(text="\\boxed{4}"),), end="tokens"),
+        ]
+        assert torch.equal(joined.valid_lengths, torch.cat([one.valid_lengths, other.valid_lengths]))
+    assert join(plain, plain).turn is None
+
+
+def test_nodes_of_the_prefix_tree_count_what_an_environment_answered(batch):
+    nodes = group_nodes(batch)
+    assert torch.equal(nodes >= 0, batch.valid_mask)
+    told = batch.response_mask[2] & ~batch.response_mask[0] & batch.valid_mask[0]
+    assert told.any()
+    assert torch.equal(nodes[0][told], nodes[2][told])  # Sampled in one row, told in the other.
+    begins = batch.input_ids.clone()
+    begins[1, batch.prompt_width - 1] += 1  # An environment that begins with another text.
+    apart = group_nodes(batch.replace(input_ids=begins))
+    assert len({*apart[0].tolist()} & {*apart[1].tolist()} - {-1}) == 0
+    assert torch.equal(apart[0] == apart[2], nodes[0] == nodes[2])
+
+
+def test_returns_are_discounted_by_sampled_tokens():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 2.0, 4.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, False, False, True, True, False]])
+    assert discounted_returns(rewards, 0.5, mask).tolist() == [[1 + 0.5 * 4, 4, 4, 2 + 2, 4, 0]]
+    assert discounted_returns(rewards, 0.5, torch.ones_like(mask)).tolist() == discounted_returns(rewards, 0.5).tolist()
+    group, outcomes, whole = torch.zeros(2).long(), torch.tensor([1.0, 0.0]), torch.ones(2, 3, dtype=torch.bool)
+    with_gaps = torch.tensor([[1.0, 9, 9, 2, 4, 9], [3.0, 5, 9, 9, 9, 6]], dtype=torch.float64)
+    mask = torch.tensor([[1, 0, 0, 1, 1, 0], [1, 1, 0, 0, 0, 1]]).bool()
+    expected = process_advantages(with_gaps[mask].view(2, 3), outcomes, whole, group, discount=0.5)
+    found = process_advantages(with_gaps, outcomes, mask, group, discount=0.5)
+    assert torch.equal(found[mask].view(2, 3), expected)
+    assert not found[~mask].any()
+
+
+# ---- what engines return, and what runs keep
+
+WRONG = {
+    "a hole": (lambda b: _put(b, "attention_mask", (0, b.prompt_width + 2), False), r"padded on the right, but got"),
+    "not valid": (lambda b: _put(b, "response_mask", (3, -1), True), r"a `response_mask` within the `attention_mask`"),
+    "turns that fall": (
+        lambda b: _put(b, "turn", (1, 2), 3),
+        r"numbers of a `turn` that do not fall, but got 0 in row 1, c",
+    ),
+    "a negative turn": (lambda b: _put(b, "turn", (0, 0), -1), r"numbers of a `turn` from 0, but got -1 in row 0"),
+    "other ids": (lambda b: _put(b, "response_ids", (0, 9), 3), r"`input_ids` that end with the `response_ids`"),
+    "episodes": (lambda b: b.replace(episodes=b.episodes[1:]), r"`episodes` as a list of 8, one a row, but got 7"),
+}
+
+
+def _put(batch, name, place, value):
+    changed = getattr(batch, name).clone()
+    changed[place] = value
+    return batch.replace(**{name: changed})
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_rollouts_of_several_turns_are_checked(change, message, arithmetic):
+    made = played(arithmetic, logprobs=-0.5)
+    asked = arithmetic, [TASK.prompt({"problem": text}) for text in PROBLEMS], 4
+    longest = int(made.response_lengths.max())
+    assert longest < made.valid_lengths.max()
+    check_rollouts(Canned(), made, *asked, Sampling(max_response_length=longest))
+    with pytest.raises(ValueError, match=rf"responses of at most {longest - 1} tokens"):
+        check_rollouts(Canned(), made, *asked, Sampling(max_response_length=longest - 1))
+    with pytest.raises(ValueError, match=message):
+        check_rollouts(Canned(), change(made), *asked, Sampling(max_response_length=longest))
+
+
+def _same(one, other):
+    """Whether two batches hold the same rollouts."""
+    tensors = [f.name for f in dataclasses.fields(one) if isinstance(getattr(one, f.name), torch.Tensor)]
+    assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in tensors)
+    assert one.texts == other.texts
+    assert "turn" in tensors
+    return True
+
+
+def test_kept_rollouts_are_predicted_as_they_were(arithmetic, tmp_path):
+    """Their prompts have what an environment added."""
+    made = played(arithmetic)
+    added = torch.where(made.attention_mask[:, : made.prompt_width], made.input_ids[:, : made.prompt_width] + 1, 1)
+    made = made.replace(input_ids=torch.cat([added, made.response_ids], 1))
+    columns = rollout_columns(StepOutput(graded(made)))
+    types = TRAINING_COLUMNS | TURN_COLUMNS
+    rows = arrow_table(columns | dict.fromkeys(types.keys() - columns.keys(), [None] * len(made)), types).to_pylist()
+    assert [row["num_tokens"] for row in rows] == made.response_lengths.tolist()
+    prompts = [
+        dataclasses.replace(
+            prompt,
+            columns={
+                "response": row["response"],
+                "response_ids": row["token_ids"],
+                "response_turns": row["turns"],
+                "prompt_ids": row["prompt_ids"],
+                "episode": row["episode"],
+                "finished": row["finished"],
+            },
+        )
+        for prompt, row in zip(made.prompts, rows, strict=True)
+    ]
+    found = given_batch(arithmetic, prompts)
+    assert _same(made.replace(group=torch.arange(8)), found)
+    assert found.prompts == prompts
+
+
+def test_a_batch_in_flight_is_restored_with_its_turns(arithmetic):
+    made = played(arithmetic, logprobs=-0.5)
+    rewarded = [dataclasses.replace(p, columns={**p.columns, "reward": 0.25}) for p in made.prompts]
+    prompts, sampling = made.prompts[::4], Sampling(max_response_length=LIMIT)
+    sampler = Sampler(
+        group_size=4, sampling=sampling, policy=arithmetic, engine=Canned(), verifier=None, clock=None, rank=0
+    )
+    state = {"step": 2, "options": repr((4, sampling)), "rows": _records(made.replace(prompts=rewarded))}
+    restored = _restore(state, prompts, sampler)
+    assert _same(made, restored.batch)
+    assert restored.batch.prompts == rewarded
+    before, after = ([e.turns for e in b.episodes] for b in (made, restored.batch))
+    assert [[dataclasses.replace(t, state=None) for t in turns] for turns in after] == [
+        [dataclasses.replace(t, state=None) for t in turns] for turns in before
+    ]
+    keys = [[t.state for turns in episodes for t in turns] for episodes in (before, after)]
+    assert len({*keys[0]}) == len({*keys[1]}) == len({*zip(*keys, strict=True)})
+    assert _restore(state, prompts[::-1], sampler) is None
