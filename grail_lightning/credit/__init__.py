@@ -13,6 +13,7 @@ from grail_lightning.credit.prime import PRIME
 from grail_lightning.credit.resampled import Resampled
 from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
 from grail_lightning.credit.saliency import input_saliency
+from grail_lightning.credit.spans import ScoredSpan, SpanScores
 from grail_lightning.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
 from grail_lightning.credit.turns import IGPO, GiGPO, TurnRewards
 
@@ -50,7 +51,9 @@ __all__ = [
     "Resampled",
     "SaliencyOptions",
     "SameMagnitude",
+    "ScoredSpan",
     "Shuffled",
+    "SpanScores",
     "TokenCredit",
     "TokenWeights",
     "TreeAdvantage",

@@ -155,6 +155,15 @@ class Judge:
         return failure
 
 
+def require_judge(judge: Judge | None, option: str, value: str) -> None:
+    """Raise a ValueError unless a judge is given with the value `judge` of a method's option, and only then."""
+    if (value == "judge") != (judge is not None):
+        raise ValueError(
+            f"`judge` must be given with `{option}: judge` and only then, but got {judge} with {value!r}. "
+            "Set `credit.judge.url` and `credit.judge.model`, or leave `credit.judge` out."
+        )
+
+
 def read_labels(reply: str) -> dict[int, bool]:
     """The labels in a judge's reply, by the number of the turn from 0; the last of a turn counts."""
     said = reply.rpartition("</think>")[2]
@@ -198,11 +207,7 @@ class CriticSearch(TokenCredit):
 
     def __post_init__(self) -> None:
         check_options(self, alpha="[0, 1]", critic=Critic, labels=Labels, scope=Scope)
-        if (self.critic == "judge") != (self.judge is not None):
-            raise ValueError(
-                f"`judge` must be given with `critic: judge` and only then, but got {self.judge} with {self.critic!r}. "
-                "Set `credit.judge.url` and `credit.judge.model`, or leave `credit.judge` out."
-            )
+        require_judge(self.judge, "critic", self.critic)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of ``1 − α`` in turns with a label, 1 in others, and the labels as an additive stage."""

@@ -33,6 +33,7 @@ from grail_lightning.credit import (
     Product,
     RandomSubset,
     Resampled,
+    SpanScores,
     TokenCredit,
     TokenWeights,
     TreeAdvantage,
@@ -106,6 +107,9 @@ METHODS = {
     "CriticSearch": lambda: InTurns(CriticSearch()),
     "CriticSearch-random": lambda: InTurns(CriticSearch(labels="random")),
     "CriticSearch-permuted": lambda: InTurns(CriticSearch(labels="permuted")),
+    "SpanScores": lambda: InTurns(SpanScores()),
+    "SpanScores-permuted": lambda: InTurns(SpanScores(scores="permuted")),
+    "SpanScores-random": lambda: InTurns(SpanScores(scores="random")),
     "Oracle": lambda: Oracle("balanced"),
     "AttentionRhythm": AttentionRhythm,
     "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
@@ -133,7 +137,7 @@ SHARES = [[0, 1], [2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5], []]
 FIGURES = {"eligible", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold", "in_tree"}
 FIGURES |= {"gradient_energy", "reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
 FIGURES |= {"reward_model_loss", "reward_model_accuracy", "reward_model_grad_norm"}
-FIGURES |= {"shared_states", "scored_turns", "turn_score", "information_gain", "good_turns"}
+FIGURES |= {"shared_states", "scored_turns", "turn_score", "information_gain", "good_turns", "clipped", "span_tokens"}
 
 
 @pytest.fixture(scope="module")

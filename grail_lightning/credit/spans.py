@@ -1,0 +1,233 @@
+"""SketchVL's FinePO: a rollout's advantage is moved between its spans by their scores.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
+from grail_lightning.credit.critic import Judge, require_judge
+from grail_lightning.credit.turns import turn_scores, turn_table
+from grail_lightning.grading import align_rows, located_steps
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.import_path import import_function
+from grail_lightning.tasks.problem import Prompt
+
+Scores = Literal["given", "permuted", "random"]
+_EPS = 1e-8
+
+
+class ScoredSpan(NamedTuple):
+    """A range of characters of a response, ``text[start:stop]``, with its score; the kind of action is optional."""
+
+    start: int
+    stop: int
+    score: float
+    kind: str = ""
+
+
+class _Span(NamedTuple):
+    tokens: list[int]
+    score: float
+    kind: str
+
+
+Scorer = Callable[[str, Prompt], Sequence[ScoredSpan]]
+
+
+@dataclass(eq=False)
+class SpanScores(TokenCredit):
+    r"""Moves the advantage of a rollout between its spans, towards those that a scorer prefers.
+
+    .. math:: w_t = \mathrm{clip}\Bigl(1 + \alpha\, \mathrm{sign}(A_i)\, \frac{\Delta_j}{\max_k \Delta_k + \varepsilon},
+              \ 0,\ \beta\Bigr), \qquad \Delta_j = p_j - \frac{\sum_k L_k p_k}{\sum_k L_k}
+
+    Token ``t`` is of span ``j`` with the score ``p_j`` and ``L_j`` tokens; tokens outside of all spans keep weight 1.
+    A good span of a right rollout is praised more, a bad one of a wrong rollout is blamed more. Before the clip alone
+    the sum of the weights stays the same; `credit/clipped` is what the clip changes, a token of a span. A row without
+    a span is uniform and counts as a fallback.
+
+    Spans are the turns that an environment scores, or else the steps that a task labels: 1 for a sound or inherited
+    one, 0 for a slip or a misconception. Both read the reference, so that the method is an oracle with them. A
+    function ``scorer(response, prompt)`` returns `ScoredSpan` without overlaps; of a rollout of several turns it reads
+    the last one. A judge labels turns with 1 and 0. `scores` has two controls, in which a span keeps its place:
+    *permuted* within the rollout, and *random*, drawn with replacement from the scores of the group.
+
+    `debias` subtracts what a kind of action has for its frequency alone: ``p'_j = p_j + clip(−λ log(q_k / u), −γ, γ)``
+    with ``q_k`` the share of the kind among the spans of the group and ``u`` the share if all its kinds were as
+    frequent.
+
+    Args:
+        scorer: task | judge | the import path of a function.
+        alpha: α; 0 is uniform credit.
+        beta: β, the largest weight.
+        scores: given | permuted | random.
+        debias: λ.
+        most_bias: γ.
+        judge: The options of the judge. Nothing is sent unless `scorer` is `judge`.
+
+    Raises:
+        ValueError: When called with spans that are no ranges of the response or overlap, or with scores that are not
+            finite.
+
+    Source: SketchVL, arXiv 2601.05688, which does not state α and β; in its table random scores do as well as those of
+    the trained scorer. What `debias` compares with is ours.
+    """
+
+    scorer: str | Scorer = "task"
+    alpha: float = 1.0
+    beta: float = 2.0
+    scores: Scores = "given"
+    debias: float = 0.0
+    most_bias: float = 1.0
+    judge: Judge | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, alpha="[0, inf)", beta="[1, inf)", scores=Scores, debias="[0, inf)", most_bias="[0, inf)")
+        require_judge(self.judge, "scorer", str(self.scorer))
+        built_in: dict[str, Scorer] = {"task": _no_spans, "judge": _no_spans}
+        self._score = import_function(self.scorer, built_in, "`credit.scorer`", "my_package.scores.of_steps")
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights from the scores of spans."""
+        rows = self._controlled(self._debiased(self._spans(policy, batch), batch), batch, context)
+        values = torch.ones(batch.response_mask.shape, dtype=torch.float64)
+        inside = torch.zeros(batch.response_mask.shape, dtype=torch.bool)
+        clipped = 0.0
+        for row, (spans, sign) in enumerate(zip(rows, batch.advantages.sign().tolist(), strict=True)):
+            sizes = [len(span.tokens) for span in spans]
+            mean = sum(n * span.score for n, span in zip(sizes, spans, strict=True)) / max(sum(sizes), 1)
+            largest = max((span.score - mean for span in spans), default=0.0)
+            for span in spans:
+                weight = 1 + self.alpha * sign * (span.score - mean) / (largest + _EPS)
+                values[row, span.tokens] = min(max(weight, 0.0), self.beta)
+                inside[row, span.tokens] = True
+                clipped += len(span.tokens) * abs(weight - min(max(weight, 0.0), self.beta))
+        values, inside = values.to(batch.response_mask.device), inside.to(batch.response_mask.device)
+        return TokenWeights(
+            values=one_elsewhere(values, inside, batch.response_mask).to(batch.advantages.dtype),
+            fallback=~inside.any(1),
+            metrics={
+                "clipped": Mean(clipped, float(inside.sum())),
+                "span_tokens": Mean(float(inside.sum()), float(batch.response_mask.sum())),
+            },
+        )
+
+    def _spans(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
+        """The spans of each row, with at least one token each."""
+        if self.scorer == "judge" or (self.scorer == "task" and batch.episodes is not None):
+            found = self._turns(policy, batch)
+        elif self.scorer == "task":
+            good = {"sound": 1.0, "inherited": 1.0, "slip": 0.0, "misconception": 0.0}  # Filler carries no reasoning.
+            steps = located_steps(batch, policy.tokenizer)
+            found = [[_Span(s.tokens, good[s.kind], "") for s in row or [] if s.kind in good] for row in steps]
+        else:
+            found = []
+            for aligned, prompt in zip(align_rows(batch, policy.tokenizer), batch.prompts, strict=True):
+                spans = _checked(self._score(aligned.text, prompt), len(aligned.text))
+                found.append([_Span(aligned.overlapping(s.start, s.stop), float(s.score), s.kind) for s in spans])
+        return [_apart(row) for row in found]
+
+    def _turns(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
+        """The turns that have a score, of an environment or of the judge."""
+        turns = turn_table(batch)
+        scores, numbers = turn_scores(self, batch, turns.exists.cpu()), turns.numbers.cpu()
+        labels = self.judge.labels(policy, batch) if self.judge is not None else None
+        found: list[list[_Span]] = []
+        for row, episode in enumerate(batch.episodes or ()):
+            told = (
+                enumerate(scores[row].tolist()) if labels is None else ((k, float(v)) for k, v in labels[row].items())
+            )
+            known = [(k, score) for k, score in told if k < len(episode.turns) and not math.isnan(score)]
+            kinds = [episode.turns[k].calls[0].name if episode.turns[k].calls else "" for k, _ in known]
+            found.append(
+                [
+                    _Span((numbers[row] == k).nonzero().flatten().tolist(), score, kind)
+                    for (k, score), kind in zip(known, kinds, strict=True)
+                ]
+            )
+        return found
+
+    def _debiased(self, rows: list[list[_Span]], batch: RolloutBatch) -> list[list[_Span]]:
+        """The spans without what their kinds have for their frequency in the group."""
+        if not self.debias:
+            return rows
+        groups = batch.group.tolist()
+        counts: dict[int, Counter[str]] = {group: Counter() for group in groups}
+        for group, row in zip(groups, rows, strict=True):
+            counts[group].update(span.kind for span in row)
+        changed = []
+        for group, row in zip(groups, rows, strict=True):
+            of_kind, total = counts[group], counts[group].total()
+            bias = {kind: -self.debias * math.log(n * len(of_kind) / total) for kind, n in of_kind.items()}
+            most = self.most_bias
+            changed.append([s._replace(score=s.score + min(max(bias[s.kind], -most), most)) for s in row])
+        return changed
+
+    def _controlled(self, rows: list[list[_Span]], batch: RolloutBatch, context: CreditContext) -> list[list[_Span]]:
+        """The spans with their scores, or with those of a control."""
+        if self.scores == "given":
+            return rows
+        groups, names = batch.group.tolist(), batch.row.tolist()
+        of_group: dict[int, list[float]] = {group: [] for group in groups}
+        for row in sorted(range(len(rows)), key=names.__getitem__):  # The order of rows in the batch must not matter.
+            of_group[groups[row]] += [span.score for span in rows[row]]
+        changed = []
+        for row, spans in enumerate(rows):
+            generator, own = context.row_generator(names[row]), [span.score for span in spans]
+            if self.scores == "permuted":
+                drawn = [own[k] for k in torch.randperm(len(own), generator=generator).tolist()]
+            else:
+                pool = of_group[groups[row]]
+                picks = torch.randint(max(len(pool), 1), (len(own),), generator=generator).tolist()
+                drawn = [pool[k] for k in picks]
+            changed.append([span._replace(score=score) for span, score in zip(spans, drawn, strict=True)])
+        return changed
+
+
+def _apart(spans: list[_Span]) -> list[_Span]:
+    """The spans that have tokens of their own: a token across a border belongs to the first."""
+    taken: set[int] = set()
+    kept = []
+    for span in spans:
+        own = [token for token in span.tokens if token not in taken]
+        taken.update(own)
+        kept += [span._replace(tokens=own)] if own else []
+    return kept
+
+
+def _no_spans(text: str, prompt: Prompt) -> Sequence[ScoredSpan]:
+    """Stands for the scorers that are no function of a text."""
+    del text, prompt
+    return ()
+
+
+def _checked(spans: object, length: int) -> list[ScoredSpan]:
+    """What a scorer returned, in order of the text."""
+    ordered: list[ScoredSpan] = []
+    try:
+        ordered = sorted(ScoredSpan(*span) for span in spans)  # type: ignore[attr-defined]
+        ends = [0, *(span.stop for span in ordered)]
+        right = all(
+            end <= span.start <= span.stop <= length and math.isfinite(span.score)
+            for end, span in zip(ends, ordered, strict=False)
+        )
+    except TypeError:
+        right = False
+    if not right:
+        raise ValueError(
+            "`credit.scorer` must return `ScoredSpan(start, stop, score)` of grail_lightning.credit for ranges of "
+            f"characters, 0 ≤ start ≤ stop ≤ {length}, that do not overlap, with finite scores, but got "
+            f"{str(spans)[:200]}."
+        )
+    return ordered

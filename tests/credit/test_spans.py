@@ -1,0 +1,134 @@
+"""FinePO: scores of spans move the advantage of a rollout between them, in worked examples."""
+
+import pytest
+import torch
+
+from grail_lightning.credit import Judge, ScoredSpan, SpanScores
+from grail_lightning.credit.base import token_advantages
+from tests.credit.episodes import Row, by_turn, played
+from tests.credit.groups import groups
+from tests.credit.rollouts import context
+
+# Turns of 2, 1 and 2 tokens | 1 and 1 | 1, 1 and 1; answers have no score.
+GROUP = [
+    Row(1.0, [[11, 12], [13], [14, 15]], [[9], [8]], scores=[1.0, 0.0, None]),
+    Row(0.0, [[16], [17]], [[9]], scores=[-1.0]),
+    Row(0.0, [[11], [18], [19]], [[9, 7], [8]], scores=[0.5, 2.0]),
+]
+SOUND, WRONG = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}", "7+5=2\n2-3=-1\n-1+8=7\n\\boxed{7}"
+
+
+@pytest.fixture(scope="module")
+def policy(golden_policy):
+    return golden_policy
+
+
+def test_good_turns_of_right_rollouts_gain_and_bad_ones_of_wrong_rollouts_lose(policy):
+    batch = played(GROUP)
+    weights = SpanScores(alpha=0.5)(policy, batch, context())
+    # Row 0: mean 2/3 (by length), so Δ = 1/3 and −2/3, over the largest 1 and −2. Row 2: mean 1.25, Δ = ∓0.75.
+    found = by_turn(batch, weights.values)
+    assert found[0] == pytest.approx([1.5, 0.0, 1.0], abs=1e-6)
+    assert found[1] == [1.0, 1.0]  # A single score says nothing.
+    assert found[2] == pytest.approx([1.5, 0.5, 1.0], abs=1e-6)  # Its advantage is negative.
+    assert not weights.fallback.any()
+    assert weights.metrics["clipped"] == (0.0, 6.0)
+    assert weights.metrics["span_tokens"] == (6.0, 10.0)
+    # The advantage of each rollout is moved, not made.
+    credit = token_advantages(batch.advantages, weights)
+    assert credit.sum(1).tolist() == pytest.approx((batch.advantages * batch.response_mask.sum(1)).tolist())
+
+
+def test_the_clip_keeps_signs_and_its_change_is_a_figure(policy):
+    batch = played(GROUP)
+    weights = SpanScores(alpha=2.0, beta=1.5)(policy, batch, context())
+    found = by_turn(batch, weights.values)
+    assert found[0] == [1.5, 0.0, 1.0]
+    assert found[2] == [1.5, 0.0, 1.0]
+    # Before it: 3, 3 and −3 in row 0, 3 and −1 in row 2.
+    total, size = weights.metrics["clipped"]
+    assert (total, size) == (pytest.approx(2 * 1.5 + 3 + 1.5 + 1), 6)
+
+
+def test_labelled_steps_are_spans_where_there_are_no_turns(arithmetic):
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG, "no step at all"]))
+    weights = SpanScores()(arithmetic, batch, context())
+    assert torch.equal(weights.values[0], batch.response_mask[0].float())  # All steps are sound.
+    values, flaw = weights.values[1].tolist(), WRONG.index("2")
+    assert values[flaw] == 2.0  # `clip(1 + …, 0, 2)`: the slip is blamed, and what was inherited from it is not.
+    assert values[WRONG.index("-1")] == pytest.approx(0, abs=1e-6)
+    assert weights.fallback.tolist() == [False, False, True]
+
+
+def _halves(text, prompt):
+    assert prompt.reference == "17"
+    middle = len(text) // 2
+    return [ScoredSpan(middle, len(text), 0.0, "end"), ScoredSpan(0, middle, 1.0, "begin")]
+
+
+def test_a_function_scores_ranges_of_characters(arithmetic):
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
+    weights = SpanScores(scorer=_halves, alpha=0.5)(arithmetic, batch, context())
+    middle = len(SOUND) // 2  # A token a character up to there.
+    begin, end = weights.values[0, middle - 1].item(), weights.values[0, middle].item()
+    assert begin > 1 > end
+    assert weights.values[0].sum().item() == pytest.approx(batch.response_mask[0].sum().item())
+    assert (weights.values[1, : len(WRONG) // 2] < 1).all()
+
+
+@pytest.mark.parametrize(
+    "spans", [[(0, 4, 1.0), (2, 6, 0.0)], [(0, 400, 1.0)], [(0, 4, float("nan"))], [(0, 4)], None, [("a", 4, 1.0)]]
+)
+def test_spans_that_cannot_be_are_refused(spans, arithmetic):
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
+    with pytest.raises(ValueError, match=r"`credit.scorer` must return `ScoredSpan\(start, stop, score\)`"):
+        SpanScores(scorer=lambda text, prompt: spans)(arithmetic, batch, context())
+
+
+def _scores_of(method, policy, batch):
+    """The scores in use, row by row, through a rule that returns them: Δ over the largest one."""
+    return [[span.score for span in row] for row in method._controlled(method._spans(policy, batch), batch, context())]
+
+
+def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(policy):
+    many = [Row(float(k % 2), [[11]] * 7, [[9]] * 6, scores=[float(10 * k + j) for j in range(6)]) for k in range(4)]
+    batch = played(many)
+    given = _scores_of(SpanScores(), policy, batch)
+    permuted = _scores_of(SpanScores(scores="permuted"), policy, batch)
+    drawn = _scores_of(SpanScores(scores="random"), policy, batch)
+    assert [sorted(row) for row in permuted] == given
+    assert permuted != given
+    pool = {score for row in given for score in row}
+    assert {score for row in drawn for score in row} <= pool
+    assert any(set(row) - set(own) for row, own in zip(drawn, given, strict=True)), "from the whole group"
+
+
+def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound(policy):
+    rows = [[("a", 1.0), ("a", 1.0), ("b", 1.0)], [("a", 1.0)], [("a", 1.0)]]
+
+    def spans(text, prompt):
+        return [ScoredSpan(k, k + 1, score, kind) for k, (kind, score) in enumerate(rows[int(text[-1])])]
+
+    batch = played(GROUP)
+    batch = batch.replace(texts=["aaa0", "aaa1", "aaa2"], episodes=None, turn=None)
+    method = SpanScores(scorer=spans, debias=0.5)
+    found = method._debiased([[_span(k, *told) for k, told in enumerate(row)] for row in rows], batch)
+    # Four of five are of kind a; if the two kinds were as frequent, each had a half.
+    changes = {span.kind: span.score - 1 for row in found for span in row}
+    assert changes == {"a": pytest.approx(-0.5 * torch.tensor(8 / 5).log().item()), "b": pytest.approx(0.5 * 0.91629)}
+    method = SpanScores(scorer=spans, debias=50.0, most_bias=0.25)
+    found = method._debiased([[_span(k, *told) for k, told in enumerate(row)] for row in rows], batch)
+    assert {span.score for row in found for span in row} == {0.75, 1.25}
+
+
+def _span(token, kind, score):
+    from grail_lightning.credit.spans import _Span
+
+    return _Span([token], score, kind)
+
+
+def test_a_judge_needs_turns(arithmetic):
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
+    method = SpanScores(scorer="judge", judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
+    with pytest.raises(ValueError, match="needs rollouts of several turns"):
+        method(arithmetic, batch, context())
