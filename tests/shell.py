@@ -14,6 +14,7 @@ SHORT = [
     "--trainer.max_steps=2",
     "--trainer.val_check_interval=1",
     "--trainer.enable_progress_bar=false",
+    "--pictures.every_n_batches=0",
     "--model.sampling.max_response_length=44",
     "--model.execution.group_size=4",
     "--evaluation.sampling.max_response_length=44",
