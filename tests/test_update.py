@@ -75,9 +75,14 @@ def reference():
     return made
 
 
-@pytest.mark.parametrize("scale", ["none", "group", "batch", "bnpo"])
-@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
-@pytest.mark.parametrize("kl", [KL[0], KL[1], KL[-2]], ids=["no kl", "k1", "k3"])  # Ranks try all of them.
+GRID = [  # Every two of them meet; ranks try all estimators of the KL.
+    (how, scale, (KL[0], KL[1], KL[-2])[(i + j) % 3])
+    for i, how in enumerate(("grpo", "dr_grpo", "dapo"))
+    for j, scale in enumerate(("none", "group", "batch", "bnpo"))
+]
+
+
+@pytest.mark.parametrize(("how", "scale", "kl"), GRID)
 def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, policy, reference, batch, given):
     options = {"aggregation": how, "scale_rewards": scale, "reference": reference if kl else None, **kl}
     batch, given = batch.select(torch.arange(12)), given[:12]  # Three groups; the second is dead.
@@ -113,7 +118,7 @@ def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, b
     batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
     plain = {"kl_coefficient": 0.1, "share_prefixes": False, "reference": reference}
     expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **plain | more)
-    for budget in (1, 100, 333):
+    for budget in (1, 100):
         found, small_metrics = _gradients(policy, batch, given, token_budget=budget, **plain | more)
         assert largest_gap(found, expected) <= roundings(64, torch.float32)
         assert small_metrics == near(metrics, 64, torch.float32, scale=0.01)

@@ -119,7 +119,7 @@ CHECKPOINTED = Loading(gradient_checkpointing=True)
 def test_checkpointed_blocks_give_the_same_to_the_bit(batch, leaf, share_prefixes):
     """Both ways, with rows that are trained at once and rows that are frozen first."""
     credit = GRAIL(saliency=SaliencyOptions(leaf=leaf))
-    cuts = {"mini_batches": 3, "updates_per_batch": 2, "share_prefixes": share_prefixes}
+    cuts = {"mini_batches": 2, "share_prefixes": share_prefixes}
     for fused in (False, True):
         (kept, expected), (recomputed, found) = (
             _run(load_policy("arithmetic", loading).double().train(), batch, credit, share=fused, **cuts)
