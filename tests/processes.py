@@ -71,7 +71,7 @@ class Forked:
 
     def __init__(self, command, *, stdout, env=os.environ, **how):
         _, _, module, *arguments = command
-        self._process = _SERVER.Process(target=_module, args=(module, arguments, dict(env), stdout.name))
+        self._process = _SERVER.Process(target=_module, args=(module, arguments, dict(env), stdout.name), daemon=True)
         self._process.start()
 
     def wait(self, timeout=None):

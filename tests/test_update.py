@@ -30,10 +30,13 @@ def policy():
 
 @pytest.fixture(scope="module")
 def batch(policy):
-    """24 rollouts in float64, uneven, some truncated, some groups dead."""
+    """24 rollouts in float64, uneven, some truncated, a group dead, of which one row has finished and counts."""
     made = uneven(policy, 6, LIMIT)
-    assert 0 < (~made.finished).sum() < 24
-    return made
+    finished = made.finished.clone()
+    finished[4] = True
+    assert made.advantages[4] == 0
+    assert 0 < (~finished).sum() < 24
+    return made.replace(finished=finished)
 
 
 def _update(policy, batch, weights=None, **options):
@@ -202,9 +205,6 @@ def test_a_fully_masked_batch_has_loss_zero_and_no_gradient(policy, batch):
 
 
 def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
-    finished = batch.finished.clone()
-    finished[4] = True  # In a group in which all earn the same.
-    batch = batch.replace(finished=finished)
     live = _update(policy, batch).plan.live
     assert torch.equal(live, (batch.advantages != 0) & batch.finished)
     assert live.sum() < batch.finished.sum()
