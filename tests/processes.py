@@ -18,7 +18,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tests.vllm_servers import free_port
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["lightning.pytorch.cli", "transformers.models.qwen3.modeling_qwen3"])
+_SERVER.set_forkserver_preload(
+    ["lightning.pytorch.cli", "transformers.models.qwen3.modeling_qwen3", "pandas", "torch.utils.tensorboard"]
+)
 
 
 class Printed(NamedTuple):
@@ -64,12 +66,40 @@ def _wait_for(processes, timeout):
             process.join()
 
 
+class Forked:
+    """What `subprocess.Popen` is for `python -m MODULE ...` with one file for both outputs."""
+
+    def __init__(self, command, *, stdout, env=os.environ, **how):
+        _, _, module, *arguments = command
+        self._process = _SERVER.Process(target=_module, args=(module, arguments, dict(env), stdout.name), daemon=True)
+        self._process.start()
+
+    def wait(self, timeout=None):
+        """The exit code."""
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def terminate(self):
+        self._process.terminate()
+
+
 def _program(script, arguments, environment, files):
     """As `python script arguments` would, with this environment and what is printed in files."""
+    _begin([script, *arguments], environment, files)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _module(name, arguments, environment, file):
+    """As `python -m name arguments` would, with this environment and all that is printed in a file."""
+    os.setsid()
+    _begin([name, *arguments], environment, [file, file])
+    runpy.run_module(name, run_name="__main__")
+
+
+def _begin(arguments, environment, files):
     for number, file in enumerate(files, start=1):
-        os.dup2(os.open(file, os.O_WRONLY), number)
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
     os.environ.update(environment)
     rank_zero_only.rank = int(environment.get("RANK", "0"))  # Lightning read it when the server imported it.
-    sys.argv = [script, *arguments]
-    runpy.run_path(script, run_name="__main__")
+    sys.argv = arguments

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from lightning.pytorch.cli import LightningCLI
 
 from grail_lightning.cli import GrailCLI
@@ -14,6 +13,7 @@ SHORT = [
     "--trainer.max_steps=2",
     "--trainer.val_check_interval=1",
     "--trainer.enable_progress_bar=false",
+    "--pictures.every_n_batches=0",
     "--model.sampling.max_response_length=44",
     "--model.execution.group_size=4",
     "--evaluation.sampling.max_response_length=44",
@@ -73,21 +73,6 @@ def refusal(capsys, program, *arguments):
     assert said.out == ""
     (line,) = said.err.splitlines()
     return line
-
-
-def whole_and_resumed(folder, monkeypatch, *options):
-    """The last checkpoints of a run of two batches, and of one resumed after the first, in `folder`/whole and halves.
-
-    The options must set one optimiser step a batch.
-    """
-    options = [*SHORT, *options, "--evaluation.at_start=false"]
-    for name, lengths in (("whole", [2]), ("halves", [1, 2])):
-        (folder / name).mkdir()
-        monkeypatch.chdir(folder / name)
-        for number, length in enumerate(lengths):
-            main(["fit", *options, f"--trainer.max_steps={length}", *(["--ckpt_path=last"] if number else [])])
-    file = RUN / "checkpoints" / "last.ckpt"
-    return [torch.load(folder / name / file, weights_only=True) for name in ("whole", "halves")]
 
 
 def built(*args, subcommand="fit"):

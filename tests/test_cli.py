@@ -33,7 +33,7 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("finished")
         patch.chdir(folder)
-        main(["fit", *SHORT])
+        main(["fit", *SHORT, "--pictures.every_n_batches=1"])
     return folder
 
 

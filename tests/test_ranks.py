@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import grail_lightning
 from grail_lightning.policy import load_policy
 from tests.processes import run_script
 from tests.steps import sums
@@ -199,22 +198,30 @@ METHODS = [f"--model.credit={name}" for name in ("DGPO", "GRAIL", "HighEntropy",
 GIVEN = [
     {"problem": f"{k}+1", "answer": str(k + 1), "response": f"{k}+1={k + 1}\n\\boxed{{{k + k}}}"} for k in (1, 2, 3)
 ]
+PREDICT = """
+import json, sys
+from tests.shell import main
+for arguments in json.loads(sys.argv[1]):
+    main(["predict", *arguments])
+"""
 
 
-@pytest.mark.parametrize("texts", ["sampled", "given"])
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("ModelParallelStrategy", marks=pytest.mark.slow)])
-def test_predict_writes_every_rollout_where_the_last_batch_leaves_a_rank_without_a_prompt(strategy, texts, tmp_path):
-    table = tmp_path / "given.jsonl"
+def test_predict_writes_every_rollout_where_the_last_batch_leaves_a_rank_without_a_prompt(strategy, tmp_path):
+    """Of prompts that are sampled, and of texts that are given."""
+    table, script = tmp_path / "given.jsonl", tmp_path / "predict.py"
     table.write_text("\n".join(map(json.dumps, GIVEN)))
-    data = ["--data.num_test=3"]
-    if texts == "given":
-        data = ["--data=MathData", f"--data.predict=[{{path: {table}}}]", "--data.train=[]", "--data.val=[]"]
-    options = ["--config=configs/saliency.yaml", *data, "--data.eval_prompts_per_batch=2", "--evaluation.num_samples=2"]
+    script.write_text(PREDICT)
+    given = ["--data=MathData", f"--data.predict=[{{path: {table}}}]", "--data.train=[]", "--data.val=[]"]
+    options = ["--config=configs/saliency.yaml", "--evaluation.num_samples=2", "--trainer.accelerator=cpu"]
     options += [*METHODS, "--model.control=SameMagnitude", "--trainer.enable_progress_bar=false"]
-    options += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.accelerator=cpu"]
-    program = Path(grail_lightning.__file__).with_name("__main__.py")
-    ranks = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
-    run_script(program, "predict", *options, *ranks, ranks=2, timeout=90)
-    rows = pq.read_table(tmp_path / "saliency" / "predictions.parquet").to_pylist()
-    assert len(rows) == (3 if texts == "given" else 6)
-    assert len({row["prompt"] for row in rows}) == 3
+    options += ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    commands = [
+        [*options, *data, "--data.eval_prompts_per_batch=2", f"--trainer.logger.init_args.save_dir={tmp_path / name}"]
+        for name, data in (("sampled", ["--data.num_test=3"]), ("given", given))
+    ]
+    run_script(script, json.dumps(commands), ranks=2, timeout=180)
+    for name, number in (("sampled", 6), ("given", 3)):
+        rows = pq.read_table(tmp_path / name / "saliency" / "predictions.parquet").to_pylist()
+        assert len(rows) == number
+        assert len({row["prompt"] for row in rows}) == 3

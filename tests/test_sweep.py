@@ -2,10 +2,10 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,11 +14,13 @@ from grail_lightning.evaluate.curves import read_scalars
 from grail_lightning.runtime.files import held
 from grail_lightning.sweep import main
 from grail_lightning.sweep_file import curve, read_results, read_sweep
+from tests.processes import Forked
 from tests.shell import refusal
 
 OPTIONS = {
     "trainer.max_steps": 2,
     "trainer.val_check_interval": 1,
+    "pictures.every_n_batches": 0,
     "model.sampling.max_response_length": 44,
     "model.execution.group_size": 4,
     "evaluation.sampling.max_response_length": 44,
@@ -51,6 +53,12 @@ def call(file, *arguments):
     with pytest.raises(SystemExit) as end:
         main([str(file), *arguments])
     return end.value.code
+
+
+@pytest.fixture
+def _forked_runs(monkeypatch):
+    """Runs need not import torch again; those of the sweep that is terminated below do."""
+    monkeypatch.setattr("grail_lightning.sweep.subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL))
 
 
 def records(file, folder="study"):
@@ -140,6 +148,7 @@ def test_a_run_of_another_sweep_is_left_alone(tmp_path, capsys):
     assert "left alone: GRPO__sums__0: in use by process " in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_forked_runs")
 def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_path, capsys):
     callbacks = [{"class_path": "tests.failing.NeedsFile", "init_args": {"file": str(tmp_path / "needed")}}]
     methods = {"Here": {}, "There": {"trainer.callbacks": callbacks}}
@@ -167,6 +176,7 @@ def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_pa
     assert "there is one with others" in refusal(capsys, main, str(changed))
 
 
+@pytest.mark.usefixtures("_forked_runs")
 def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
     grid = {"model.optimizer.lr": [0.1, 1e-4]}  # The first rate ruins the policy.
     table = tmp_path / "tables" / "rates.csv"
@@ -202,15 +212,16 @@ def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
 
 def test_a_terminated_sweep_lets_its_runs_save_and_goes_on(tmp_path):
     file = write(tmp_path, methods={"GRPO": {}}, options={"trainer.max_steps": 500, "trainer.val_check_interval": 500})
-    command = [sys.executable, "-u", "-m", "grail_lightning.sweep", str(file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "grail_lightning.sweep", str(file)]
+    with (tmp_path / "said.txt").open("w") as said:
+        process = Forked(command, stdout=said)
     checkpoint = tmp_path / "study" / "GRPO__sums__0" / "checkpoints" / "last.ckpt"
     until = time.monotonic() + 400  # A guard: a busy machine took longer than two minutes.
     while not checkpoint.exists() and time.monotonic() < until:
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=200)[0]
-    assert process.returncode == 1, said
+    process.terminate()
+    code, said = process.wait(200), (tmp_path / "said.txt").read_text()
+    assert code == 1, said
     assert "The same command goes on." in said
     assert records(file)["GRPO__sums__0"]["state"] == "started"
     assert checkpoint.exists()

@@ -266,11 +266,6 @@ def _same(one, other):
     )
 
 
-def _draw(*_):
-    """A block with noise of its own."""
-    torch.rand(1)
-
-
 def _prepare(policy):
     """Training mode but for one block, and a gradient on every other trainable parameter."""
     policy.train()

@@ -37,7 +37,6 @@ def _put(value, row=2, column=3):
     return put
 
 
-PADDING = (slice(None), -1)
 WRONG = {
     "nothing": (lambda weights, batch: None, r"`Given` must return a `TokenWeights`, but got NoneType\. Return `Tok"),
     "a tensor": (lambda weights, batch: weights.values, r"must return a `TokenWeights`, but got Tensor"),

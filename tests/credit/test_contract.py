@@ -352,12 +352,14 @@ def test_two_ranks_of_different_size_or_one_without_rows_give_the_weights_of_one
         _one_rank, args=(tmp_path, golden_policy, frozen, batch), nprocs=2, start_method="fork"
     )
     results = [iter(torch.load(tmp_path / f"{rank}.pt")) for rank in (0, 1)]
-    named = set()
+    alone = {
+        name: token_weights(*pair, golden_policy, batch, given_by(golden_policy, frozen))
+        for name, pair in _pairs().items()
+    }
+    logged_alone = {name: _figures(batch, whole) for name, whole in alone.items()}
     for shares in SHARES:
-        for name, pair in _pairs().items():
-            whole = token_weights(*pair, golden_policy, batch, given_by(golden_policy, frozen))
-            figures = _figures(batch, whole)
-            named |= {figure.removeprefix("credit/") for figure in figures}
+        for name, whole in alone.items():
+            figures = logged_alone[name]
             for rank, rows in enumerate(shares):
                 values, additive, logged = next(results[rank])
                 assert logged == (pytest.approx(figures, rel=1e-6) if shares[1] else {}), name
@@ -367,6 +369,7 @@ def test_two_ranks_of_different_size_or_one_without_rows_give_the_weights_of_one
                     if tensor is not None and rows:
                         assert_near(tensor, expected[rows, :width], 64, torch.float32)
                 assert rows or values.shape == (0, 0)
+    named = {figure.removeprefix("credit/") for figures in logged_alone.values() for figure in figures}
     assert named >= FIGURES
     apart = batch.select(torch.tensor(SHARES[0][0]))
     alone, together = HighEntropy()(golden_policy, apart, context()), HighEntropy()(golden_policy, batch, context())

@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,18 @@ def test_sizes_must_be_positive(option):
         ArithmeticData(**{option: 0})
 
 
-def _parse(*args):
-    """The data module that LightningCLI's parser makes of arguments."""
+@cache
+def _parser():
+    """LightningCLI's parser of data modules."""
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action=ActionConfigFile)
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    return parser.instantiate(parser.parse_args(list(args))).data
+    return parser
+
+
+def _parse(*args):
+    """The data module that the parser makes of arguments."""
+    return _parser().instantiate(_parser().parse_args(list(args))).data
 
 
 def test_datasets_are_given_in_yaml_and_changed_on_the_command_line(tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ CUT = [
     "--trainer.max_steps=1",
     "--trainer.limit_val_batches=1",
     "--evaluation.at_start=false",
+    "--pictures.every_n_batches=0",
     "--trainer.callbacks+=KeepRollouts",
     "--model.execution.group_size=4",
     "--model.execution.mini_batches=1",

@@ -35,12 +35,16 @@ def test_a_page_whose_links_lead_somewhere_is_built(tmp_path):
     assert not re.findall(r"<(?:link|script)[^>]+(?:href|src)=.?https?://", html), "nothing is fetched by a reader"
 
 
-@pytest.mark.parametrize("page", ["[x](#nowhere)", "[x](nowhere.md)", "![x](/nowhere.png)", '--8<-- "nowhere.py"'])
-def test_a_link_that_leads_nowhere_is_an_error(page, tmp_path):
-    code, said = build(tmp_path, f"# Page\n\n{page}\n")
+def test_links_that_lead_nowhere_and_a_page_without_a_place_in_the_menu_are_errors(tmp_path):
+    wrong = ["[x](#nowhere)", "[x](nowhere.md)", "![x](/nowhere.png)"]
+    code, said = build(tmp_path, "# Page\n\n" + "\n".join(wrong) + "\n", other="# Other\n")
+    assert code == 1, "warnings are errors"
+    assert said.count("WARNING") == 4
+    for named in ("'#nowhere'", "'nowhere.md'", "'/nowhere.png'", "other.md"):
+        assert named in said
+
+
+def test_a_piece_of_a_file_that_is_not_there_is_an_error(tmp_path):
+    code, said = build(tmp_path, '# Page\n\n--8<-- "nowhere.py"\n')
     assert code == 1
-    assert "nowhere" in said
-
-
-def test_a_page_without_a_place_in_the_menu_is_an_error(tmp_path):
-    assert build(tmp_path, "# Page\n", other="# Other\n")[0] == 1
+    assert "nowhere.py" in said

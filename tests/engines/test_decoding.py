@@ -139,7 +139,7 @@ def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
 def test_first_tokens_are_as_frequent_as_they_are_probable(method, temperature):
     r"""χ² over the 448 tokens, those expected fewer than 5 times taken together; also those beyond the likeliest 50."""
     policy = policy_of(Qwen3Config(**(SIZES | {"initializer_range": 0.15})), dtype=torch.float32)
-    number = 20_000
+    number = 20_000 if method == "compact" else 5_000  # Enough for what `generate` may get wrong: options.
     sampling = Sampling(max_response_length=1, temperature=temperature)
     batch = engine_of(policy, cache_tokens=10**7, method=method).generate(PROMPTS[:1], number, sampling, seed=11)
     ids = torch.tensor([policy.encode(TEXTS[0])])
