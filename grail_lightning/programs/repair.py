@@ -9,7 +9,7 @@ from itertools import combinations, takewhile
 from typing import NamedTuple
 
 MOST_LINES = 100
-MOST_EDITS = 5  # Any of them may be needed together: 31 repairs.
+MOST_EDITS = 5  # Lines. Any of them may be needed together: 31 repairs.
 _LINE = re.compile(r"[^\n]+")
 _PART = re.compile(r"\w+|[^\w\s]+")
 
@@ -48,7 +48,8 @@ def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> lis
             places += [Edit(a + k, a + k + 1, c + k, c + k + 1) for k in range(b - a)]
         elif tag != "equal":
             places.append(Edit(a, b, c, d))
-    return places if len(places) <= MOST_EDITS else None
+    lines_of = [max(edit.stop - edit.start, edit.reference_stop - edit.reference_start) for edit in places]
+    return places if sum(lines_of) <= MOST_EDITS else None
 
 
 def repairs(
