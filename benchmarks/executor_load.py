@@ -65,10 +65,10 @@ def below(pid):
     return children + [other for child in children for other in below(child)]
 
 
-def memory_mb():
-    """Resident memory of this process and of all below it."""
+def memory_mb(pids):
+    """Resident memory of processes."""
     total = 0
-    for pid in [os.getpid(), *below(os.getpid())]:
+    for pid in pids:
         try:
             total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         except OSError:
@@ -101,15 +101,20 @@ def load(backend, num_programs, kill_every):
         outcomes = executor.run_many(jobs[start : start + 128])
         pairs = zip(outcomes, allowed[start : start + 128], jobs[start : start + 128], strict=True)
         wrong += [(outcome, job[0]) for outcome, statuses, job in pairs if outcome.status not in statuses]
-        memory.append(memory_mb())
+        memory.append((memory_mb([os.getpid()]), memory_mb(below(os.getpid()))))
     stop.set()
     seconds = time.perf_counter() - begin
     executor.close()
     time.sleep(0.5)
+    third = len(memory) // 3
+    own, theirs = (
+        " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[third:-third], column[-third:]))
+        for column in zip(*memory, strict=True)
+    )
     print(
-        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory "
-        f"{statistics.median(memory[:3]):.0f} MB at first, {statistics.median(memory[-3:]):.0f} MB at last; "
-        f"{len(below(os.getpid()))} processes left"
+        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of this "
+        f"process {own} MB, of the sandboxes {theirs} MB (thirds); {len(below(os.getpid()))} processes left",
+        flush=True,
     )
     for outcome, source in wrong[:5]:
         print(f"  {outcome.status}: {outcome.message} | {source[:60]!r}")
@@ -151,7 +156,8 @@ def speed(backend):
     print(
         f"{backend}: start {1000 * statistics.median(starts):.0f} ms; {calls:.0f} programs/s with calls, "
         f"{assertions:.0f} with assertions, on 2 workers; a program costs {ratio:.2f} of a bare interpreter's start "
-        f"({1000 * statistics.median(bare):.0f} ms)"
+        f"({1000 * statistics.median(bare):.0f} ms)",
+        flush=True,
     )
 
 
