@@ -112,8 +112,8 @@ def load(backend, num_programs, kill_every):
         for column in zip(*memory, strict=True)
     )
     print(
-        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of this "
-        f"process {own} MB, of the sandboxes {theirs} MB (thirds); {len(below(os.getpid()))} processes left",
+        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of "
+        f"this process {own} MB, of the sandboxes {theirs} MB (thirds); {len(below(os.getpid()))} processes left",
         flush=True,
     )
     for outcome, source in wrong[:5]:
