@@ -60,9 +60,7 @@ def choose(backend: str = "auto") -> str:
         if not reason:
             return name
         reasons.append(f"{name}: {reason}")
-    raise RuntimeError(
-        f"Programs cannot be run: nothing isolates them here ({'; '.join(reasons)}). See docs/sandbox.md."
-    )
+    raise RuntimeError(f"Nothing isolates programs here ({'; '.join(reasons)}); docs/sandbox.md says what would.")
 
 
 class Executor:
@@ -81,9 +79,7 @@ class Executor:
 
     def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
         if limits.processes != 1:
-            raise ValueError(
-                f"`limits.processes` must be 1, for a program starts no other, but got {limits.processes}."
-            )
+            raise ValueError(f"`limits.processes` must be 1: none starts another, but got {limits.processes}.")
         if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
             raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
         self.backend = choose(backend)
