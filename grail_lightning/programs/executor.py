@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 import threading
@@ -60,9 +61,7 @@ def choose(backend: str = "auto") -> str:
         if not reason:
             return name
         reasons.append(f"{name}: {reason}")
-    raise RuntimeError(
-        f"Programs cannot be run: nothing isolates them here ({'; '.join(reasons)}). See docs/sandbox.md."
-    )
+    raise RuntimeError(f"Nothing isolates programs here ({'; '.join(reasons)}); docs/sandbox.md says what would.")
 
 
 class Executor:
@@ -81,9 +80,7 @@ class Executor:
 
     def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
         if limits.processes != 1:
-            raise ValueError(
-                f"`limits.processes` must be 1, for a program starts no other, but got {limits.processes}."
-            )
+            raise ValueError(f"`limits.processes` must be 1: none starts another, but got {limits.processes}.")
         if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
             raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
         self.backend = choose(backend)
@@ -170,9 +167,11 @@ def _key(job: Job) -> bytes:
     num_tests = len(tests.calls) + len(tests.assertions)
     if trace and not 0 <= trace[0] < num_tests:
         raise ValueError(f"`trace` must be one of the {num_tests} tests, from 0, but got {trace[0]}.")
+    calls = []
     for index, call in enumerate(tests.calls):
         try:
-            encode((call.arguments, call.result))
+            calls.append(encode((call.arguments, call.result)))
         except TypeError as error:
             raise ValueError(f"Test {index} must hold literals, but {error}.") from None
-    return hashlib.sha256(repr((program, tests, trace)).encode(errors="surrogatepass")).digest()
+    text = json.dumps([program, tests.entry, calls, tests.assertions, tests.preamble, trace])
+    return hashlib.sha256(text.encode()).digest()

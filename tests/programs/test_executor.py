@@ -206,7 +206,7 @@ def test_the_probe_finds_what_a_bare_process_can_do(tmp_path):
 
 def test_nothing_is_run_where_nothing_isolates(monkeypatch):
     monkeypatch.setattr("grail_lightning.programs.executor.refusal", lambda name: f"no {name}")
-    with pytest.raises(RuntimeError, match=r"nothing isolates them here \(.*sandlock: no sandlock"):
+    with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*sandlock: no sandlock"):
         Executor()
     with pytest.raises(ValueError, match="`backend` must be one of auto, sandlock, bubblewrap, wasm, but got 'exec'"):
         choose("exec")
