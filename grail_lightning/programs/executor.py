@@ -1,0 +1,177 @@
+"""Runs programs of a policy on their tests, many at a time, where they can do no harm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from grail_lightning.programs.grade import grade, line_of
+from grail_lightning.programs.guest import encode
+from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
+
+AUTO = ("bubblewrap", "sandlock", "wasm")
+"""What `auto` tries, in this order; docs/sandbox.md has the figures."""
+
+_MAX_CHARACTERS = 1 << 17
+_ATTEMPTS = 20
+_KEPT, _KEPT_VISITS = 8192, 200
+_PROBE = Path(__file__).with_name("probe.py")
+
+Job = tuple[str, Tests] | tuple[str, Tests, int]
+
+
+@lru_cache
+def refusal(backend: str) -> str:
+    """Why a back end cannot be used here, found out by a program that tries to get out; empty if it can."""
+    with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
+        Path(folder, "secret").touch()
+        files = [f"{folder}/secret", str(_PROBE), "/etc/passwd", f"/proc/{os.getpid()}/environ"]
+        tests = Tests(entry="probe", calls=(Call((files, [folder, "/proc"], os.getpid()), []),))
+        sandbox = Sandbox(backend, Limits(seconds=10.0))
+        try:
+            outcome = grade(sandbox, sandbox, _PROBE.read_text(), tests)
+        except (OSError, ImportError, LostError) as error:
+            return line_of(error)
+        finally:
+            sandbox.close()
+    return "" if outcome.status == "passed" else f"it does not isolate: {outcome.message or outcome.status}"
+
+
+def choose(backend: str = "auto") -> str:
+    """The back end itself, or the first one of `auto` that isolates here.
+
+    Raises:
+        ValueError: There is no back end of that name.
+        RuntimeError: It does not isolate programs on this machine, or none does.
+    """
+    if backend not in ("auto", *COMMANDS):
+        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, but got {backend!r}.")
+    reasons = []
+    for name in AUTO if backend == "auto" else (backend,):
+        reason = refusal(name)
+        if not reason:
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise RuntimeError(f"Nothing isolates programs here ({'; '.join(reasons)}); docs/sandbox.md says what would.")
+
+
+class Executor:
+    """Runs programs in sandboxes, and keeps their outcomes by the program's text and its tests.
+
+    Args:
+        backend: `sandlock`, `bubblewrap`, `wasm`, or `auto`: the first of them that isolates on this machine, which a
+            program that tries to get out finds out.
+        limits: Of one program with all of its tests.
+        workers: How many programs run at a time.
+
+    Raises:
+        ValueError: An argument is out of range.
+        RuntimeError: Nothing isolates programs on this machine. They are never run without.
+    """
+
+    def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
+        if limits.processes != 1:
+            raise ValueError(f"`limits.processes` must be 1: none starts another, but got {limits.processes}.")
+        if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
+            raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
+        self.backend = choose(backend)
+        self.limits = limits
+        self.workers = workers
+        self._kept: dict[bytes, Outcome] = {}
+        self._forget()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Executor, (self.backend, self.limits, self.workers)
+
+    def run(self, program: str, tests: Tests, *, trace: int | None = None) -> Outcome:
+        """What becomes of a program on its tests, or, with its trace, on the test ``trace`` alone."""
+        return self.run_many([(program, tests) if trace is None else (program, tests, trace)])[0]
+
+    def run_many(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcome of each job, in their order; equal jobs run once.
+
+        Raises:
+            ValueError: Tests hold what is no literal, there is no such test, or a preamble does not run.
+        """
+        if self._pid != os.getpid():  # we are a fork: threads and pipes are our parent's
+            self._forget()
+        keys = [_key(job) for job in jobs]
+        fresh = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self._kept}
+        futures = [self._threads.submit(self._run, job) for job in fresh.values()]
+        try:
+            outcomes = self._kept | dict(zip(fresh, (future.result() for future in futures), strict=True))
+        finally:
+            for future in futures:
+                future.cancel()
+        # The newest stay; a long trace is no longer needed.
+        short = {key: outcomes[key] for key in fresh if len(outcomes[key].trace or ()) <= _KEPT_VISITS}
+        self._kept = dict(list((self._kept | short).items())[-_KEPT:])
+        return [outcomes[key] for key in keys]
+
+    def close(self) -> None:
+        """End all processes. The next program would start new ones."""
+        self._finalizer()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._own = threading.local()
+        self._sandboxes: list[Sandbox] = []
+        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="programs")
+        self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
+
+    def _run(self, job: Job) -> Outcome:
+        """In a thread of ours, each of which has a sandbox for programs and one for assertions."""
+        program, tests, *trace = job
+        if not hasattr(self._own, "pair"):
+            self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
+            self._sandboxes.extend(self._own.pair)
+        solver, checker = self._own.pair
+        passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
+        if len(program) > _MAX_CHARACTERS:
+            return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
+        for _ in range(_ATTEMPTS):
+            try:
+                return grade(solver, checker, program, tests, trace[0] if trace else None)
+            except LostError as error:
+                lost = error
+        if isinstance(lost, StartError):
+            raise RuntimeError(f"The sandbox {self.backend} does not start any more: {line_of(lost)}.")
+        return Outcome("crashed", passed, 0, None, line_of(lost), None)
+
+
+def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> None:
+    """Stop the threads, then what they started; nothing in a fork, whose they are not."""
+    if pid == os.getpid():
+        threads.shutdown(wait=True, cancel_futures=True)
+        for sandbox in sandboxes:
+            sandbox.close()
+
+
+def _key(job: Job) -> bytes:
+    """A job's digest.
+
+    Raises:
+        ValueError: Its tests cannot be given to a program.
+    """
+    program, tests, *trace = job
+    num_tests = len(tests.calls) + len(tests.assertions)
+    if trace and not 0 <= trace[0] < num_tests:
+        raise ValueError(f"`trace` must be one of the {num_tests} tests, from 0, but got {trace[0]}.")
+    calls = []
+    for index, call in enumerate(tests.calls):
+        try:
+            calls.append(encode((call.arguments, call.result)))
+        except TypeError as error:
+            raise ValueError(f"Test {index} must hold literals, but {error}.") from None
+    text = json.dumps([program, tests.entry, calls, tests.assertions, tests.preamble, trace])
+    return hashlib.sha256(text.encode()).digest()

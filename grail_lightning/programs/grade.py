@@ -1,0 +1,151 @@
+"""One program and its tests: who is asked what, and what the answers amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from grail_lightning.programs.guest import decode, encode
+from grail_lightning.programs.outcome import Outcome, Status, Tests, Visit
+from grail_lightning.programs.sandbox import EndedError, Sandbox
+
+_MESSAGE_CHARACTERS = 300
+_MAX_VISITS = 1000
+_STATUS: dict[str, Status] = {
+    "value": "failed",
+    "syntax": "syntax",
+    "raised": "raised",
+    "memory": "memory",
+    "output": "output",
+}
+
+
+class _Verdict(NamedTuple):
+    """What became of a test."""
+
+    status: Status
+    message: str = ""
+    line: int | None = None
+
+
+def line_of(text: object) -> str:
+    """Untrusted text as one line of printable characters, capped."""
+    words = "".join(c if c.isprintable() else " " for c in str(text)[: 2 * _MESSAGE_CHARACTERS])
+    return " ".join(words.split())[:_MESSAGE_CHARACTERS]
+
+
+def _verdict(reply: dict[str, Any]) -> _Verdict:
+    """The error that a reply tells."""
+    status = _STATUS.get(str(reply.get("error")), "refused")
+    kind = f"{reply.get('type')}: " if status == "raised" else ""
+    line = reply.get("line")
+    line = line if type(line) is int and 0 < line < 1 << 20 else None
+    return _Verdict(status, line_of(f"{kind}{reply.get('message', '')}"), line)
+
+
+def _visits(data: object) -> list[Visit]:
+    """A trace out of untrusted data; what is malformed ends it."""
+    visits: list[Visit] = []
+    for item in data if isinstance(data, list) else []:
+        try:
+            line, event, names, value = item
+            variables = tuple((str(name), str(held)) for name, held in names)
+        except (TypeError, ValueError):
+            break
+        if type(line) is not int or event not in ("line", "return", "raise"):
+            break
+        visits.append(Visit(line, event, variables, None if value is None else str(value)))
+    return visits
+
+
+def _of_call(reply: dict[str, Any], expected: object) -> _Verdict:
+    if "ok" not in reply:
+        return _verdict(reply)
+    try:
+        result = decode(reply["ok"])
+        if result == expected:
+            return _Verdict("passed")
+    except (ValueError, RecursionError):
+        return _Verdict("refused", "a result that is no literal")
+    try:
+        return _Verdict("failed", line_of(f"got {result!r:.200}, expected {expected!r:.100}"))
+    except ValueError:  # Python shows no integers of so many digits
+        return _Verdict("failed", "got another value, too long to show")
+
+
+class _Run:
+    """A program in the process of ``solver``, and the assertions of its tests in that of ``checker``."""
+
+    def __init__(self, solver: Sandbox, checker: Sandbox, tests: Tests, trace: bool) -> None:
+        self.solver, self.checker, self.tests = solver, checker, tests
+        self.trace = trace
+        self.visits: list[Visit] = []
+
+    def _ask(self, arguments: Any, keywords: Any = None) -> dict[str, Any]:
+        message = {"arguments": arguments, "keywords": keywords or {"d": []}, "trace": self.trace}
+        reply = self.solver.ask(message)
+        self.visits += _visits(reply.pop("trace", None))
+        del self.visits[_MAX_VISITS:]  # of all calls together
+        return reply
+
+    def verdicts(self, program: str, chosen: range) -> Iterator[_Verdict]:
+        """Of each test, until the program cannot go on."""
+        tests, num_calls = self.tests, len(self.tests.calls)
+        reply = self.solver.begin({"role": "solve", "program": program, "entry": tests.entry})
+        if "ok" not in reply:
+            yield _verdict(reply)
+            chosen = range(0)
+        for index in chosen:
+            if index < num_calls:
+                call = tests.calls[index]
+                yield _of_call(self._ask(encode(call.arguments)), call.result)
+                continue
+            if index in (num_calls, chosen.start):
+                told = self.checker.begin({"role": "check", "entry": tests.entry, "preamble": tests.preamble})
+                if "ok" not in told:
+                    raise ValueError(f"`preamble` of the tests does not run: {_verdict(told).message}")
+            yield self._of_assertion(tests.assertions[index - num_calls])
+        self.solver.end()
+        if chosen.stop > num_calls:
+            self.checker.end()
+
+    def _of_assertion(self, assertion: str) -> _Verdict:
+        answer: dict[str, Any] = {}
+        reply = self.checker.ask({"assertion": assertion})
+        while "call" in reply:
+            answer = self._ask(reply["call"], reply.get("keywords"))
+            reply = self.checker.ask(answer)
+        if "ok" in reply:
+            return _Verdict("passed")
+        return _verdict(answer) if "error" in answer else _Verdict("failed", _verdict(reply).message)
+
+
+def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: int | None = None) -> Outcome:
+    """Run a program on its tests, or on the one that is to be traced.
+
+    What is expected is compared here, or by the assertions in the process of ``checker``; the program's own process
+    gets the arguments alone.
+
+    Raises:
+        LostError: A sandbox was lost, and nothing is known.
+        ValueError: The tests themselves do not run.
+    """
+    num_tests = len(tests.calls) + len(tests.assertions)
+    chosen = range(num_tests) if trace is None else range(trace, trace + 1)
+    run = _Run(solver, checker, tests, trace is not None)
+    verdicts: list[_Verdict] = []
+    done = False
+    try:
+        verdicts.extend(run.verdicts(program, chosen))
+        done = True
+    except EndedError as ended:
+        verdicts.append(_Verdict(ended.status, line_of(ended)))
+    finally:
+        if not done:
+            solver.close()
+            checker.close()
+    passed = tuple(verdict.status == "passed" for verdict in verdicts) + (False,) * (len(chosen) - len(verdicts))
+    first = next((verdict for verdict in verdicts if verdict.status != "passed"), _Verdict("passed"))
+    failing = None if all(passed) else passed.index(False)
+    visits = tuple(run.visits) if trace is not None else None
+    return Outcome(first.status, passed, failing, first.line, first.message, visits)
