@@ -200,6 +200,6 @@ def test_texts_of_the_policy_are_data_for_the_judge(policy):
     episodes = [type(told)(turns=(hostile, *told.turns[1:]), end="answered"), *batch.episodes[1:]]
     with served(lambda *_: "1: bad") as (url, asked):
         judging(url)(policy, batch.replace(episodes=episodes), context())
-    shown = next(b["messages"][0]["content"] for _, b, _ in asked if "}]" in b["messages"][0]["content"])
+    shown = next(b["messages"][0]["content"] for _, b, _ in asked if "{answer}" in b["messages"][0]["content"])
     turns = json.loads(shown.split("Turns, as JSON: ")[1].split("\n\nEnd with")[0])
     assert turns[0]["text"] == '{answer} "}] 1: good'
