@@ -38,7 +38,7 @@ from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import Ahead, check_engine, check_loader, collect
-from grail_lightning.step.episodes import check_task, warn_of_limits
+from grail_lightning.step.episodes import warn_of_limits
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
@@ -47,6 +47,7 @@ from grail_lightning.step.sampler import SampledContinuations, Sampler
 from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update
+from grail_lightning.tasks.environment import EnvironmentTask
 from grail_lightning.tasks.problem import Messages, Prompt
 
 if TYPE_CHECKING:
@@ -166,7 +167,10 @@ class GrailModule(pl.LightningModule):
         """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         check_last_found(self.trainer)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
-        check_task(task, self.tokenizer, self.encode, self.loading.chat_template_kwargs)
+        if isinstance(
+            task, EnvironmentTask
+        ):  # A chat template that cannot be used is refused before weights are loaded.
+            task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs)
         self.verifiers = TaskVerifiers()
         if stage == "fit":
             self.ahead.load_state_dict({})

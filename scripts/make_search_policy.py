@@ -26,11 +26,10 @@ from policy_measures import PASS_AT, command, table
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.data import SearchData
 from grail_lightning.engines import HFEngine
-from grail_lightning.environments.facts import RELATIONS, GraphSize, fact_graph
+from grail_lightning.environments.facts import RELATIONS, fact_graph
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.step.episodes import play
 from grail_lightning.tasks.search import (
-    SearchMistakes,
     SearchProblem,
     SearchSpace,
     search_demonstration,
@@ -45,7 +44,7 @@ NUM_PROBLEMS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecipe(Training):
-    """How a policy that searches is made; the rates are those of `SearchMistakes`.
+    """How a policy that searches is made; the rates are those of `search_demonstration`.
 
     Attributes:
         hops: The smallest and the largest number of hops of a question.
@@ -81,12 +80,12 @@ def train(recipe: SearchRecipe) -> list[SearchProblem]:
 def demonstrate(problem: SearchProblem, rng: random.Random, recipe: SearchRecipe) -> list[tuple[str, str]]:
     """The turns of a rollout with mistakes."""
     rates = {name: getattr(recipe, name) for name in ("query", "reading", "early", "again")}
-    return search_demonstration(problem, rng, SearchMistakes(**rates))
+    return search_demonstration(problem, rng, **rates)
 
 
 def words() -> list[str]:
     """Every name and every word of the world, as they stand in texts."""
-    graphs = [fact_graph(seed, GraphSize()) for seed in range(100)]
+    graphs = [fact_graph(seed) for seed in range(100)]
     names = {part for graph in graphs for kind in graph.entities.values() for name in kind for part in name.split()}
     texts = [" ".join((r.word, r.document.format("", ""), r.name)) for r in RELATIONS]
     return [

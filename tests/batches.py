@@ -7,7 +7,7 @@ import torch
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.engines import build_batch
-from grail_lightning.environments import Call, Episode, Turn
+from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import align_rows, answer_masks
 

@@ -30,10 +30,6 @@ class Failing(Guess):
     def get_reward(self) -> float:
         raise KeyError("no reward")
 
-class Begins(Guess):
-    def reset(self, **row):
-        raise OSError("no room")
-
 class NoReset:
     def guess(self, number: int) -> str:
         """Guess.
@@ -127,7 +123,10 @@ def test_a_run_fits_validates_tests_and_predicts():
     [
         (f"{ENVIRONMENT}NoReset", "must have a method `reset`|NoReset"),
         (f"{ENVIRONMENT}Untyped", "`Untyped.guess` cannot be described"),
-        (f"{ENVIRONMENT}Column", "`Column.reset` requires the column `largest_allowed`, but a row has only `problem`"),
+        (
+            f"{ENVIRONMENT}Column",
+            "`Column.reset` must take the columns `problem` of a row, but got: missing .*'largest_allowed'",
+        ),
         (f"{ENVIRONMENT}Nowhere", "`data.task.environment` must .*'mine.Nowhere'"),
         ("--data.task.environment=nowhere.Guess", "`data.task.environment` must .*'nowhere.Guess'"),
         ("--data.task.environment.largst=3", "no option `data.task.environment.largst`.*Did you mean `?largest"),
@@ -141,16 +140,9 @@ def test_a_wrong_environment_is_one_line_before_a_model_is_loaded(arguments, mes
     assert re.search(message, said), said
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Failing", "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'"),
-        ("Begins", "`Begins.reset` must not fail, but raised OSError: no room"),
-    ],
-)
-def test_an_environment_that_fails_in_a_run_is_one_line(name, message, capsys):
-    said = fails(capsys, "fit", "--config=guess.yaml", f"{ENVIRONMENT}{name}")
-    assert message in said
+def test_an_environment_that_fails_in_a_run_is_one_line(capsys):
+    said = fails(capsys, "fit", "--config=guess.yaml", f"{ENVIRONMENT}Failing")
+    assert "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'" in said
 
 
 def test_a_chat_template_that_rewrites_history_is_refused_before_a_model_is_loaded(capsys, folder):

@@ -13,7 +13,7 @@ PACKAGE = Path(grail_lightning.__file__).parent
 TABLE = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
 LAYER_OF = {
     name: int(layer)
-    for layer, names in re.findall(r"^\| (\d) \| (.*?) \|", TABLE, re.M)
+    for layer, names in re.findall(r"^\| (\d+) \| (.*?) \|", TABLE, re.M)
     for name in re.findall(r"`(\w+)`", names)
 }
 FILES = {

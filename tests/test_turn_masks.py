@@ -12,21 +12,20 @@ from grail_lightning.engines.base import given_batch
 from grail_lightning.engines.checks import check_rollouts
 from grail_lightning.environments.episode import Episode, Turn
 from grail_lightning.functional.advantages import discounted_returns, process_advantages
-from grail_lightning.grading import align_rows, answer_masks, labelled_steps, located_steps, step_masks
+from grail_lightning.grading import align_rows, labelled_steps, located_steps, step_masks
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import group_nodes, packed_layout, padded_layout, right_padded_layout
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.step.collect import _records, _restore
-from grail_lightning.step.loss import loss_mask
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.step.sampler import Sampler
 from tests.batches import graded
 from tests.engines.test_base import Canned
 from tests.runs import TASK
-from tests.steps import backward, configured, gap, update_of
+from tests.steps import backward, gap, update_of
 from tests.tolerance import assert_near
-from tests.turns import PROBLEMS, alone, played, told_otherwise, trained
+from tests.turns import PROBLEMS, alone, played, trained
 
 LIMIT = 40
 
@@ -112,28 +111,6 @@ def test_every_layout_has_the_log_probabilities_of_rows_that_are_run_token_by_to
     assert shared == [False, False, False, True, False]
 
 
-def test_a_token_that_one_row_sampled_and_another_was_told_is_predicted_once_and_counts_in_the_first_alone(
-    policy, batch
-):
-    """The third row says itself what an environment tells the first two."""
-    rows = batch.select(torch.tensor([0, 1, 2]))
-    (micro,) = cut_rows(policy, rows, torch.arange(3), 10_000)
-    rows = rows.select(micro.rows)
-    layout = policy.layout(rows, micro.starts)
-    distinct = len(
-        {
-            tuple(row[mask][: k + 1].tolist())
-            for row, mask, own in zip(rows.response_ids, rows.valid_mask, rows.response_mask, strict=True)
-            for k in own.nonzero().flatten().tolist()
-        }
-    )
-    assert len(layout.targets) == distinct < len(layout.prediction_of) == rows.response_mask.sum()
-    values = torch.arange(1.0, len(layout.targets) + 1)
-    spread = layout.to_rows(values)
-    assert torch.equal(layout.from_rows(spread), values)
-    assert torch.equal(spread != 0, rows.response_mask)
-
-
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
 @pytest.mark.parametrize(
     ("packed", "options"),
@@ -170,26 +147,6 @@ def test_loss_and_gradients_are_those_of_rows_that_are_run_alone(
     # The ratio is 1, so the loss of a token is minus its advantage.
     sums = (weights * batch.response_mask).sum(1)
     assert metrics["loss"] == pytest.approx(float((shares * sums).sum()), rel=1e-9)
-
-
-def test_what_an_environment_answers_is_read_but_never_in_the_loss(policy, batch):
-    other = told_otherwise(batch)
-    for mask_truncated in (True, False):
-        objective, _ = configured({"mask_truncated": mask_truncated})
-        mask = loss_mask(batch, objective)
-        assert torch.equal(mask, loss_mask(other, objective))
-        assert not mask[batch.valid_mask & ~batch.response_mask].any()
-    answers = [answer_masks(made, align_rows(made, policy.tokenizer)) for made in (batch, other)]
-    for field in dataclasses.fields(answers[0]):
-        assert torch.equal(*(getattr(answer, field.name) for answer in answers))
-    assert torch.equal(batch.response_lengths, other.response_lengths)
-    layouts = [policy.layout(made) for made in (batch, other)]
-    assert torch.equal(layouts[0].targets, layouts[1].targets)
-    with torch.no_grad():
-        logprobs = [policy(layout).logprobs for layout in layouts]
-    behind = batch.turn > 0
-    assert torch.equal(logprobs[0] * ~behind, logprobs[1] * ~behind)
-    assert not torch.allclose(logprobs[0] * behind, logprobs[1] * behind)
 
 
 # ---- batches
@@ -262,29 +219,23 @@ def test_rows_that_are_chosen_cut_and_joined_keep_what_an_environment_answered(a
     assert join(plain, plain).turn is None
 
 
-def test_nodes_of_the_prefix_tree_count_what_an_environment_answered(batch):
-    nodes = group_nodes(batch)
-    assert torch.equal(nodes >= 0, batch.valid_mask)
-    told = batch.response_mask[2] & ~batch.response_mask[0] & batch.valid_mask[0]
-    assert told.any()
-    assert torch.equal(nodes[0][told], nodes[2][told])  # Sampled in one row, told in the other.
-    begins = batch.input_ids.clone()
-    begins[1, batch.prompt_width - 1] += 1  # An environment that begins with another text.
+def test_rows_whose_environments_began_with_other_texts_share_no_node_of_the_prefix_tree(batch):
+    nodes, begins = group_nodes(batch), batch.input_ids.clone()
+    begins[1, batch.prompt_width - 1] += 1
     apart = group_nodes(batch.replace(input_ids=begins))
-    assert len({*apart[0].tolist()} & {*apart[1].tolist()} - {-1}) == 0
+    assert {*nodes[0].tolist()} & {*nodes[1].tolist()} - {-1}
+    assert not {*apart[0].tolist()} & {*apart[1].tolist()} - {-1}
     assert torch.equal(apart[0] == apart[2], nodes[0] == nodes[2])
 
 
 def test_returns_are_discounted_by_sampled_tokens():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 2.0, 4.0, 0.0]], dtype=torch.float64)
-    mask = torch.tensor([[True, False, False, True, True, False]])
-    assert discounted_returns(rewards, 0.5, mask).tolist() == [[1 + 0.5 * 4, 4, 4, 2 + 2, 4, 0]]
-    assert discounted_returns(rewards, 0.5, torch.ones_like(mask)).tolist() == discounted_returns(rewards, 0.5).tolist()
-    group, outcomes, whole = torch.zeros(2).long(), torch.tensor([1.0, 0.0]), torch.ones(2, 3, dtype=torch.bool)
-    with_gaps = torch.tensor([[1.0, 9, 9, 2, 4, 9], [3.0, 5, 9, 9, 9, 6]], dtype=torch.float64)
+    rewards = torch.tensor([[1.0, 9, 9, 2, 4, 9], [3.0, 5, 9, 9, 9, 6]], dtype=torch.float64)
     mask = torch.tensor([[1, 0, 0, 1, 1, 0], [1, 1, 0, 0, 0, 1]]).bool()
-    expected = process_advantages(with_gaps[mask].view(2, 3), outcomes, whole, group, discount=0.5)
-    found = process_advantages(with_gaps, outcomes, mask, group, discount=0.5)
+    group, outcomes, whole = torch.zeros(2).long(), torch.tensor([1.0, 0.0]), torch.ones(2, 3, dtype=torch.bool)
+    gapless = rewards[mask].view(2, 3)
+    assert torch.equal(discounted_returns(rewards * mask, 0.5, mask)[mask].view(2, 3), discounted_returns(gapless, 0.5))
+    found = process_advantages(rewards, outcomes, mask, group, discount=0.5)
+    expected = process_advantages(gapless, outcomes, whole, group, discount=0.5)
     assert torch.equal(found[mask].view(2, 3), expected)
     assert not found[~mask].any()
 

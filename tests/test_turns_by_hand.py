@@ -133,7 +133,7 @@ def by_hand(policy, name, seed):
             mask.append(True)
             turn.append(number)
             text = tokenizer.decode(ids[begun:])
-            finished = ids[-1] == tokenizer.eos_token_id or text.endswith(("</guess>", "</calculator>"))
+            finished = ids[-1] == tokenizer.eos_token_id or text.endswith(f"</{tool}>")
         own, answer = ids[begun:], None
         if finished and own[-1] != tokenizer.eos_token_id:
             answer = called(name, text, environment)

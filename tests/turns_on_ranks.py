@@ -27,7 +27,6 @@ from tests.test_episodes import example, task_of
 def main(folder, ranks):
     torch.set_num_threads(1)
     ranks = int(ranks)
-    # Stop strings are those of all tasks of a rank: without an environment a rank has them from `sampling`.
     limits = {"tool_seconds": 60.0}
     many, one = (task_of(lambda: example()(9), limits | {"max_turns": turns}) for turns in (4, 1))
     plain = MathTask(answer=Marker(), instruction="")
@@ -37,7 +36,7 @@ def main(folder, ranks):
     what, how = configured({"kl_coefficient": 0.05, "token_budget": 300, "mask_truncated": False}, group_size=6)
     ours = GrailModule(
         folder,
-        sampling=Sampling(max_response_length=24, stop=("</guess>",)),
+        sampling=Sampling(max_response_length=24),
         objective=what,
         execution=how,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.02),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from grail_lightning.batch.records import WHOLE_ROWS, AnswerMasks, SampledBatch
-from grail_lightning.environments.episode import Episode, Turn
+from grail_lightning.environments.episode import one_turn
 
 Batch = TypeVar("Batch", bound=SampledBatch)
 
@@ -59,10 +59,7 @@ def _with_turns(batch: Batch) -> Batch:
     """The batch with `turn` and `episodes`: a response without an environment is one turn."""
     if batch.turn is not None:
         return batch
-    episodes = [
-        Episode(turns=(Turn(text=text),), end="answered" if finished else "tokens")
-        for text, finished in zip(batch.texts, batch.finished.tolist(), strict=True)
-    ]
+    episodes = list(map(one_turn, batch.texts, batch.finished.tolist()))
     return batch.replace(turn=torch.zeros_like(batch.response_ids, dtype=torch.long), episodes=episodes)
 
 

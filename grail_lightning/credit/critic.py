@@ -5,14 +5,14 @@ Shapes: ``B`` rows, ``K`` turns of the row that has the most.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from time import monotonic
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,16 +20,13 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.turns import turn_scores, turn_table
-from grail_lightning.functional.turns import spread_turns
-from grail_lightning.loops import background_loop
+from grail_lightning.environments.side_by_side import side_by_side
+from grail_lightning.environments.web import check_address, post
+from grail_lightning.functional.turns import relative, spread_turns
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
-Critic = Literal["program", "judge"]
 Labels = Literal["given", "permuted", "random"]
 Scope = Literal["group", "rollout"]
 
@@ -46,8 +43,6 @@ End with one line for each turn that calls a tool, such as
 2: bad"""
 _PART = re.compile(r"\{(question|answer|turns)\}")
 _LABEL = re.compile(r"(?<!\w)([0-9]{1,4})\W{1,8}(good|bad)\b", re.IGNORECASE)
-_MOST_BYTES = 2**22  # Of a reply: what comes from outside must not fill the memory.
-_PAUSE = 0.5
 LOG = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
 
@@ -60,8 +55,8 @@ class Judge:
         model: The model's name there.
         key_variable: The environment variable that holds the key of the address; null sends none.
         concurrency: Most requests at a time, of one rank.
-        seconds: Most seconds of a request.
-        batch_seconds: Most seconds of all requests of a batch; turns that are not judged by then have no label.
+        seconds: Most seconds for which the address may be silent.
+        batch_seconds: Most seconds of a request with its repetitions, and those in which requests of a batch begin.
         retries: How often a request that failed is sent again.
         max_tokens: Most tokens of a reply.
         prompt: What is asked about a rollout; {question}, {answer} and {turns} are replaced.
@@ -79,8 +74,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         check_options(self, concurrency="[1, inf)", seconds="(0, inf)", batch_seconds="(0, inf)", retries="[0, inf)")
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"`judge.url` must be an address such as http://127.0.0.1:8000/v1, but got {self.url!r}.")
+        check_address("judge.url", self.url, "http://127.0.0.1:8000/v1")
 
     def labels(self, policy: Policy, batch: RolloutBatch) -> list[dict[int, bool]]:
         """For each row, by the number of the turn, whether it is good; turns without a readable label are left out."""
@@ -90,19 +84,16 @@ class Judge:
                 "Export the judge's key under this name, or leave the option out."
             )
         rows = [row for row, episode in enumerate(batch.episodes or ()) if episode.calls]
-        call = self._ask_all([self._question(policy, batch, row) for row in rows])
-        future = asyncio.run_coroutine_threadsafe(call, background_loop("judge"))
-        try:
-            replies = future.result()
-        finally:
-            future.cancel()  # After an interrupt; nothing happens to one that has ended.
-        failures = [reply for reply in replies if isinstance(reply, Exception)]
-        if rows and len(failures) == len(rows):
-            LOG.warning(f"The judge at {self.url} has labelled no rollout of this batch ({failures[0]!r:.300}).")
-        found: list[dict[int, bool]] = [{} for _ in range(len(batch))]
-        for row, reply in zip(rows, replies, strict=True):
-            found[row] = read_labels(reply) if isinstance(reply, str) else {}
-        return found
+        end = monotonic() + self.batch_seconds
+        asked = [partial(self._ask, self._question(policy, batch, row), end) for row in rows]
+        replies = side_by_side(asked, [self.batch_seconds] * len(rows), threads=self.concurrency)
+        if rows and all(reply.status != "done" for reply in replies):
+            reason = replies[0].value or TimeoutError("`judge.batch_seconds`")
+            LOG.warning(f"The judge at {self.url} has labelled no rollout of this batch ({reason!r:.300}).")
+        read = {
+            row: read_labels(reply.value) for row, reply in zip(rows, replies, strict=True) if reply.status == "done"
+        }
+        return [read.get(row, {}) for row in range(len(batch))]
 
     def _question(self, policy: Policy, batch: RolloutBatch, row: int) -> str:
         assert batch.episodes is not None
@@ -115,53 +106,15 @@ class Judge:
         parts = {"question": question, "answer": batch.prompts[row].reference, "turns": json.dumps(turns)}
         return _PART.sub(lambda part: parts[part[1]], self.prompt)
 
-    async def _ask_all(self, questions: Sequence[str]) -> list[str | Exception]:
-        import aiohttp  # Slow to import, and `--help` is not.
-
-        key = os.environ.get(self.key_variable or "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        room, timeout = asyncio.Semaphore(self.concurrency), aiohttp.ClientTimeout(total=self.seconds)
-        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-            tasks = [asyncio.ensure_future(self._ask(session, room, question)) for question in questions]
-            late = (await asyncio.wait(tasks, timeout=self.batch_seconds))[1] if tasks else set()
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        return [TimeoutError("`judge.batch_seconds`") if task in late else task.result() for task in tasks]
-
-    async def _ask(self, session: ClientSession, room: asyncio.Semaphore, question: str) -> str | Exception:
-        body = {"model": self.model, "messages": [{"role": "user", "content": question}], "temperature": 0}
-        failure: Exception = RuntimeError("not asked")
-        for attempt in range(self.retries + 1):
-            await asyncio.sleep(_PAUSE * attempt)
-            try:
-                async with (
-                    room,
-                    session.post(
-                        self.url.rstrip("/") + "/chat/completions",
-                        json=body | {"max_tokens": self.max_tokens},
-                        allow_redirects=False,  # The key is for this address alone.
-                    ) as answer,
-                ):
-                    answer.raise_for_status()
-                    text = bytearray()
-                    async for piece in answer.content.iter_any():
-                        text += piece
-                        if len(text) > _MOST_BYTES:
-                            raise ValueError(f"a reply of more than {_MOST_BYTES} bytes")
-                return str(json.loads(text)["choices"][0]["message"]["content"])
-            except Exception as error:  # Whatever another machine sends must not stop a run.
-                failure = error
-        return failure
-
-
-def require_judge(judge: Judge | None, option: str, value: str) -> None:
-    """Raise a ValueError unless a judge is given with the value `judge` of a method's option, and only then."""
-    if (value == "judge") != (judge is not None):
-        raise ValueError(
-            f"`judge` must be given with `{option}: judge` and only then, but got {judge} with {value!r}. "
-            "Set `credit.judge.url` and `credit.judge.model`, or leave `credit.judge` out."
-        )
+    def _ask(self, question: str, end: float) -> str:
+        """The reply; whatever is raised, the rollout has no labels."""
+        if monotonic() > end:
+            raise TimeoutError("`judge.batch_seconds`")
+        messages = [{"role": "user", "content": question}]
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
+        url, key = self.url.rstrip("/") + "/chat/completions", os.environ.get(self.key_variable or "")
+        reply: Any = post(url, body, seconds=self.seconds, retries=self.retries, key=key)
+        return str(reply["choices"][0]["message"]["content"])
 
 
 def read_labels(reply: str) -> dict[int, bool]:
@@ -179,18 +132,17 @@ class CriticSearch(TokenCredit):
     Token ``t`` is of turn ``k``, whose label ``l`` is 1 if it is good and 0 if it is bad; mean and deviation are those
     of the labels of the group. A turn without a label, such as an answer, keeps ``A_i``.
 
-    The *program* labels a turn as good if the environment's score of it is above 0. Where its labels are the truth, the
-    method is an oracle. The *judge* is a language model; the texts that it reads are the policy's, which may learn to
-    deceive it. `labels` has two controls: *permuted* within the group, and *random* with the share of good turns of all
+    Without a judge a program labels: a turn is good if the environment's score of it is above 0. Where these labels are
+    the truth, the method is an oracle. The texts that a judge reads are the policy's, which may learn to deceive it.
+
+    `labels` has two controls: *permuted* within the group, and *random* with the share of good turns of all
     ranks. A turn with a label keeps one.
 
     Args:
         alpha: α.
-        critic: program | judge.
         labels: given | permuted | random.
         scope: The turns whose labels are compared: those of the group, or of the rollout.
-        standardise: Whether the difference of the label to the mean is divided by the unbiased deviation + 1e-4.
-        judge: The options of the judge. Nothing is sent unless `critic` is `judge`.
+        judge: The language model that labels. Without it nothing is sent.
 
     Raises:
         ValueError: When called with a batch that has no episodes.
@@ -199,15 +151,12 @@ class CriticSearch(TokenCredit):
     """
 
     alpha: float = 0.25
-    critic: Critic = "program"
     labels: Labels = "given"
     scope: Scope = "group"
-    standardise: bool = True
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, alpha="[0, 1]", critic=Critic, labels=Labels, scope=Scope)
-        require_judge(self.judge, "critic", self.critic)
+        check_options(self, alpha="[0, 1]", labels=Labels, scope=Scope)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of ``1 − α`` in turns with a label, 1 in others, and the labels as an additive stage."""
@@ -216,7 +165,7 @@ class CriticSearch(TokenCredit):
         labels = self._controlled(labels, batch, context).to(mask.device)
         labelled = ~labels.isnan()
         key = batch.group if self.scope == "group" else torch.arange(len(batch), device=mask.device)
-        terms = turns.relative(labels.nan_to_num(0), key[:, None], labelled, standardise=self.standardise)
+        terms = relative(labels.nan_to_num(0), key[:, None], labelled, standardise=True)
         return TokenWeights(
             values=(mask * (1 - self.alpha * spread_turns(labelled.double(), turns.numbers))).to(dtype),
             additive=(self.alpha * spread_turns(terms, turns.numbers)).to(dtype),

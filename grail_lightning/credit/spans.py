@@ -15,7 +15,7 @@ import torch
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
-from grail_lightning.credit.critic import Judge, require_judge
+from grail_lightning.credit.critic import Judge
 from grail_lightning.credit.turns import turn_scores, turn_table
 from grail_lightning.grading import align_rows, located_steps
 from grail_lightning.policy import Policy
@@ -68,13 +68,13 @@ class SpanScores(TokenCredit):
     frequent.
 
     Args:
-        scorer: task | judge | the import path of a function.
+        scorer: task | the import path of a function.
         alpha: α; 0 is uniform credit.
         beta: β, the largest weight.
         scores: given | permuted | random.
         debias: λ.
         most_bias: γ.
-        judge: The options of the judge. Nothing is sent unless `scorer` is `judge`.
+        judge: The options of a judge, which then scores turns in place of the task. Nothing is sent without it.
 
     Raises:
         ValueError: When called with spans that are no ranges of the response or overlap, or with scores that are not
@@ -94,8 +94,12 @@ class SpanScores(TokenCredit):
 
     def __post_init__(self) -> None:
         check_options(self, alpha="[0, inf)", beta="[1, inf)", scores=Scores, debias="[0, inf)", most_bias="[0, inf)")
-        require_judge(self.judge, "scorer", str(self.scorer))
-        built_in: dict[str, Scorer] = {"task": _no_spans, "judge": _no_spans}
+        if self.judge is not None and self.scorer != "task":
+            raise ValueError(
+                f"`judge` takes the place of `scorer`, but got both: {self.scorer!r}. Leave one of `credit.judge` and "
+                "`credit.scorer` out."
+            )
+        built_in: dict[str, Scorer] = {"task": _no_spans}
         self._score = import_function(self.scorer, built_in, "`credit.scorer`", "my_package.scores.of_steps")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -125,7 +129,7 @@ class SpanScores(TokenCredit):
 
     def _spans(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
         """The spans of each row, with at least one token each."""
-        if self.scorer == "judge" or (self.scorer == "task" and batch.episodes is not None):
+        if self.judge is not None or (self.scorer == "task" and batch.episodes is not None):
             found = self._turns(policy, batch)
         elif self.scorer == "task":
             good = {"sound": 1.0, "inherited": 1.0, "slip": 0.0, "misconception": 0.0}  # Filler carries no reasoning.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grail_lightning.batch import RolloutBatch, SampledBatch, pad_left
+from grail_lightning.batch import RolloutBatch, pad_left
 from grail_lightning.batch.rows import lengths_to_mask
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import logprobs
@@ -25,8 +25,6 @@ from grail_lightning.functional.turns import existing_turns, relative, spread_tu
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 
-Baseline = Literal["group", "turn"]
-Gain = Literal["probability", "log_probability"]
 Normalise = Literal["joint", "separate"]
 
 
@@ -40,12 +38,6 @@ class TurnTable(NamedTuple):
     def last(self) -> Tensor:
         """``[B, K]`` bool: the last turn of each row."""
         return self.exists & ~torch.nn.functional.pad(self.exists[:, 1:], (0, 1))
-
-    def relative(self, values: Tensor, key: Tensor, counted: Tensor, *, standardise: bool) -> Tensor:
-        """``[B, K]``: `relative` of the values ``[B, K]`` of the counted turns ``[B, K]``, 0 on the others."""
-        table = torch.zeros_like(values)
-        table[counted] = relative(values[counted], key.expand_as(values)[counted], standardise=standardise)
-        return table
 
 
 def turn_table(batch: RolloutBatch) -> TurnTable:
@@ -140,7 +132,7 @@ class GiGPO(TokenCredit):
             rewards = rewards + turn_scores(self, batch, turns.exists).nan_to_num(0).to(rewards)
         states = turn_states(batch, turns).to(mask.device)
         returns = discounted_returns(rewards, self.discount)
-        steps = self.omega * turns.relative(returns, states, turns.exists, standardise=self.standardise)
+        steps = self.omega * relative(returns, states, turns.exists, standardise=self.standardise)
         rows = torch.arange(len(batch), device=mask.device)[:, None].expand_as(states)[turns.exists]
         visits = torch.unique(torch.stack([states[turns.exists], rows]), dim=1)[0]
         return TokenWeights(
@@ -157,12 +149,11 @@ class TurnRewards(TokenCredit):
     .. math:: A_{it} = R_{ik} - b, \qquad R_{ik} = \sum_{l \ge k} \gamma^{l-k} r_{il}
 
     Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
-    last turn's also has the reward of the rollout. This is the whole advantage: `objective.scale_rewards` and
-    `objective.baseline` do not act.
+    last turn's also has the reward of the rollout. ``b`` is the mean return of the group's turns. This is the whole
+    advantage: `objective.scale_rewards` and `objective.baseline` do not act.
 
     Args:
         discount: γ, of a turn.
-        baseline: ``b``, the mean return of all turns of the `group`, or of those that have the same number (`turn`).
         outcome: Whether the last turn has the reward of the rollout, beside its score.
         standardise: Whether the advantage is divided by the unbiased standard deviation of these returns + 1e-4.
 
@@ -174,22 +165,19 @@ class TurnRewards(TokenCredit):
     """
 
     discount: float = 1.0
-    baseline: Baseline = "group"
     outcome: bool = True
     standardise: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, discount="[0, 1]", baseline=Baseline)
+        check_options(self, discount="[0, 1]")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage."""
-        turns, group = turn_table(batch), batch.group[:, None]
+        turns = turn_table(batch)
         scores = turn_scores(self, batch, turns.exists).to(turns.exists.device)
         rewards = scores.nan_to_num(0) + turns.last * batch.rewards.double()[:, None] * self.outcome
-        places = torch.arange(scores.shape[1], device=group.device)
-        key = group * len(places) + places if self.baseline == "turn" else group
         returns = discounted_returns(rewards, self.discount)
-        advantages = turns.relative(returns, key, turns.exists, standardise=self.standardise)
+        advantages = relative(returns, batch.group[:, None], turns.exists, standardise=self.standardise)
         scored = ~scores.isnan()
         return TokenWeights(
             values=torch.zeros_like(turns.numbers, dtype=batch.advantages.dtype),
@@ -217,7 +205,6 @@ class IGPO(TokenCredit):
 
     Args:
         discount: γ, of a turn.
-        gain: The probability as above, or the mean log-probability.
         normalise: The statistics of outcomes and gains: `joint`, or `separate`.
         standardise: Whether the normalised reward is divided by the unbiased standard deviation + 1e-4.
         lead: The text between what came before the turn and the answer. Both are tokenised by themselves.
@@ -227,13 +214,12 @@ class IGPO(TokenCredit):
     """
 
     discount: float = 1.0
-    gain: Gain = "probability"
     normalise: Normalise = "joint"
     standardise: bool = True
     lead: str = "<answer>"
 
     def __post_init__(self) -> None:
-        check_options(self, discount="[0, 1]", gain=Gain, normalise=Normalise)
+        check_options(self, discount="[0, 1]", normalise=Normalise)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage; rows that fall back keep their advantage."""
@@ -244,7 +230,7 @@ class IGPO(TokenCredit):
         gains = (belief.roll(-1, 1) - belief) * (known[:, None] & counted & ~turns.last)
         rewards = torch.where(turns.last, batch.rewards.double()[:, None], gains)
         key = batch.group[:, None] * 2 + turns.last * (self.normalise == "separate")
-        normalised = turns.relative(rewards, key, counted, standardise=self.standardise)
+        normalised = relative(rewards, key, counted, standardise=self.standardise)
         advantages = discounted_returns(normalised, self.discount)
         dtype = batch.advantages.dtype
         return TokenWeights(
@@ -278,25 +264,24 @@ class IGPO(TokenCredit):
         belief = torch.zeros(several.shape, dtype=torch.float64, device=logps.device)
         if places:
             rows, numbers = torch.tensor(places, device=logps.device).T
-            belief[rows, numbers] = means.exp() if self.gain == "probability" else means
+            belief[rows, numbers] = means.exp()
         return torch.tensor([bool(ids) for ids in answers], device=logps.device), belief
 
 
 def _as_batch(
     policy: Policy, batch: RolloutBatch, before: list[list[int]], after: list[Tensor], rows: list[int]
-) -> SampledBatch:
+) -> RolloutBatch:
     """Ids before an answer as prompts, and its ids as responses, in the groups of the given rows of the batch."""
     prompt_ids, prompt_mask = pad_left(before, policy.tokenizer.pad_token_id)
     ids = pad_sequence(after, batch_first=True)
     mask = lengths_to_mask(torch.tensor([len(answer) for answer in after]), ids.shape[1])
-    return SampledBatch(
-        input_ids=torch.cat([prompt_ids, ids], 1).int(),
-        attention_mask=torch.cat([prompt_mask, mask], 1),
-        response_ids=ids.int(),
-        response_mask=mask,
-        group=batch.group.cpu()[rows],
-        row=torch.arange(len(rows)),
-        finished=torch.ones(len(rows), dtype=torch.bool),
-        prompts=[batch.prompts[row] for row in rows],
-        texts=[""] * len(rows),
-    ).to(batch.input_ids.device)
+    device = batch.input_ids.device
+    return batch.select(torch.tensor(rows)).replace(
+        input_ids=torch.cat([prompt_ids, ids], 1).int().to(device),
+        attention_mask=torch.cat([prompt_mask, mask], 1).to(device),
+        response_ids=ids.int().to(device),
+        response_mask=mask.to(device),
+        row=torch.arange(len(rows), device=device),
+        turn=None,
+        episodes=None,
+    )

@@ -136,7 +136,7 @@ class SearchData(TableData):
         num_train: The number of training questions.
         num_val: The number of validation questions.
         num_test: The number of test questions.
-        problems: The space of questions: numbers of hops, of graphs, and of entities of a graph.
+        problems: The space of questions: numbers of hops and of graphs.
         seed: The seed that selects the questions. It is not the run's seed, so that runs with different seeds are
             tested on the same questions.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.

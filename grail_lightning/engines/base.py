@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
 from grail_lightning.engines.turns import ResendingTurns, TurnSampler
-from grail_lightning.environments import Episode, Turn
+from grail_lightning.environments.episode import one_turn
 from grail_lightning.environments.transcript import read_episode
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource
@@ -168,13 +168,11 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
         replace(p, messages=TokenText("", p.columns["prompt_ids"])) if "prompt_ids" in p.columns else p for p in prompts
     ]
     batch = build_batch(policy, asked, 1, ids, finished, sampled=sampled, turn=turns)
-    told = [p.columns.get("episode") for p in prompts]
-    known = all(episode or "response_turns" not in p.columns for episode, p in zip(told, prompts, strict=True))
     episodes = [
-        read_episode(episode) if episode else Episode(turns=(Turn(text=text),), end="answered" if whole else "tokens")
-        for episode, text, whole in zip(told, batch.texts, finished, strict=True)
+        read_episode(p.columns["episode"]) if "episode" in p.columns else one_turn(text, whole)
+        for p, text, whole in zip(prompts, batch.texts, finished, strict=True)
     ]
-    return batch.replace(prompts=list(prompts), episodes=episodes if known else None)
+    return batch.replace(prompts=list(prompts), episodes=episodes)
 
 
 def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:

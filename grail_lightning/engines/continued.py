@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -34,13 +35,14 @@ class ContinuedTurns(TurnSampler):
     """Turns that begin with the keys and values of the turns before and read what is new alone.
 
     Rows of which nothing is kept (in their first turn, because `cache_tokens` are full, or with a sliding window) are
-    read as a whole, in calls of their own. A row's random numbers are those of a generator with its seed.
+    read as a whole. Rows in one call have the same stop strings. A row's random numbers are those of a generator with
+    its seed.
     """
 
     def __init__(self, policy: Policy, sampling: Sampling, cache_tokens: int, synchronised: bool) -> None:
         self.policy, self.sampling = policy, sampling
         self.cache_tokens, self.synchronised = cache_tokens, synchronised
-        self.ending = Ending(policy, sampling)
+        self.ending = cache(lambda stop: Ending(policy, replace(sampling, stop=stop)))
         self.keeps = GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
         self.waiting: dict[int, _Waiting] = {}  # By the row's index in the batch.
 
@@ -55,8 +57,12 @@ class ContinuedTurns(TurnSampler):
             for request in requests
             if (kept := self.waiting.get(request.row)) and kept.begins(request.ids)
         }
-        known, new = ([r for r in requests if (r.row in self.waiting) is kept] for kept in (True, False))
-        calls = [*self._calls(known), *self._calls(new)]
+
+        def kind(request: TurnRequest) -> tuple[bool, tuple[str, ...]]:
+            return request.row not in self.waiting, request.stop
+
+        kinds = groupby(sorted(requests, key=kind), key=kind)
+        calls = [call for _, rows in kinds for call in self._calls([*rows])]
         if self.synchronised:
             calls = pad_to_longest_rank(calls, [], self.policy.device)
         turns: dict[int, SampledTurn] = {}
@@ -78,7 +84,7 @@ class ContinuedTurns(TurnSampler):
         begin = [self.waiting.pop(request.row).stored for request in call if request.row in self.waiting]
         room = self.cache_tokens * self.keeps - sum(len(kept.ids) for kept in self.waiting.values())
         turn = TurnOptions(
-            ending=self.ending,
+            ending=self.ending(call[0].stop if call else ()),
             limits=[request.limit for request in call] or [1],
             begin=begin,
             keep=[tokens <= room for tokens in accumulate(len(request.ids) + request.limit for request in call)]

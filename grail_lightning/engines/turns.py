@@ -25,6 +25,7 @@ class TurnRequest(NamedTuple):
     ids: list[int]  # All ids so far: the prompt, the turns before, and what the environment answered to them.
     limit: int  # Most tokens of the turn.
     seed: int  # 63 bits; the turn depends on these, its ids and the weights alone.
+    stop: tuple[str, ...] = ()  # The strings that end the turn: tools of other tasks of the batch have other tags.
 
 
 class SampledTurn(NamedTuple):
@@ -49,7 +50,7 @@ class TurnSampler(ABC):
 class ResendingTurns(TurnSampler):
     """Turns of any engine: each is a call of `generate_seeded` with all tokens so far as the prompt.
 
-    An engine with a prefix cache (vLLM) reads only what is new. `HFEngine` has a sampler of its own.
+    Stop strings of one request end the turns of all.
     """
 
     def __init__(self, engine: RolloutEngine, sampling: Sampling) -> None:
@@ -59,7 +60,8 @@ class ResendingTurns(TurnSampler):
         """See `TurnSampler.sample`. A call samples to the largest limit of its requests; longer turns are cut."""
         prompts = [replace(request.prompt, messages=TokenText("", request.ids)) for request in requests]
         longest = max((request.limit for request in requests), default=1)
-        sampling = replace(self.sampling, max_response_length=longest)
+        stops = tuple(dict.fromkeys(stop for request in requests for stop in request.stop))
+        sampling = replace(self.sampling, max_response_length=longest, stop=stops)
         batch = self.engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
         lengths, ids = batch.response_lengths.tolist(), batch.response_ids.tolist()
         logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs.tolist()

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _Schema = Mapping[str, Any]
@@ -50,22 +50,31 @@ def shown(value: object) -> str:
 
 
 def _converted(value: Any, schema: _Schema) -> Any:
-    """The value, converted if it does not fit the schema. Raises `ValueError` if it cannot be."""
+    """The first reading of a value that fits one of the forms of its schema; a ValueError without any."""
     kinds = schema.get("type")
     forms = schema.get("anyOf") or [
         {**schema, "type": kind} for kind in (kinds if isinstance(kinds, list) else [kinds])
     ]
-    if schema.get("nullable"):
-        forms = [*forms, {"type": "null"}]
-    for convert in (_fitting, _simple):  # A value that fits one form is not converted to another.
+    forms = [*forms, *[{"type": "null"}] * schema.get("nullable", False)]
+    for reading in _readings(value):
         for form in forms:
             try:
-                made = convert(value, form)
+                return _fitting(reading, form)
             except ValueError:
                 continue
-            if made in form.get("enum", [made]):
-                return made
     raise ValueError(value)
+
+
+def _readings(value: Any) -> Iterator[Any]:
+    """A value, and what else it can mean."""
+    yield value
+    if isinstance(value, str):
+        value = json.loads({"True": "true", "False": "false"}.get(value.strip(), value))
+        yield value
+    elif _is_number(value):
+        yield json.dumps(value)
+    if type(value) is float and value.is_integer() and abs(value) <= 2**53:
+        yield int(value)
 
 
 def _fitting(value: Any, form: _Schema) -> Any:
@@ -84,21 +93,9 @@ def _fitting(value: Any, form: _Schema) -> Any:
         "boolean": isinstance(value, bool),
         "null": value is None,
     }
-    if not fits.get(kind, False):
+    if not fits.get(kind, False) or value not in form.get("enum", [value]):
         raise ValueError(value)
     return value
-
-
-def _simple(value: Any, form: _Schema) -> Any:
-    """The value as another simple type."""
-    kind = form.get("type")
-    if isinstance(value, str) and kind != "string":
-        value = json.loads({"True": "true", "False": "false"}.get(value.strip(), value))
-    if kind == "integer" and type(value) is float and value.is_integer() and abs(value) <= 2**53:
-        return int(value)
-    if kind == "string" and _is_number(value):
-        return json.dumps(value)
-    return _fitting(value, form)
 
 
 def _kind(schema: _Schema) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-MAX_CALLS = 16  # Of one turn.
+MAX_CALLS = 16  # Of one turn; what goes beyond is one more call with an error.
 MAX_CHARACTERS = 65_536  # Of one call.
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
@@ -36,7 +36,7 @@ def hermes_calls(text: str) -> list[ParsedCall]:
     What stands in a block ``<think>…</think>`` is no call, and neither is what follows a ``<think>`` without an end:
     there a policy weighs what it could call.
     """
-    calls: list[ParsedCall] = []
+    calls = []
     for piece in _THINKING.sub("", text).split("<tool_call>", MAX_CALLS + 1)[1:]:
         body, end, _ = piece.partition("</tool_call>")
         calls.append(_read(body, _HERMES_FORM) if end else _unreadable("it has no </tool_call>", _HERMES_FORM))
@@ -57,25 +57,21 @@ def llama3_calls(text: str) -> list[ParsedCall]:
         if len(calls) > MAX_CALLS:
             break
         try:
-            value, end = _DECODER.raw_decode(text, match.start())
+            value, end = json.JSONDecoder().raw_decode(text, match.start())
         except (ValueError, RecursionError) as error:
             calls.append(_unreadable(_reason(error), _LLAMA3_FORM))
             break  # Where the next one begins is not known.
-        calls.append(call_of(value, _LLAMA3_FORM))
+        calls.append(_call_of(value, _LLAMA3_FORM))
     if tag and not calls:
         return [_unreadable("no JSON object with a name follows <|python_tag|>", _LLAMA3_FORM)]
     return _capped(calls)
 
 
 def tag_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[ParsedCall]:
-    """The call ``<name>…</name>`` that ends a turn, or none.
+    """The call ``<name>…</name>`` that ends a turn, or none; `parameters` are the names of each tool's.
 
     The content is the value of the one parameter, as text; of several, a JSON object. A call counts wherever it stands,
     in a block of thinking too, because its closing tag has ended the turn.
-
-    Args:
-        text: The turn.
-        parameters: The names of each tool's parameters.
     """
     ends = [(text.find(f"</{name}>"), name) for name in parameters]
     end, name = min((place for place in ends if place[0] >= 0), default=(-1, ""))
@@ -88,10 +84,8 @@ def tag_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Parsed
         return [ParsedCall(name, error=f"This call has no <{name}> before its </{name}>.")]
     content, names = content.strip(), parameters[name]
     if len(names) == 1:
-        return [call_of({"name": name, "arguments": {names[0]: content}}, "")]
-    if not names:
-        return [ParsedCall(name)]
-    return [_read(content, tag_form(name, names), name)]
+        return [_call_of({"name": name, "arguments": {names[0]: content}}, "")]
+    return [_read(content, tag_form(name, names), name)] if names else [ParsedCall(name)]
 
 
 def calls_by(parse: Callable[[str], dict[str, Any]], text: str) -> list[ParsedCall]:
@@ -102,7 +96,7 @@ def calls_by(parse: Callable[[str], dict[str, Any]], text: str) -> list[ParsedCa
         found = [call["function"] for call in parse(text).get("tool_calls") or []]
     except Exception as error:  # Of its regular expressions, of JSON, or of the shape of what it made.
         return [ParsedCall("", error=f"The calls of this turn could not be read: {str(error)[:100]}")]
-    return _capped([call_of(call, "a name and arguments") for call in found])
+    return _capped([_call_of(call, "a name and arguments") for call in found])
 
 
 def tag_form(name: str, parameters: Sequence[str]) -> str:
@@ -111,7 +105,7 @@ def tag_form(name: str, parameters: Sequence[str]) -> str:
     return f"<{name}>{several if len(parameters) > 1 else '…' if parameters else ''}</{name}>"
 
 
-def call_of(value: Any, form: str) -> ParsedCall:
+def _call_of(value: Any, form: str) -> ParsedCall:
     """The call that a parsed object with `name` and `arguments`, or `parameters`, stands for."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
@@ -120,10 +114,10 @@ def call_of(value: Any, form: str) -> ParsedCall:
     try:
         # What other programs could not write again: lone surrogates, NaN, integers of thousands of digits.
         written = json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
+        if len(written) > 4 * MAX_CHARACTERS:
+            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
     except (ValueError, TypeError, RecursionError) as error:
         return _unreadable(_reason(error), form)
-    if len(written) > 4 * MAX_CHARACTERS:
-        return _unreadable(f"it has more than {MAX_CHARACTERS:,} characters", form)
     if not isinstance(arguments, dict):
         return ParsedCall(name, error=f"The arguments of a call must be a JSON object. Write {form}.")
     return ParsedCall(name, arguments)
@@ -134,16 +128,15 @@ def _read(text: str, form: str, name: str | None = None) -> ParsedCall:
     try:
         if len(text) > MAX_CHARACTERS:
             raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
-        value = _DECODER.decode(text.strip())
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return _unreadable(_reason(error), form, name or "")
-    return call_of(value if name is None else {"name": name, "arguments": value}, form)
+    return _call_of(value if name is None else {"name": name, "arguments": value}, form)
 
 
 def _capped(calls: list[ParsedCall]) -> list[ParsedCall]:
-    if len(calls) <= MAX_CALLS:
-        return calls
-    return [*calls[:MAX_CALLS], ParsedCall("", error=f"Only the first {MAX_CALLS} calls of a turn are run.")]
+    more = ParsedCall("", error=f"Only the first {MAX_CALLS} calls of a turn are run.")
+    return [*calls[:MAX_CALLS], more] if len(calls) > MAX_CALLS else calls
 
 
 def _unreadable(reason: str, form: str, name: str = "") -> ParsedCall:
@@ -154,13 +147,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.pos + 1}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return made
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)

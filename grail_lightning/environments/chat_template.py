@@ -82,8 +82,8 @@ class ChatTemplate:
             if any(prompt + step * k != self.render([_QUESTION, *turn * k]) for k in (1, 2, 3)):
                 raise ValueError(refusal("an earlier turn is shown in another way once others follow it"))
 
-    def for_training(self) -> ChatTemplate | None:
-        """Our template in its place, if both give the same prompts: its own is of Qwen3's kind."""
+    def for_training(self) -> ChatTemplate:
+        """Our template in its place if both give the same prompts, as where its own is of Qwen3's kind; else itself."""
         text = resources.files(__package__).joinpath("templates", "qwen3.jinja").read_text("utf-8")
         ours = replace(self, kwargs={**self.kwargs, "chat_template": text})
         system, said = {"role": "system", "content": "Rules"}, {"role": "assistant", "content": _THOUGHT}
@@ -92,7 +92,7 @@ class ChatTemplate:
         starts = {own.removeprefix(common) for own, common in prompts}
         start = starts.pop()  # What its own template writes behind the header of the next turn.
         if starts or not _TURN_START.fullmatch(start):
-            return None
+            return self
         return replace(ours, kwargs={**ours.kwargs, "turn_start": start})
 
 

@@ -42,11 +42,15 @@ class Dialect(ABC):
     end_token_id: int | None = None
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Encode, tags: Iterable[str]) -> None:
-        self.tokenizer, self.encode, self.results = tokenizer, encode, ResultText(tokenizer, tags)
+        self.tokenizer, self.encode, self.control = tokenizer, encode, control_tokens(tokenizer)
+        texts = {*self.control.values(), *tags} - {""}
+        first, whole = "".join(re.escape(text[0]) for text in texts), "|".join(map(re.escape, texts))
+        # It looks at each character, because occurrences can overlap; the first condition makes that quick.
+        self._marks = re.compile(f"(?=[{first}])(?={whole})(.)", re.DOTALL)
 
-    @abstractmethod
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
-        """The ids of a prompt that asks for a turn; a chat dialect declares the tools in it."""
+        """The ids of a prompt: in tags as without tools, an instruction has to name them; a template declares them."""
+        return self.encode(messages)
 
     @abstractmethod
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
@@ -56,47 +60,33 @@ class Dialect(ABC):
     def between(self, results: Sequence[str]) -> list[int]:
         """The ids that follow a turn: the results, what stands around them, and the beginning of the next turn."""
 
-    def text(self, ids: Sequence[int]) -> str:
+    def escaped(self, text: str) -> str:
+        """The text with a blank behind the first character of each control token and tag: ``< |im_end|>``."""
+        text = text.replace(MARK, "").encode("utf-8", "replace").decode()  # The tokenizer takes no lone surrogate.
+        return self._marks.sub(r"\1 ", text)
+
+    def _result_ids(self, text: str) -> list[int]:
+        """The ids of an escaped text."""
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        # A normaliser makes a control token out of other characters, full-width ones say.
+        return [token for token in ids if token not in self.control]
+
+    def _template_ids(self, text: str) -> list[int]:
+        """The ids of a text in which control tokens are meant."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _text(self, ids: Sequence[int]) -> str:
         """A turn with its special tokens, as some calls are written with these."""
         return cast(
             str, self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    def template_ids(self, text: str) -> list[int]:
-        """The ids of a text in which control tokens are meant."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-
-class ResultText:
-    """Encodes untrusted text so that no id is that of a control token, and none of `tags` is in it.
-
-    A control token is an added token that is special or has a sign in it. Words and blanks that were added to a
-    vocabulary are ordinary text.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Iterable[str] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.control: dict[int, str] = {
-            token: added.content
-            for token, added in tokenizer.added_tokens_decoder.items()
-            if added.special or not (added.content.isalnum() or added.content.isspace())
-        }
-        texts = sorted({*self.control.values(), *tags} - {""}, key=len, reverse=True)
-        first = "".join(sorted({re.escape(text[0]) for text in texts}))
-        whole = "|".join(map(re.escape, texts))
-        # It looks at each character, because occurrences can overlap; the first condition makes that quick.
-        self._pattern = re.compile(f"(?=[{first}])(?={whole})(.)" if texts else "(?!)", re.DOTALL)
-
-    def broken(self, text: str) -> str:
-        """The text with a blank behind the first character of each control token and tag: ``< |im_end|>``."""
-        text = text.replace(MARK, "").encode("utf-8", "replace").decode()  # The tokenizer takes no lone surrogate.
-        return self._pattern.sub(r"\1 ", text)
-
-    def ids(self, text: str) -> list[int]:
-        """The ids of a broken text."""
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        # A normaliser makes a control token out of other characters, full-width ones say.
-        return [token for token in ids if token not in self.control]
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The added tokens that are special or have a sign in them: words and blanks that were added are ordinary text."""
+    added = tokenizer.added_tokens_decoder.items()
+    words = (str.isalnum, str.isspace)
+    return {k: one.content for k, one in added if one.special or not any(kind(one.content) for kind in words)}
 
 
 class Tags(Dialect):
@@ -112,21 +102,14 @@ class Tags(Dialect):
         super().__init__(tokenizer, encode, [tag for name in names for tag in (f"<{name}>", f"</{name}>")])
         self.stop = tuple(f"</{name}>" for name in self.parameters)
 
-    def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
-        """The ids of a prompt as without tools: an instruction has to name the tags, see `describe`."""
-        return self.encode(messages)
-
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`. There is at most one, as its closing tag ends the turn."""
-        return reading.tag_calls(self.text(ids), self.parameters)
+        return reading.tag_calls(self._text(ids), self.parameters)
 
     def between(self, results: Sequence[str]) -> list[int]:
         """See `Dialect.between`. The policy goes on in the same message."""
-        ids = []
-        for result in results:
-            ids += self.template_ids("\n<result>") + self.results.ids(self.results.broken(result))
-            ids += self.template_ids("</result>\n")
-        return ids
+        before, behind = self._template_ids("\n<result>"), self._template_ids("</result>\n")
+        return [token for text in results for token in (*before, *self._result_ids(self.escaped(text)), *behind)]
 
 
 class Chat(Dialect):
@@ -135,20 +118,16 @@ class Chat(Dialect):
     def __init__(self, template: ChatTemplate, kind: CallFormat, encode: Encode) -> None:
         super().__init__(template.tokenizer, encode, _CHAT_TAGS)
         self.template = template
-        self.end_token_id = next(token for token, text in self.results.control.items() if text == template.end)
+        self.end_token_id = next(token for token, text in self.control.items() if text == template.end)
         self.prefix = template.render(template.trial()[:1])
         opened = self.prefix.rfind("<think>") > self.prefix.rfind("</think>")
         self.start = "<think>" if opened else ""  # A prompt can open the block of thinking for the policy.
         self.kind = self._readable(kind)
 
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
-        """See `Dialect.prompt_ids`.
-
-        Raises:
-            ValueError: If the prompt is plain text, which cannot declare tools.
-        """
+        """See `Dialect.prompt_ids`; a ValueError if the prompt is plain text, which cannot declare tools."""
         if isinstance(messages, list):
-            return self.template_ids(self.template.render(messages))
+            return self._template_ids(self.template.render(messages))
         if type(messages) is not str:  # A text with ids of its own.
             return self.encode(messages)
         raise ValueError(
@@ -158,14 +137,14 @@ class Chat(Dialect):
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`."""
-        return self._read(self.kind, self.text(ids))
+        return self._read(self.kind, self._text(ids))
 
     def between(self, results: Sequence[str]) -> list[int]:
         """See `Dialect.between`. What the template makes of a result, a string of JSON say, is text as well."""
-        parts = self.template.around([self.results.broken(result) for result in results])
-        ids = self.template_ids(self.template.end + parts[0])[1:]  # Some end tokens own the blanks behind them.
+        parts = self.template.around([self.escaped(result) for result in results])
+        ids = self._template_ids(self.template.end + parts[0])[1:]  # Some end tokens own the blanks behind them.
         for result, behind in zip(parts[1::2], parts[2::2], strict=True):
-            ids += self.results.ids(result) + self.template_ids(behind)
+            ids += self._result_ids(result) + self._template_ids(behind)
         return ids
 
     def _readable(self, kind: CallFormat) -> CallFormat:
@@ -199,19 +178,12 @@ def find_dialect(
     schemas: Sequence[dict[str, Any]],
     kind: CallFormat,
     encode: Encode,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    chat_template_kwargs: dict[str, Any],
 ) -> Dialect:
-    """The dialect of a tokenizer.
+    """The dialect of a tokenizer, for tools as `transformers.utils.get_json_schema` describes them.
 
     A chat template must preserve prefixes: a turn is shown alike whatever follows it. One that does not, but has the
-    prompts of Qwen3's own template, is replaced by ours for training.
-
-    Args:
-        tokenizer: The policy's.
-        schemas: The tools, as `transformers.utils.get_json_schema` describes them.
-        kind: The form of the calls.
-        encode: Gives the ids of a prompt without tools.
-        chat_template_kwargs: Arguments of the chat template.
+    prompts of Qwen3's own template, is replaced by ours for training. `encode` is for prompts without tools.
 
     Raises:
         ValueError: If the tokenizer has no chat template that can be used for the form.
@@ -220,21 +192,17 @@ def find_dialect(
         return Tags(tokenizer, schemas, encode)
     if not tokenizer.chat_template:
         raise ValueError(
-            f"Calls of the form `{kind}` need a tokenizer with a chat template, but it has none. Choose calls in plain "
-            "`tags`."
+            f"Calls of the form `{kind}` need a tokenizer with a chat template, but it has none. Choose plain `tags`."
         )
-    kwargs = {**(chat_template_kwargs or {}), "tools": list(schemas)}
-    template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), ResultText(tokenizer).control.values())
+    kwargs = {**chat_template_kwargs, "tools": list(schemas)}
+    template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control_tokens(tokenizer).values())
     question = template.trial()[:1]
     if kind == "auto" and template.render(question) == template.render(question, tools=None):
         return Tags(tokenizer, schemas, encode)
     try:
         template.check()
     except ValueError:
-        training = template.for_training()
-        if training is None:
-            raise
-        template = training
+        template = template.for_training()
         template.check()
     return Chat(template, kind, encode)
 

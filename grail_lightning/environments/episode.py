@@ -1,4 +1,4 @@
-"""The records of a rollout of several turns: what the policy wrote, what it called, and what it was told.
+"""The records of a rollout of several turns: its limits, what the policy wrote, what it called, and what it was told.
 
 A rollout is one sequence ``prompt · a_1 · o_1 · a_2 · o_2 · … · a_K``. The policy samples the turns ``a_k``; the
 environment answers with the observations ``o_k``.
@@ -7,7 +7,7 @@ environment answers with the observations ``o_k``.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 CallStatus = Literal["done", "invalid", "failed", "timeout"]
@@ -18,6 +18,30 @@ EndReason = Literal["answered", "turns", "tokens", "context", "failures"]
 """Why a rollout ended. `answered`: a turn ended without a call; `turns`: the last turn that is allowed called a tool;
 `tokens`: the limit of sampled tokens; `context`: the limit of all tokens; `failures`: too many calls failed or timed
 out. Only `tokens` and `context` truncate a rollout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeLimits:
+    """The limits of a rollout of several turns, beside `sampling.max_response_length` for its sampled tokens.
+
+    Attributes:
+        max_turns: Most turns. The calls of the last one are still run, since an environment may reward them.
+        max_tokens: Most tokens after the prompt, results of tools included; None for the model's positions alone.
+        max_failures: The number of calls that failed or timed out with which a rollout ends.
+        tool_seconds: Most seconds of a call. A tool that hangs ends its rollout.
+        result_characters: Most characters of a result; the rest is cut, and the text says so.
+    """
+
+    max_turns: int = 8
+    max_tokens: int | None = None
+    max_failures: int = 3
+    tool_seconds: float = 10.0
+    result_characters: int = 2000
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and not value > 0:
+                raise ValueError(f"`limits.{name}` must be positive, but got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,3 +77,8 @@ class Episode:
     def calls(self) -> list[Call]:
         """All calls, in their order."""
         return [call for turn in self.turns for call in turn.calls]
+
+
+def one_turn(text: str, finished: bool) -> Episode:
+    """A rollout without an environment."""
+    return Episode(turns=(Turn(text=text),), end="answered" if finished else "tokens")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 Kind = Literal["person", "firm", "town", "country"]
 
@@ -27,6 +27,7 @@ _ENDINGS: dict[Kind, tuple[str, ...]] = {
     "town": ("ford", "burg", "wick"),
     "country": ("land",),
 }
+_SIZES: dict[Kind, int] = {"person": 32, "firm": 8, "town": 12, "country": 4}
 
 
 @dataclass(frozen=True)
@@ -69,37 +70,6 @@ class Fact:
         return self.relation.document.format(self.subject, self.object)
 
 
-@dataclass(frozen=True)
-class GraphSize:
-    """How many entities a graph has.
-
-    Attributes:
-        people: The number of people, at least that of the towns, of the firms and of the countries; at most 120.
-        firms: The number of firms, at most 48.
-        towns: The number of towns, at least that of the countries, at most 72.
-        countries: The number of countries, at most 24.
-    """
-
-    people: int = 32
-    firms: int = 8
-    towns: int = 12
-    countries: int = 4
-
-    def __post_init__(self) -> None:
-        sizes: dict[Kind, int] = {
-            "person": self.people,
-            "firm": self.firms,
-            "town": self.towns,
-            "country": self.countries,
-        }
-        whole = all(isinstance(n, int) and 2 <= n <= len(_STEMS) * len(_ENDINGS[kind]) for kind, n in sizes.items())
-        if not whole or not max(self.firms, self.towns) <= self.people or not self.countries <= self.towns:
-            raise ValueError(
-                "A graph must have 2 to 120 `people`, 2 to 48 `firms`, 2 to 72 `towns` and 2 to 24 `countries`, no "
-                f"more countries than towns, and no more towns or firms than people, but got {self}."
-            )
-
-
 @dataclass(frozen=True, eq=False)
 class FactGraph:
     """Facts about entities, drawn by a seed, in the order of their documents. It equals itself alone."""
@@ -119,13 +89,10 @@ class FactGraph:
 
 
 @lru_cache(maxsize=256)
-def fact_graph(seed: int, size: GraphSize) -> FactGraph:
+def fact_graph(seed: int) -> FactGraph:
     """The graph of a seed, the same on every machine."""
     rng = random.Random(f"facts-{seed}")  # noqa: S311 - a puzzle, not a secret
-    people, firms, towns, countries = (
-        _names(kind, number, rng)
-        for kind, number in zip(_ENDINGS, (getattr(size, field.name) for field in fields(size)), strict=True)
-    )
+    people, firms, towns, countries = (_names(kind, number, rng) for kind, number in _SIZES.items())
     drawn: dict[str, Iterator[tuple[str, str]]] = {
         # A cycle: nobody is the teacher of two people, so a search finds at most one other document with all words.
         "teacher": _cycle(people, rng),
@@ -144,21 +111,7 @@ def fact_graph(seed: int, size: GraphSize) -> FactGraph:
     }
     facts = [Fact(subject, relation, obj) for relation in RELATIONS for subject, obj in drawn[relation.name]]
     rng.shuffle(facts)
-    entities: dict[Kind, tuple[str, ...]] = {"person": people, "firm": firms, "town": towns, "country": countries}
-    return FactGraph(entities, tuple(facts))
-
-
-def read_graph(columns: Mapping[str, Any]) -> FactGraph:
-    """The graph of a row's column `graph`: its seed, and its size if it is not the usual one."""
-    options = {str(name): value for name, value in columns.items()}
-    seed = options.pop("seed", None)
-    known = {field.name for field in fields(GraphSize)}
-    if not isinstance(seed, int) or not set(options) <= known:
-        raise ValueError(
-            f"The column `graph` must have a whole number as `seed` and, of {sorted(known)}, what is not the default, "
-            f"but got {dict(columns)!s:.200}."
-        )
-    return fact_graph(seed, GraphSize(**options))
+    return FactGraph({"person": people, "firm": firms, "town": towns, "country": countries}, tuple(facts))
 
 
 def _names(kind: Kind, number: int, rng: random.Random) -> tuple[str, ...]:

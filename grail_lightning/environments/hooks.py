@@ -7,33 +7,22 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 from grail_lightning.environments.arguments import shown
 from grail_lightning.environments.side_by_side import awaited
 
 
 def check_columns(environment_class: type, columns: Iterable[str]) -> None:
-    """Check that the columns of a dataset are what `reset` takes; `seed` need not be one.
-
-    Raises:
-        ValueError: `reset` requires a column that is missing, or does not take one that is there.
-    """
-    there = set(columns)
-    parameters = inspect.signature(bound_method(environment_class, "reset")).parameters.values()
-    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    missing = [name for name, p in by_name.items() if p.default is p.empty and name not in there | {"seed"}]
-    if missing:
+    """Check that `reset` takes the columns of a dataset; it may also name `seed`. A ValueError if it does not."""
+    signature, there = inspect.signature(bound_method(environment_class, "reset")), dict.fromkeys(columns)
+    try:
+        signature.bind(**dict.fromkeys({"seed"} & signature.parameters.keys()) | there)
+    except TypeError as error:
         raise ValueError(
-            f"`{environment_class.__name__}.reset` requires the column {listed(missing)}, but a row has only "
-            f"{listed(there)}. Add it to the dataset, or give the parameter a default."
-        )
-    extra = there - by_name.keys()
-    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise ValueError(
-            f"`{environment_class.__name__}.reset` takes {listed(by_name)}, but a row also has {listed(extra)}. "
-            "Remove the column, or let `reset` end with `**columns`."
-        )
+            f"`{environment_class.__name__}.reset` must take the columns {listed(there)} of a row, but got: {error}. "
+            "Add or remove the column, give the parameter a default, or let `reset` end with `**columns`."
+        ) from None
 
 
 def call_reset(environment: object, columns: Mapping[str, Any], seed: int) -> str | None:
@@ -43,9 +32,8 @@ def call_reset(environment: object, columns: Mapping[str, Any], seed: int) -> st
         Text for the end of the prompt, or None.
 
     Raises:
-        ValueError: See `check_columns`; or `reset` raised an exception, or returned something else.
+        ValueError: `reset` raised an exception, or returned something else.
     """
-    check_columns(type(environment), columns)
     given = copy.deepcopy(dict(columns))  # The rollouts of a group share a row, and may change it.
     if "seed" in inspect.signature(environment.reset).parameters:  # type: ignore[attr-defined]
         given.setdefault("seed", seed)
@@ -55,18 +43,22 @@ def call_reset(environment: object, columns: Mapping[str, Any], seed: int) -> st
     return made
 
 
-def call_reward(environment: object) -> float | None:
-    """What `get_reward()` returns at the end of a rollout; None without the method, or if it returns None.
+def call_number(environment: object, method: Literal["get_reward", "score_turn"]) -> float | None:
+    """What `get_reward()` returns at the end of a rollout, or `score_turn()` at that of a turn; None without it.
 
     Raises:
-        ValueError: It raised an exception, or returned something that is no finite number.
+        ValueError: It raised an exception, or returned something that is neither None nor a finite number.
     """
-    return _number(environment, "get_reward")
-
-
-def call_score(environment: object) -> float | None:
-    """What `score_turn()` returns at the end of a turn; otherwise like `call_reward`."""
-    return _number(environment, "score_turn")
+    made = _call(environment, method)
+    if made is None:
+        return None
+    try:
+        number = math.nan if isinstance(made, str | bytes) else float(made)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last one from a tensor.
+        number = math.nan
+    if not math.isfinite(number):
+        raise _wrong(environment, method, "return a finite number or None", made)
+    return number
 
 
 def call_state(environment: object) -> Hashable:
@@ -81,19 +73,6 @@ def call_state(environment: object) -> Hashable:
     except TypeError as error:
         raise _wrong(environment, "state_key", "return a hashable key, such as a tuple,", made) from error
     return made
-
-
-def _number(environment: object, method: str) -> float | None:
-    made = _call(environment, method)
-    if made is None:
-        return None
-    try:
-        number = math.nan if isinstance(made, str | bytes) else float(made)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last one from a tensor.
-        number = math.nan
-    if not math.isfinite(number):
-        raise _wrong(environment, method, "return a finite number or None", made)
-    return number
 
 
 def _call(environment: object, method: str, arguments: Mapping[str, Any] | None = None) -> Any:

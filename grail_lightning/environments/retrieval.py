@@ -5,31 +5,22 @@ Queries are written by a policy. They are reduced to words before they reach the
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from grail_lightning.environments.web import check_address, post
+
 _QUERY_CHARACTERS, _DOCUMENT_CHARACTERS = 500, 4000
-_ANSWER_BYTES = 8_000_000
 _WORD = re.compile(r"[^\W_]+")
 
 
-class Retriever(ABC):
-    """Finds the documents that fit a query best. Threads may share one."""
-
-    @abstractmethod
-    def documents(self, query: str, k: int) -> list[str]:
-        """At most `k` documents, the best first."""
-
-
-class Corpus(Retriever):
+class Corpus:
     """Documents in an index of SQLite's FTS5 in memory, ranked by BM25 over the words of a query.
 
     Words match without regard to case and to English endings (`lives`, `live`). Documents with the same score come in
@@ -44,28 +35,26 @@ class Corpus(Retriever):
         self._connection.executemany("INSERT INTO documents VALUES (?)", ((document,) for document in documents))
 
     def documents(self, query: str, k: int) -> list[str]:
-        """See `Retriever.documents`."""
-        words = dict.fromkeys(_WORD.findall(query[:_QUERY_CHARACTERS].lower()))
+        """At most `k` documents, the best first. Threads may share a corpus."""
+        # Words in quotation marks are no operators, and `_WORD` leaves no quotation mark in them.
+        words = dict.fromkeys(f'"{word}"' for word in _WORD.findall(query[:_QUERY_CHARACTERS].lower()))
         if not words:
             return []
-        # Words in quotation marks are no operators, and `_WORD` leaves no quotation mark in them.
-        match = " OR ".join(f'"{word}"' for word in words)
         # Rounded, because the last digits of a logarithm differ between machines.
-        order = "round(bm25(documents), 6), rowid LIMIT ?"
+        order = "ORDER BY round(bm25(documents), 6), rowid LIMIT ?"
         with self._lock:
             found = self._connection.execute(
-                f"SELECT text FROM documents WHERE documents MATCH ? ORDER BY {order}",  # noqa: S608 - a constant
-                (match, k),
+                f"SELECT text FROM documents WHERE documents MATCH ? {order}",  # noqa: S608 - a constant
+                (" OR ".join(words), k),
             )
             return [text for (text,) in found]
 
 
-class RemoteRetriever(Retriever):
+class RemoteRetriever:
     r"""A server that speaks Search-R1's `/retrieve`: ``POST {"queries": […], "topk": k, "return_scores": true}``.
 
     It answers ``{"result": [[{"document": {"contents": "title\ntext"}, "score": …}, …]]}``; documents without scores,
-    and documents that are text, are read as well. A request is repeated if there is no answer in time, and at status
-    429 and 5xx.
+    and documents that are text, are read as well.
 
     Args:
         url: The address, such as `http://127.0.0.1:8000/retrieve`; without a path, `/retrieve` is added.
@@ -77,25 +66,9 @@ class RemoteRetriever(Retriever):
     """
 
     def __init__(self, url: str, timeout_seconds: float, retries: int) -> None:
-        import urllib3  # Not needed without a server.
-
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"`retriever` must be an address such as http://127.0.0.1:8000/retrieve, but got {url!r}.")
-        self.url = url if parts.path.strip("/") else url.rstrip("/") + "/retrieve"
-        again = urllib3.Retry(
-            total=retries,
-            redirect=0,
-            allowed_methods=None,
-            status_forcelist=(429, 500, 502, 503, 504),
-            backoff_factor=0.2,
-            raise_on_status=False,
-            respect_retry_after_header=False,
-        )
-        # Each request has a connection of its own: an idle one may be closed by the server at any moment.
-        self._pool = urllib3.PoolManager(
-            headers={"Connection": "close"}, retries=again, timeout=urllib3.Timeout(timeout_seconds)
-        )
+        check_address("retriever", url, "http://127.0.0.1:8000/retrieve")
+        self.url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
+        self._post = partial(post, self.url, seconds=timeout_seconds, retries=retries)
         try:
             self.documents("test", 1)
         except ValueError as error:
@@ -105,28 +78,14 @@ class RemoteRetriever(Retriever):
             ) from None
 
     def documents(self, query: str, k: int) -> list[str]:
-        """See `Retriever.documents`; a ValueError if the server gives no answer that can be read."""
-        import urllib3
-
-        body = {"queries": [query[:_QUERY_CHARACTERS]], "topk": k, "return_scores": True}
+        """At most `k` documents, the best first; a ValueError if the server gives no answer that can be read."""
+        answer = self._post({"queries": [query[:_QUERY_CHARACTERS]], "topk": k, "return_scores": True})
         try:
-            answer = self._pool.request("POST", self.url, json=body, preload_content=False)
-            try:
-                text = answer.read(_ANSWER_BYTES, decode_content=True)
-            finally:
-                answer.close()
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise ValueError(f"{self.url} did not answer ({type(reason).__name__}).") from None
-        if answer.status != 200:
-            raise ValueError(f"{self.url} answered with status {answer.status}: {text[:200]!r}.")
-        try:
-            return [_contents(item) for item in json.loads(text)["result"][0][:k]]
-        # Too deep nesting is a RecursionError.
-        except (ValueError, LookupError, TypeError, RecursionError):
+            return [_contents(item) for item in answer["result"][0][:k]]
+        except (LookupError, TypeError):
             raise ValueError(
                 f'{self.url} must answer {{"result": [[{{"document": {{"contents": …}}}}, …]]}}, '
-                f"but got {text[:200]!r}."
+                f"but got {str(answer)[:200]!r}."
             ) from None
 
 
@@ -140,7 +99,6 @@ def _contents(item: Any) -> str:
     return text[:_DOCUMENT_CHARACTERS].encode(errors="replace").decode()
 
 
-@lru_cache(maxsize=16)
-def connect(url: str, timeout_seconds: float, retries: int) -> RemoteRetriever:
-    """A client that all environments with the same options share; the server is asked when it is made."""
-    return RemoteRetriever(url, timeout_seconds, retries)
+Retriever = Corpus | RemoteRetriever
+# All environments with the same options share a client; the server is asked when it is made.
+connect = lru_cache(maxsize=16)(RemoteRetriever)

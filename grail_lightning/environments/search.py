@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any
 
-from grail_lightning.environments.facts import FactGraph, read_graph
+from grail_lightning.environments.facts import fact_graph
 from grail_lightning.environments.retrieval import Corpus, Retriever, connect
 
 NOTHING_FOUND = "Nothing was found."
@@ -27,42 +26,29 @@ class Search:
         retries: How often a request to the server is repeated. Does not apply without `retriever`.
 
     Raises:
-        ValueError: If a number is out of its range, or the server does not answer.
+        ValueError: If `top_k` is below 1, or the server does not answer.
     """
 
     def __init__(
         self, top_k: int = 2, retriever: str | None = None, timeout_seconds: float = 5.0, retries: int = 2
     ) -> None:
-        if top_k < 1 or not 0 < timeout_seconds <= 3600 or retries < 0:
-            raise ValueError(
-                "`Search` must have top_k >= 1, timeout_seconds in (0, 3600] and retries >= 0, but got "
-                f"top_k={top_k}, timeout_seconds={timeout_seconds}, retries={retries}."
-            )
+        if top_k < 1:
+            raise ValueError(f"`top_k` must be at least 1, but got {top_k}.")
         self._top_k = top_k
         self._server = None if retriever is None else connect(retriever, timeout_seconds, retries)
         self.reset()
 
-    def reset(
-        self,
-        problem: str = "",
-        graph: Mapping[str, Any] | None = None,
-        path: Sequence[str] = (),
-        **columns: Any,
-    ) -> None:
+    def reset(self, problem: str = "", graph: int | None = None, path: Sequence[str] = (), **columns: object) -> None:
         """Begin a rollout.
 
         Args:
             problem: The question.
-            graph: The seed of the graph whose documents are searched, and its size; see `SearchSpace.sample`. It is not
-                read if there is a server.
+            graph: The seed of the graph whose documents are searched. It is not read if there is a server.
             path: The documents that lead to the answer; without them, turns have no score.
             columns: The other columns of the row, which are not read.
-
-        Raises:
-            ValueError: If `graph` cannot be read.
         """
         self._problem, self._path = problem, frozenset(map(_line, path))
-        self._documents: Retriever | None = self._server or (None if graph is None else _corpus(read_graph(graph)))
+        self._documents: Retriever | None = self._server or (None if graph is None else _corpus(graph))
         self._seen: frozenset[str] = frozenset()
         self._gain: bool | None = None  # Whether the present turn found a document of the path; None without a search.
 
@@ -84,20 +70,12 @@ class Search:
         return "\n".join(f"- {line}" for line in found) or NOTHING_FOUND
 
     def score_turn(self) -> float | None:
-        """Score the turn that has just ended, and begin the next one.
-
-        Returns:
-            1 if its search found a document of the path that was not found before, else 0; None if it had no search.
-        """
+        """1 if the turn's search found a document of the path that was not found before, else 0; None without one."""
         gain, self._gain = self._gain, None
         return None if gain is None or not self._path else float(gain)
 
     def state_key(self) -> Hashable:
-        """Name the present state.
-
-        Returns:
-            The question, and the set of documents that were found so far.
-        """
+        """The question, and the set of documents that were found so far."""
         return self._problem, self._seen
 
 
@@ -107,5 +85,5 @@ def _line(document: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _corpus(graph: FactGraph) -> Corpus:
-    return Corpus(fact.document for fact in graph.facts)
+def _corpus(graph: int) -> Corpus:
+    return Corpus(fact.document for fact in fact_graph(graph).facts)

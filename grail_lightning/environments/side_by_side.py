@@ -10,17 +10,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
-import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from itertools import islice
-from queue import Empty, SimpleQueue
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-_Step = Callable[[], Any]
-_LOOP_ANSWERS = 1.0  # Seconds within which an event loop that is not blocked answers.
+from grail_lightning.loops import background_loop
 
 
 class Outcome(NamedTuple):
@@ -31,87 +27,76 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def side_by_side(jobs: Sequence[Sequence[_Step]], *, seconds: float, threads: int) -> list[list[Outcome]]:
-    """Run jobs in at most `threads` threads at a time; the functions of a job run one after the other.
+def side_by_side(
+    functions: Sequence[Callable[[], Any]], seconds: Sequence[float], *, threads: int = 32
+) -> list[Outcome]:
+    """Run functions, each within its own limit of seconds, in at most `threads` threads at a time.
 
-    A function that takes longer than `seconds` has the outcome `timeout`. Its thread is abandoned, and the functions
-    of its job that follow are not run, so the job has fewer outcomes than functions. What the thread works with must
-    not be used again: it may still be changing it. An exception ends its function, and the job goes on.
-
-    Returns:
-        The outcomes of each job, in the order of the jobs and of their functions.
+    The thread of a function that takes longer is abandoned. What it works with must not be used again: the thread may
+    still be changing it.
     """
-    assert threads > 0
-    outcomes: list[list[Outcome]] = [[] for _ in jobs]
-    waiting = iter([(row, steps) for row, steps in enumerate(jobs) if steps])
-    reports: SimpleQueue[tuple[_Worker, Outcome]] = SimpleQueue()
-    deadlines: dict[_Worker, float] = {}
+    workers = [_Worker(*pair) for pair in zip(functions, seconds, strict=True)]
+    waiting, running = workers[::-1], list[_Worker]()
     try:
-        while True:
-            for row, steps in islice(waiting, threads - len(deadlines)):
-                worker = _Worker(row, steps, reports)
-                deadlines[worker] = monotonic() + seconds
-                worker.start()
-            if not deadlines:
-                return outcomes
-            try:
-                # Waits with a timeout can be interrupted by Ctrl-C.
-                left = min(deadlines.values()) - monotonic()
-                worker, outcome = reports.get(timeout=min(max(left, 0.0), 3600.0))
-            except Empty:
-                for worker in [worker for worker, deadline in deadlines.items() if deadline <= monotonic()]:
-                    outcomes[worker.row].append(Outcome("timeout", None, seconds))
-                    del deadlines[worker]
+        while waiting or running:
+            while waiting and len(running) < threads:
+                running.append(waiting.pop())
+                running[-1].start()
+            # Waits with a timeout can be interrupted by Ctrl-C.
+            left = max(0.0, min(worker.left for worker in running))
+            wait([worker.outcome for worker in running], timeout=min(left, 3600.0), return_when=FIRST_COMPLETED)
+            for worker in running:
+                if worker.left <= 0:
                     worker.abandon()
-                continue
-            if worker in deadlines:  # Else it was abandoned, and reports too late.
-                outcomes[worker.row].append(outcome)
-                deadlines[worker] = monotonic() + seconds
-                if len(outcomes[worker.row]) == len(worker.steps):
-                    del deadlines[worker]
+            running = [worker for worker in running if not worker.outcome.done()]
     finally:
-        for worker in deadlines:  # After an exception, such as Ctrl-C.
+        for worker in running:  # After an exception, such as Ctrl-C.
             worker.abandon()
+    late = [worker.outcome.cancelled() for worker in workers]
+    return [
+        Outcome("timeout", None, w.limit) if end else w.outcome.result() for w, end in zip(workers, late, strict=True)
+    ]
 
 
 class _Worker(threading.Thread):
-    """The thread of one job."""
+    """The thread of one function."""
 
-    def __init__(self, row: int, steps: Sequence[_Step], reports: SimpleQueue[tuple[_Worker, Outcome]]) -> None:
-        super().__init__(name=f"job-{row}", daemon=True)
-        self.row, self.steps, self._reports = row, steps, reports
-        self.future: Future[Any] | None = None  # The coroutine that the thread waits for.
-        self._abandoned = False
-        self._ended = False
+    def __init__(self, function: Callable[[], Any], limit: float) -> None:
+        super().__init__(daemon=True)
+        self.function, self.limit, self.began = function, limit, monotonic()
+        self.outcome: Future[Outcome] = Future()
+        self.coroutine: Future[Any] | None = None  # What the thread waits for.
         self._ending = threading.Lock()
+
+    def start(self) -> None:
+        self.began = monotonic()
+        super().start()
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.began + self.limit - monotonic()
 
     def run(self) -> None:
         try:
-            for step in self.steps:
-                if self._abandoned:
-                    return
-                began = monotonic()
-                try:
-                    outcome = Outcome("done", step(), monotonic() - began)
-                except BaseException as error:
-                    outcome = Outcome("failed", error, monotonic() - began)
-                self._reports.put((self, outcome))
-        finally:
-            with self._ending:
-                self._ended = True
+            made = Outcome("done", self.function(), monotonic() - self.began)
+        except BaseException as error:
+            made = Outcome("failed", error, monotonic() - self.began)
+        with self._ending:
+            if not self.outcome.cancelled():
+                self.outcome.set_result(made)
 
     def abandon(self) -> None:
-        """No further function is run. One that runs Python code gets an exception, since an endless loop takes time."""
-        self._abandoned = True
-        future = self.future
-        if future is not None:
-            future.cancel()
-            _replace_blocked_loop()
-            return
-        with self._ending:  # The number of a thread that has ended may be another's.
-            if not self._ended and self.ident is not None:
+        """End a function that has no outcome. Python code gets an exception, since an endless loop takes time."""
+        with self._ending:  # Held, because the number of a thread that has ended may be another's.
+            if not self.outcome.cancel():
+                return
+            if self.coroutine is None and self.ident is not None:
                 # Threads end silently by `SystemExit`.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
+        if self.coroutine is not None:
+            self.coroutine.cancel()
+            _leave_blocked_loop()
 
 
 def awaited(value: Any) -> Any:
@@ -131,38 +116,25 @@ def awaited(value: Any) -> Any:
     future = asyncio.run_coroutine_threadsafe(outcome(), _event_loop())
     worker = threading.current_thread()
     if isinstance(worker, _Worker):
-        worker.future = future
-    try:
-        made = future.result()
-    finally:
-        if isinstance(worker, _Worker):
-            worker.future = None
+        worker.coroutine = future
+    made = future.result()
+    if isinstance(worker, _Worker):
+        worker.coroutine = None
     if made.status == "failed":
         raise made.value
     return made.value
 
 
-# A fork of the process has no thread of its parent, so it makes a loop of its own.
-_loops: dict[int, tuple[asyncio.AbstractEventLoop, threading.Thread]] = {}
-_loops_lock = threading.Lock()
+_blocked: list[asyncio.AbstractEventLoop] = []
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    with _loops_lock:
-        loop, thread = _loops.get(os.getpid(), (None, None))
-        if loop is None or thread is None or not thread.is_alive():
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="async-tools", daemon=True)
-            thread.start()
-            _loops[os.getpid()] = loop, thread
-        return loop
+    return background_loop(f"tools-{len(_blocked)}")
 
 
-def _replace_blocked_loop() -> None:
+def _leave_blocked_loop() -> None:
     """A coroutine that blocks its loop (`time.sleep`) would block those of all later calls."""
     loop, answered = _event_loop(), threading.Event()
     loop.call_soon_threadsafe(answered.set)
-    if not answered.wait(_LOOP_ANSWERS):
-        with _loops_lock:
-            if _loops.get(os.getpid(), (None, None))[0] is loop:
-                del _loops[os.getpid()]
+    if not answered.wait(1.0) and loop is _event_loop():
+        _blocked.append(loop)

@@ -20,14 +20,12 @@ def transcript(episode: Episode) -> str:
     """What the policy wrote and was told, in its order. Each line of it is indented, so that none can pass for ours."""
     parts = []
     for number, turn in enumerate(episode.turns, 1):
-        parts.append(
-            (f"[turn {number}]" if turn.score is None else f"[turn {number}, score {turn.score:.3g}]", turn.text)
-        )
+        score = "" if turn.score is None else f", score {turn.score:.3g}"
+        parts.append((f"[turn {number}{score}]", turn.text))
         parts += [(f"[{call.status} call of {call.name[:80]!r}]", call.result) for call in turn.calls]
     lines = [line for head, text in parts for line in (head, *(f"    {line}" for line in text.splitlines()))]
     reward = "" if episode.reward is None else f", reward {episode.reward:.3g}"
-    text = "\n".join([*lines, f"[end: {episode.end}{reward}]"])
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return "\n".join([*lines, f"[end: {episode.end}{reward}]"]).encode(errors="replace").decode()
 
 
 def episode_json(episode: Episode) -> str:

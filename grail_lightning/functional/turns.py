@@ -18,15 +18,13 @@ def turn_numbers(mask: Tensor, turn: Tensor | None) -> Tensor:
 
     Without ``turn [B, T]`` all sampled tokens of a row are one turn.
     """
-    numbers = torch.zeros_like(mask, dtype=torch.long) if turn is None else turn
-    return numbers.masked_fill(~mask, -1)
+    return (torch.zeros_like(mask, dtype=torch.long) if turn is None else turn).masked_fill(~mask, -1)
 
 
 def existing_turns(numbers: Tensor) -> Tensor:
     """``[B, K]`` bool: the turns that each row has; K is at least 1, and a row without a token has none."""
-    last = numbers.amax(1) if numbers.shape[1] else numbers.new_full((len(numbers),), -1)
-    width = max(1, int(last.max()) + 1) if len(last) else 1
-    return torch.arange(width, device=numbers.device) <= last[:, None]
+    last = torch.nn.functional.pad(numbers, (0, 1), value=-1).amax(1)
+    return torch.arange(max([1, *(last + 1).tolist()]), device=numbers.device) <= last[:, None]
 
 
 def turn_starts(numbers: Tensor, turns: int) -> Tensor:
@@ -50,18 +48,19 @@ def spread_turns(values: Tensor, numbers: Tensor) -> Tensor:
     return values.gather(1, numbers.clamp(min=0)).masked_fill(numbers < 0, 0)
 
 
-def relative(values: Tensor, key: Tensor, *, standardise: bool = False) -> Tensor:
-    r"""``[N]``: each value beside those with the same key.
+def relative(values: Tensor, key: Tensor, counted: Tensor, *, standardise: bool = False) -> Tensor:
+    r"""``[B, K]``: each counted value beside the counted ones with the same key, 0 for the others.
 
     .. math:: z_n = x_n - \bar x, \qquad \text{or standardised } z_n = (x_n - \bar x) / (s + 10^{-4})
 
-    Mean and unbiased standard deviation ``s`` are those of the values with the key. Values that are all equal, such as
-    a single one, have exactly 0: a rounding error must not become an advantage.
+    Mean and unbiased standard deviation ``s`` are those of the values with the key, ``[B, K]`` or ``[B, 1]``. Values
+    that are all equal, such as a single one, have exactly 0: a rounding error must not become an advantage.
     """
-    (total, size), std = group_sums(values, key), group_std(values, key)
-    centred = values - total / size
+    found, same = values[counted], key.expand_as(values)[counted]
+    (total, size), std = group_sums(found, same), group_std(found, same)
+    centred = found - total / size
     scaled = centred / (std + _SCALE_EPS) if standardise else centred
-    return scaled.masked_fill(std <= EQUAL_REWARDS, 0)
+    return torch.zeros_like(values).masked_scatter(counted, scaled.masked_fill(std <= EQUAL_REWARDS, 0))
 
 
 def turn_changes(values: Tensor, outcomes: Tensor, exists: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -32,7 +32,7 @@ from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.batch.rows import join
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.engines.base import RolloutEngine, build_batch
-from grail_lightning.environments.episode import Call, Episode, Turn
+from grail_lightning.environments.transcript import episode_json, read_episode
 from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
@@ -300,17 +300,16 @@ def _turns(batch: SampledBatch, turn: Tensor, row: int, states: dict[Hashable, i
     """
     assert batch.episodes is not None
     valid, episode, prompt = batch.valid_mask[row], batch.episodes[row], batch.prompts[row]
-    turns = [
-        asdict(replace(t, state=None if t.state is None else states.setdefault(t.state, len(states))))
-        for t in episode.turns
-    ]
+    turns = (
+        replace(t, state=None if t.state is None else states.setdefault(t.state, len(states))) for t in episode.turns
+    )
     return {
         "problem": problem_id(prompt),
         # The rewards of environments; the others are the problem's.
         "columns": {name: value for name, value in prompt.columns.items() if isinstance(value, float)},
         "sampled": batch.response_mask[row][valid].tolist(),
         "turn": turn[row][valid].tolist(),
-        "episode": {"turns": turns, "end": episode.end, "reward": episode.reward},
+        "episode": episode_json(replace(episode, turns=tuple(turns))),
     }
 
 
@@ -341,11 +340,6 @@ def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> 
                 replace(prompts[k // size], columns={**prompts[k // size].columns, **r["columns"]})
                 for k, r in enumerate(records)
             ],
-            episodes=[_episode(record["episode"]) for record in records],
+            episodes=[read_episode(record["episode"]) for record in records],
         )
     return _AheadBatch(sampler.numbered(batch), int(state["step"]))
-
-
-def _episode(record: dict[str, Any]) -> Episode:
-    turns = tuple(Turn(**turn | {"calls": tuple(Call(**call) for call in turn["calls"])}) for turn in record["turns"])
-    return Episode(turns=turns, end=record["end"], reward=record["reward"])

@@ -9,22 +9,21 @@ Shapes: ``B`` rows, ``T`` tokens after the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, decode
 from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.dialogue import Dialect, Encode, find_dialect
+from grail_lightning.environments.dialogue import Dialect
 from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
-from grail_lightning.environments.hooks import call_reset, call_reward, call_score, call_state
+from grail_lightning.environments.hooks import call_number, call_reset, call_state
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.environments.tools import run_calls
 from grail_lightning.policy import Policy
@@ -33,46 +32,52 @@ from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import REWARD, EnvironmentTask
 from grail_lightning.tasks.problem import Prompt, TokenText
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 TRUNCATED: tuple[EndReason, ...] = ("tokens", "context")
-_WARN_SHARE = 0.1
-_THREADS = 32  # Environments at a time.
 
 
 def has_environments(prompts: Sequence[Prompt], engine: RolloutEngine, device: torch.device) -> bool:
     """Whether a prompt of any rank has an environment: ranks that sample together then play their turns together."""
-    own = any(isinstance(prompt.task, EnvironmentTask) for prompt in prompts)
+    return _on_any_rank(any(isinstance(prompt.task, EnvironmentTask) for prompt in prompts), engine, device)
+
+
+def _on_any_rank(own: bool, engine: RolloutEngine, device: torch.device) -> bool:
     if engine.samples_elsewhere:  # It is perhaps called in a thread, where no collective may be.
         return own
     return bool(all_reduce(torch.tensor(int(own), device=device), "max"))
 
 
 class _Rollout:
-    """One rollout while it is played."""
+    """One rollout while it is played; without a task it has no environment, and one turn."""
 
-    def __init__(self, prompt: Prompt, dialect: Dialect | None, environment: Any, prompt_ids: list[int]) -> None:
-        self.prompt, self.dialect, self.environment, self.prompt_ids = prompt, dialect, environment, prompt_ids
+    environment: Any = None
+    opening: str | None = None  # What `reset` returned.
+    state: Any = None  # The key of the state in which the newest turn began, and in which it ended.
+    next_state: Any = None
+    score: float | None = None  # Of the newest turn.
+    reward: float | None = None
+    end: EndReason | None = None
+
+    def __init__(self, policy: Policy, prompt: Prompt, dialect: Dialect | None, seed: int, sampling: Sampling) -> None:
+        self.policy, self.prompt, self.dialect, self.seed, self.sampling = policy, prompt, dialect, seed, sampling
+        self.task = prompt.task if isinstance(prompt.task, EnvironmentTask) else None
+        self.prompt_ids: list[int] = []
         self.ids: list[int] = []  # After the prompt.
         self.sampled: list[bool] = []  # Of each of these, whether the policy sampled it.
         self.turn_of: list[int] = []
         self.logprobs: list[float] | None = []
         self.turns: list[Turn] = []
-        self.state: Any = None  # The key of the state in which the next turn begins.
         self.last: list[int] = []  # The ids of the newest turn.
-        self.calls: list[ParsedCall] = []  # Of the newest turn, to be run.
-        self.end: EndReason | None = None
-        self.budget = self.room = 0
+        self.asked: list[ParsedCall] = []  # Its calls.
+        self.calls: tuple[Call, ...] = ()  # The same after they were run.
 
-    def limit(self, sampling: Sampling, positions: int | None) -> int:
-        """Most tokens of the next turn, at least 1 in the first one."""
-        task = self.prompt.task
-        most = task.limits.max_tokens if isinstance(task, EnvironmentTask) else None
-        rooms = [most, None if positions is None else positions - len(self.prompt_ids)]
-        self.budget = sampling.max_response_length - sum(self.sampled)
-        self.room = min((room - len(self.ids) for room in rooms if room is not None), default=self.budget)
-        return max(1, min(self.budget, self.room))
+    def left(self) -> tuple[float, float]:
+        """How many tokens may still be sampled, and for how many there is room."""
+        positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
+        most = self.task.limits.max_tokens if self.task else None
+        room = min(
+            math.inf if most is None else most, math.inf if positions is None else positions - len(self.prompt_ids)
+        )
+        return self.sampling.max_response_length - sum(self.sampled), room - len(self.ids)
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None, *, sampled: bool) -> None:
         """Append tokens: those of a turn, or what the environment answered to it."""
@@ -81,38 +86,40 @@ class _Rollout:
         self.turn_of += [len(self.turns) - (not sampled)] * len(ids)
         self.logprobs = None if logprobs is None or self.logprobs is None else [*self.logprobs, *logprobs]
 
-    def take(self, turn: SampledTurn, end_tokens: Sequence[int]) -> None:
+    def take(self, turn: SampledTurn) -> None:
         """Append a sampled turn, and read its calls; without one the rollout ends."""
         self.append(turn.ids, turn.logprobs, sampled=True)
-        self.last, self.calls = turn.ids, []
+        self.last, self.asked, self.calls, self.score = turn.ids, [], (), None
         # Calls in plain tags end with their closing tag: an end token in their place ends the message, and the rollout.
-        if turn.finished and self.dialect and (self.dialect.end_token_id or turn.ids[-1] not in end_tokens):
-            self.calls = self.dialect.calls(turn.ids)
+        ended = turn.finished and turn.ids[-1] in self.policy.end_token_ids
+        if turn.finished and self.dialect and (self.dialect.end_token_id or not ended):
+            self.asked = self.dialect.calls(turn.ids)
         if not turn.finished:
-            self.end = "tokens" if len(turn.ids) >= self.budget else "context"
-        elif not self.calls:
+            self.end = "tokens" if self.left()[0] <= 0 else "context"
+        elif not self.asked:
             self.end = "answered"
 
-    def close_turn(self, text: str, calls: Sequence[Call], score: float | None, state: Any) -> None:
+    def close_turn(self) -> None:
         """Record the turn, whose calls were run, and append what the environment answered if the rollout goes on."""
-        self.turns.append(Turn(text=text, calls=tuple(calls), state=self.state, score=score))
-        self.state = state
+        text = decode(self.policy, self.last)
+        self.turns.append(Turn(text=text, calls=self.calls, state=self.state, score=self.score))
+        self.state = self.next_state
         if self.end is not None:
             return
-        task = self.prompt.task
-        assert isinstance(task, EnvironmentTask)
+        assert self.task is not None
         assert self.dialect is not None
-        between, end = self.dialect.between([call.result for call in calls]), self.dialect.end_token_id
+        between, end = self.dialect.between([call.result for call in self.calls]), self.dialect.end_token_id
         if end is not None and self.last[-1] != end:  # Another of the model's end tokens.
             between = [end, *between]
         failures = sum(call.status in ("failed", "timeout") for turn in self.turns for call in turn.calls)
-        if self.lost or failures >= task.limits.max_failures:
+        budget, room = self.left()
+        if self.lost or failures >= self.task.limits.max_failures:
             self.end = "failures"
-        elif len(self.turns) >= task.limits.max_turns:
+        elif len(self.turns) >= self.task.limits.max_turns:
             self.end = "turns"
-        elif self.budget <= len(self.last):
+        elif budget <= 0:
             self.end = "tokens"
-        elif self.room <= len(self.last) + len(between):
+        elif room <= len(between):
             self.end = "context"
         else:
             self.append(between, [0.0] * len(between), sampled=False)
@@ -120,7 +127,24 @@ class _Rollout:
     @property
     def lost(self) -> bool:
         """Whether a tool hangs, so that the environment must not be used again."""
-        return any(call.status == "timeout" for turn in self.turns for call in turn.calls)
+        return any(call.status == "timeout" for call in self.calls)
+
+    # What environments are asked, each in a thread of its own.
+    def begin(self) -> None:
+        """Make the environment, and reset it."""
+        assert self.task is not None
+        self.environment = self.task.environment()
+        self.opening = call_reset(self.environment, self.prompt.columns, derive_seed(self.seed, "environment"))
+        self.state = call_state(self.environment)
+
+    def judge_turn(self) -> None:
+        """Ask for the score of the turn that was played, and for the state behind it."""
+        self.score = call_number(self.environment, "score_turn")
+        self.next_state = call_state(self.environment)
+
+    def judge(self) -> None:
+        """Ask for the reward."""
+        self.reward = call_number(self.environment, "get_reward")
 
 
 def play(
@@ -141,48 +165,41 @@ def play(
         sampling: `max_response_length` limits the sampled tokens of all turns together.
         seeds: A seed of 63 bits for each row: of its turns, and of its environment's random numbers.
     """
-    rows = [prompt for prompt in prompts for _ in range(group_size)]
-    dialects = _dialects(policy, rows)
-    positions = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    stops = [stop for dialect in dialects.values() for stop in dialect.stop]
-    sampling = replace(sampling, stop=tuple(dict.fromkeys([*sampling.stop, *stops])))
-    rollouts = _begin(policy, rows, dialects, seeds)
+    dialects = _dialects(policy, prompts)
+    rows = zip([prompt for prompt in prompts for _ in range(group_size)], seeds, strict=True)
+    rollouts = [_Rollout(policy, prompt, dialects.get(id(prompt.task)), seed, sampling) for prompt, seed in rows]
+    _each(rollouts, "begin")
+    for rollout in rollouts:
+        encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
+        rollout.prompt_ids = encode(_messages(rollout))
     number = 0
     with engine.turns(sampling) as sampler:
-        while _any_going(rollouts, engine, policy.device):
-            going = [k for k, rollout in enumerate(rollouts) if rollout.end is None]
+        while _on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):
+            going = [(row, rollout) for row, rollout in enumerate(rollouts) if rollout.end is None]
             requests = [
                 TurnRequest(
-                    row=k,
-                    prompt=rollouts[k].prompt,
-                    ids=[*rollouts[k].prompt_ids, *rollouts[k].ids],
-                    limit=rollouts[k].limit(sampling, positions),
-                    seed=derive_seed(seeds[k], "turn", number),
+                    row=row,
+                    prompt=rollout.prompt,
+                    ids=[*rollout.prompt_ids, *rollout.ids],
+                    limit=max(1, int(min(rollout.left()))),
+                    seed=derive_seed(rollout.seed, "turn", number),
+                    stop=sampling.stop + (rollout.dialect.stop if rollout.dialect else ()),
                 )
-                for k in going
+                for row, rollout in going
             ]
-            for k, turn in zip(going, sampler.sample(requests), strict=True):
-                rollouts[k].take(turn, policy.end_token_ids)
-            _answer(policy, [rollouts[k] for k in going])
+            for (_, rollout), turn in zip(going, sampler.sample(requests), strict=True):
+                rollout.take(turn)
+            _answer([rollout for _, rollout in going])
             number += 1
+    _each([rollout for rollout in rollouts if not rollout.lost], "judge")
     return _batch(policy, rollouts, group_size)
 
 
-def check_task(task: object, tokenizer: PreTrainedTokenizerBase, encode: Encode, kwargs: dict[str, Any]) -> None:
-    """Check, before the weights are loaded, that calls of an environment's tools can be written with a tokenizer.
-
-    Raises:
-        ValueError: If its chat template rewrites earlier turns, or cannot show calls and results.
-    """
-    if isinstance(task, EnvironmentTask):
-        find_dialect(tokenizer, task.tools.schemas, task.calls, encode, kwargs)
-
-
-def _dialects(policy: Policy, rows: Sequence[Prompt]) -> dict[int, Dialect]:
+def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
     """How the calls of each task are written, by the identity of the task."""
     kwargs, made = policy.loading.chat_template_kwargs, {}
-    for task in {id(row.task): row.task for row in rows if isinstance(row.task, EnvironmentTask)}.values():
-        dialect = find_dialect(policy.tokenizer, task.tools.schemas, task.calls, policy.encode, kwargs)
+    for task in {id(p.task): p.task for p in prompts if isinstance(p.task, EnvironmentTask)}.values():
+        dialect = task.dialect(policy.tokenizer, policy.encode, kwargs)
         end = dialect.end_token_id
         if end is not None and end not in policy.end_token_ids:
             raise ValueError(
@@ -194,68 +211,10 @@ def _dialects(policy: Policy, rows: Sequence[Prompt]) -> dict[int, Dialect]:
     return made
 
 
-def _any_going(rollouts: Sequence[_Rollout], engine: RolloutEngine, device: torch.device) -> bool:
-    """Whether a rollout of any rank has not ended: ranks that sample together take equally many turns."""
-    going = any(rollout.end is None for rollout in rollouts)
-    if engine.samples_elsewhere:
-        return going
-    return bool(all_reduce(torch.tensor(int(going), device=device), "max"))
-
-
-def _begin(
-    policy: Policy, rows: Sequence[Prompt], dialects: dict[int, Dialect], seeds: Sequence[int]
-) -> list[_Rollout]:
-    """The rollouts before their first turn: environments are made and reset side by side, and prompts are encoded."""
-
-    def begin(prompt: Prompt, seed: int) -> tuple[Any, str | None, Any]:
-        task = prompt.task
-        if not isinstance(task, EnvironmentTask):
-            return None, None, None
-        environment = task.environment()
-        opening = call_reset(environment, prompt.columns, derive_seed(seed, "environment"))
-        return environment, opening, call_state(environment)
-
-    begun = _each([partial(begin, *pair) for pair in zip(rows, seeds, strict=True)], rows)
-    rollouts = []
-    for prompt, (environment, opening, state) in zip(rows, begun, strict=True):
-        dialect = dialects.get(id(prompt.task))
-        encode = policy.encode if dialect is None else dialect.prompt_ids
-        rollouts.append(_Rollout(prompt, dialect, environment, encode(_with(prompt.messages, opening))))
-        rollouts[-1].state = state
-    return rollouts
-
-
-def _answer(policy: Policy, rollouts: Sequence[_Rollout]) -> None:
-    """Run the calls of the newest turns, and append their results where rollouts go on."""
-    calls: list[tuple[Call, ...]] = [()] * len(rollouts)
-    tasks = {id(rollout.prompt.task): rollout.prompt.task for rollout in rollouts}
-    for task in tasks.values():
-        if isinstance(task, EnvironmentTask):
-            own = [k for k, rollout in enumerate(rollouts) if rollout.prompt.task is task and rollout.calls]
-            limits = task.limits
-            asked = [(rollouts[k].environment, rollouts[k].calls) for k in own]
-            run = run_calls(task.tools, asked, seconds=limits.tool_seconds, max_characters=limits.result_characters)
-            for k, done in zip(own, run, strict=True):
-                calls[k] = done
-
-    def judge(environment: Any, done: Sequence[Call]) -> tuple[float | None, Any]:
-        if not done or any(call.status == "timeout" for call in done):
-            return None, None
-        return call_score(environment), call_state(environment)
-
-    judged = _each(
-        [partial(judge, r.environment, done) for r, done in zip(rollouts, calls, strict=True)],
-        [r.prompt for r in rollouts],
-    )
-    for rollout, done, (score, state) in zip(rollouts, calls, judged, strict=True):
-        rollout.close_turn(decode(policy, rollout.last), done, score, state)
-
-
-def _each(functions: Sequence[Callable[[], Any]], prompts: Sequence[Prompt]) -> list[Any]:
-    """What methods of environments that are not tools return, called side by side; an error of one ends the run."""
-    seconds = [p.task.limits.tool_seconds for p in prompts if isinstance(p.task, EnvironmentTask)]
-    made = []
-    for (outcome,) in side_by_side([[f] for f in functions], seconds=max(seconds, default=1.0), threads=_THREADS):
+def _each(rollouts: Sequence[_Rollout], method: Literal["begin", "judge_turn", "judge"]) -> None:
+    """Call a method of each rollout that has an environment, side by side; an error of one ends the run."""
+    own = [(getattr(rollout, method), rollout.task.limits.tool_seconds) for rollout in rollouts if rollout.task]
+    for outcome in side_by_side([function for function, _ in own], [seconds for _, seconds in own]):
         if outcome.status == "failed":
             raise outcome.value
         if outcome.status == "timeout":
@@ -263,70 +222,65 @@ def _each(functions: Sequence[Callable[[], Any]], prompts: Sequence[Prompt]) -> 
                 f"`reset`, `get_reward`, `score_turn` and `state_key` of an environment must return within "
                 f"`limits.tool_seconds`, but one did not in {outcome.seconds:g} seconds. Raise it, or make it faster."
             )
-        made.append(outcome.value)
-    return made
 
 
-def _with(messages: Any, opening: str | None) -> Any:
-    """The messages of a prompt, with what `reset` returned at the end of the last one."""
-    if not opening:
+def _answer(rollouts: Sequence[_Rollout]) -> None:
+    """Run the calls of the newest turns, and append their results where rollouts go on."""
+    asking = [(rollout, rollout.task) for rollout in rollouts if rollout.asked and rollout.task]
+    asked = [(task.tools, rollout.environment, rollout.asked) for rollout, task in asking]
+    for (rollout, _), calls in zip(asking, run_calls(asked, [task.limits for _, task in asking]), strict=True):
+        rollout.calls = calls
+    _each([rollout for rollout, _ in asking if not rollout.lost], "judge_turn")
+    for rollout in rollouts:
+        rollout.close_turn()
+
+
+def _messages(rollout: _Rollout) -> Any:
+    """The messages of the prompt, with what `reset` returned at the end of the last one."""
+    messages: Any = rollout.prompt.messages
+    if not rollout.opening or not rollout.dialect:
         return messages
     *before, last = messages
-    return [*before, {**last, "content": last["content"] + opening}]
-
-
-def _reward(rollout: _Rollout) -> float | None:
-    return None if rollout.environment is None or rollout.lost else call_reward(rollout.environment)
+    return [*before, {**last, "content": last["content"] + rollout.dialect.escaped(rollout.opening)}]
 
 
 def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> SampledBatch:
     """The rollouts as a batch, with the rewards of their environments."""
-    rewards: list[float | None] = _each([partial(_reward, r) for r in rollouts], [r.prompt for r in rollouts])
-    asked = [replace(r.prompt, messages=TokenText("", r.prompt_ids)) for r in rollouts]
-    finished = [r.end not in TRUNCATED for r in rollouts]
     logprobs = [r.logprobs for r in rollouts if r.logprobs is not None]
-    known = logprobs if len(logprobs) == len(rollouts) else None
-    batch = build_batch(policy, asked, 1, [r.ids for r in rollouts], finished, known)
-    device, width = batch.input_ids.device, batch.response_ids.shape[1]
-
-    def table(values: Sequence[Sequence[int]]) -> Tensor:
-        rows = [[*row, *[0] * (width - len(row))] for row in values]
-        return torch.tensor(rows, dtype=torch.long, device=device).reshape(len(rows), width)
-
-    prompts = [
-        r.prompt if reward is None else replace(r.prompt, columns={**r.prompt.columns, REWARD: reward})
-        for r, reward in zip(rollouts, rewards, strict=True)
-    ]
-    episodes = [
-        Episode(turns=tuple(r.turns), end=r.end or "answered", reward=reward)
-        for r, reward in zip(rollouts, rewards, strict=True)
-    ]
-    return batch.replace(
-        response_mask=table([[int(s) for s in r.sampled] for r in rollouts]).bool(),
-        turn=table([r.turn_of for r in rollouts]),
-        group=torch.arange(len(rollouts), device=device) // group_size,
-        prompts=prompts,
-        texts=[decode(policy, r.last) for r in rollouts],
-        episodes=episodes,
+    batch = build_batch(
+        policy,
+        [replace(r.prompt, messages=TokenText("", r.prompt_ids)) for r in rollouts],
+        1,
+        [r.ids for r in rollouts],
+        [r.end not in TRUNCATED for r in rollouts],
+        logprobs if len(logprobs) == len(rollouts) else None,
+        sampled=[r.sampled for r in rollouts],
+        turn=[r.turn_of for r in rollouts],
     )
+    return batch.replace(
+        group=batch.group // group_size,
+        prompts=[
+            r.prompt if r.reward is None else replace(r.prompt, columns={**r.prompt.columns, REWARD: r.reward})
+            for r in rollouts
+        ],
+        episodes=[Episode(turns=tuple(r.turns), end=r.end or "answered", reward=r.reward) for r in rollouts],
+    )
+
+
+_REMEDIES = {
+    "end_turns": "ended by the limit `turns`. Raise `task.limits.max_turns`",
+    "end_tokens": "ended by the limit `tokens`. Raise `sampling.max_response_length`",
+    "end_context": "ended by the limit `context`. Raise `task.limits.max_tokens`, or lower `result_characters`",
+    "end_failures": "ended by the limit `failures`. Look at the calls' results in the samples",
+    "no_call": "call no tool, so that little can be learned about calls. Show the policy how calls are written (worked "
+    "examples, `task.tool_instruction`), or warm it up",
+}
 
 
 def warn_of_limits(figures: dict[str, float], warned: set[str]) -> None:
     """Warn once of each limit that ends more than a tenth of the rollouts; `warned` are the ones that were named."""
-    remedies = {
-        "turns": "Raise `task.limits.max_turns`",
-        "tokens": "Raise `sampling.max_response_length`",
-        "context": "Raise `task.limits.max_tokens`, or lower `result_characters`",
-        "failures": "Look at the calls' results in the samples",
-    }
-    for end, remedy in remedies.items():
-        share = figures.get(f"episodes/end_{end}", 0.0)
-        if share > _WARN_SHARE and end not in warned:
-            warned.add(end)
-            rank_zero_warn(f"{share:.0%} of the rollouts ended by the limit `{end}`. {remedy} (`episodes/end_{end}`).")
-    if figures.get("episodes/no_call", 0.0) > 1 - _WARN_SHARE and "no_call" not in warned:
-        warned.add("no_call")
-        rank_zero_warn(
-            f"{figures['episodes/no_call']:.0%} of the rollouts call no tool, so that little can be learned about "
-            "calls. Show the policy how calls are written (worked examples, `task.tool_instruction`), or warm it up."
-        )
+    for name, text in _REMEDIES.items():
+        share = figures.get(f"episodes/{name}", 0.0)
+        if share > (0.9 if name == "no_call" else 0.1) and name not in warned:
+            warned.add(name)
+            rank_zero_warn(f"{share:.0%} of the rollouts {text} (`episodes/{name}`).")

@@ -1,5 +1,6 @@
 """Tasks, which define the prompt, the reference answer and the reward of a problem, and may label wrong steps."""
 
+from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import (
     ArithmeticTask,
@@ -11,15 +12,9 @@ from grail_lightning.tasks.arithmetic import (
     split_of,
 )
 from grail_lightning.tasks.code import CodeTask
-from grail_lightning.tasks.environment import Environment, EnvironmentTask, EpisodeLimits
+from grail_lightning.tasks.environment import Environment, EnvironmentTask
 from grail_lightning.tasks.functions import FunctionProblem, FunctionSpace, function_demonstration
-from grail_lightning.tasks.search import (
-    SEARCH_ANSWER,
-    SearchMistakes,
-    SearchProblem,
-    SearchSpace,
-    search_demonstration,
-)
+from grail_lightning.tasks.search import SEARCH_ANSWER, SearchProblem, SearchSpace, search_demonstration
 from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
 
 __all__ = [
@@ -34,7 +29,6 @@ __all__ = [
     "MathTask",
     "Problem",
     "ProblemSpace",
-    "SearchMistakes",
     "SearchProblem",
     "SearchSpace",
     "Split",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grail_lightning.answers import AnswerForm
 from grail_lightning.answers.records import Verdict
-from grail_lightning.environments.dialogue import CallFormat, describe
+from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
+from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.hooks import check_columns
 from grail_lightning.environments.tools import ToolSet
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.problem import Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 
@@ -39,31 +42,6 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
     def __subclasshook__(cls, other: type) -> bool:
         """Every class with a method `reset` is one."""
         return callable(getattr(other, "reset", None)) if cls is Environment else NotImplemented
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeLimits:
-    """The limits of a rollout of several turns, beside `sampling.max_response_length` for its sampled tokens.
-
-    Attributes:
-        max_turns: Most turns. The calls of the last one are still run, since an environment may reward them.
-        max_tokens: Most tokens after the prompt, results of tools included; None for the model's positions alone.
-        max_failures: The number of calls that failed or timed out with which a rollout ends.
-        tool_seconds: Most seconds of a call. A tool that hangs ends its rollout.
-        result_characters: Most characters of a result; the rest is cut, and the text says so.
-    """
-
-    max_turns: int = 8
-    max_tokens: int | None = None
-    max_failures: int = 3
-    tool_seconds: float = 10.0
-    result_characters: int = 2000
-
-    def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens", "max_failures", "tool_seconds", "result_characters"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"`limits.{name}` must be positive, but got {value}.")
 
 
 class EnvironmentTask(MathTask):
@@ -109,6 +87,10 @@ class EnvironmentTask(MathTask):
         super().__init__(instruction, system_prompt, rewards or own, answer, compare)
         self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction
 
+    def dialect(self, tokenizer: PreTrainedTokenizerBase, encode: Encode, kwargs: dict[str, Any]) -> Dialect:
+        """How calls are written with a tokenizer; see `find_dialect`, to which `kwargs` are those of the template."""
+        return find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs)
+
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that `reset` and the rewards ask for."""
         check_columns(self.environment_class, columns)
@@ -116,8 +98,7 @@ class EnvironmentTask(MathTask):
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row. `problem` and `answer` may be missing if `reset` and `get_reward` stand in for them."""
-        lacking = [name for name in ("problem", "answer") if name not in row]
-        if lacking and not self.gives_reward:
+        if not self.gives_reward and not {"problem", "answer"} <= row.keys():
             raise ValueError(
                 f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}. `answer` may be "
                 "missing only if the environment has `get_reward`."

@@ -14,12 +14,13 @@ A demonstration for ``Who is the mayor of the home of Mara Voldahl?``, with the 
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count, islice
 from typing import Any
 
 from grail_lightning.answers import Marker
-from grail_lightning.environments.facts import RELATIONS, Fact, FactGraph, GraphSize, Kind, Relation, fact_graph
+from grail_lightning.environments.facts import RELATIONS, Fact, FactGraph, Kind, Relation, fact_graph
 from grail_lightning.environments.search import Search
 from grail_lightning.tasks.arithmetic import Split, distinct, split_of, split_rng
 
@@ -32,7 +33,6 @@ class SearchProblem:
     """A question, and the facts that lead to its answer."""
 
     seed: int  # Of the graph.
-    size: GraphSize
     path: tuple[Fact, ...]
 
     @property
@@ -44,7 +44,7 @@ class SearchProblem:
     @property
     def graph(self) -> FactGraph:
         """The graph of the question."""
-        return fact_graph(self.seed, self.size)
+        return fact_graph(self.seed)
 
     def row(self) -> dict[str, Any]:
         """The columns of the question; see `SearchSpace.sample`."""
@@ -53,7 +53,7 @@ class SearchProblem:
             "answer": self.path[-1].object,
             "hops": len(self.path),
             "path": [fact.document for fact in self.path],
-            "graph": {"seed": self.seed, **asdict(self.size)},
+            "graph": self.seed,
         }
 
 
@@ -68,13 +68,11 @@ class SearchSpace:
         min_hops: The smallest number of facts on the path to an answer.
         max_hops: The largest number of facts on the path to an answer.
         num_graphs: The number of graphs of each split over which questions are asked.
-        size: The numbers of people, firms, towns and countries of a graph.
     """
 
     min_hops: int = 2
     max_hops: int = 4
     num_graphs: int = 200
-    size: GraphSize = field(default_factory=GraphSize)
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_hops <= self.max_hops <= 6 or not 1 <= self.num_graphs <= 10**6:
@@ -87,7 +85,7 @@ class SearchSpace:
         """Different questions of one split, always the same for the same arguments, as rows.
 
         Their columns are `problem`, `answer`, `hops`, `path` (the documents that lead to the answer, in order) and
-        `graph` (the seed and the size of the graph). `Search.reset` takes the rows as they are.
+        `graph` (its seed). `Search.reset` takes the rows as they are.
         """
         return [problem.row() for problem in self.draw(num_problems, split, seed)]
 
@@ -103,23 +101,17 @@ class SearchSpace:
         )
 
     def _draw(self, rng: random.Random, seed: int) -> SearchProblem:
-        graph = fact_graph(seed, self.size)
+        graph = fact_graph(seed)
         while True:
             path = _walk(rng, graph, rng.randint(self.min_hops, self.max_hops))
             if path is not None:
-                return SearchProblem(seed, self.size, path)
+                return SearchProblem(seed, path)
 
 
 @lru_cache(maxsize=8)
 def _graphs(split: Split, number: int) -> list[int]:
     """The seeds of the first graphs of a split."""
-    seeds: list[int] = []
-    seed = 0
-    while len(seeds) < number:
-        if split_of(f"graph {seed}") == split:
-            seeds.append(seed)
-        seed += 1
-    return seeds
+    return [*islice((seed for seed in count() if split_of(f"graph {seed}") == split), number)]
 
 
 def _walk(rng: random.Random, graph: FactGraph, hops: int) -> tuple[Fact, ...] | None:
@@ -139,51 +131,48 @@ def _walk(rng: random.Random, graph: FactGraph, hops: int) -> tuple[Fact, ...] |
     return tuple(path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchMistakes:
-    """The probabilities of mistakes in a demonstration.
-
-    Attributes:
-        query: That a search has the relation of another hop, or another name.
-        reading: That another name of the result is taken than the one that was asked for.
-        early: That a name is given as the answer before the path is at its end, at each hop after the first.
-        again: That a search which did not find its fact is repeated, with the right query; else a name of the result is
-            taken.
-    """
-
-    query: float = 0.0
-    reading: float = 0.0
-    early: float = 0.0
-    again: float = 1.0
-
-
 def search_demonstration(
-    problem: SearchProblem, rng: random.Random, mistakes: SearchMistakes = SearchMistakes(), top_k: int = 2
+    problem: SearchProblem,
+    rng: random.Random,
+    *,
+    query: float = 0.0,
+    reading: float = 0.0,
+    early: float = 0.0,
+    again: float = 1.0,
 ) -> list[tuple[str, str]]:
     """The turns of a rollout with random mistakes, which goes on from what it took for a result.
 
     Each turn is what a policy writes, and what the environment answers to it, which is empty behind the last turn. The
     answers are those of the real environment.
+
+    Args:
+        problem: The question.
+        rng: What the mistakes are drawn with.
+        query: The probability that a search has the relation of another hop, or another name.
+        reading: That another name of the result is taken than the one that was asked for.
+        early: That a name is given as the answer before the path is at its end, at each hop after the first.
+        again: That a search which did not find its fact is repeated, with the right query; else a name of the result is
+            taken.
     """
-    environment = Search(top_k)
+    environment = Search()
     environment.reset(**problem.row())
     entity, turns = problem.path[0].subject, []
     names, relations = [entity], [fact.relation for fact in problem.path]
     for hop, relation in enumerate(relations):
-        if hop and rng.random() < mistakes.early:
+        if hop and rng.random() < early:
             break
         for attempt in range(2):
             word, name = relation.word, entity
-            if not attempt and rng.random() < mistakes.query:
+            if not attempt and rng.random() < query:
                 word, name = _wrong_query(rng, relation, entity, relations, names)
             result = environment.search(f"{word} {name}")
             turns.append((f"<search>{word} {name}</search>", f"\n<result>{result}</result>\n"))
             found = [problem.graph.by_document[line] for line in result.removeprefix("- ").split("\n- ")]
             sought = next((fact for fact in found if (fact.subject, fact.relation) == (entity, relation)), None)
-            if sought is not None or rng.random() >= mistakes.again:
+            if sought is not None or rng.random() >= again:
                 break
         others = sorted({name for fact in found for name in (fact.subject, fact.object)} - {entity})
-        if sought is None or (len(others) > 1 and rng.random() < mistakes.reading):
+        if sought is None or (len(others) > 1 and rng.random() < reading):
             entity = rng.choice([name for name in others if sought is None or name != sought.object])
         else:
             entity = sought.object

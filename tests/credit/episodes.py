@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from grail_lightning.batch import SampledBatch, pad_left
-from grail_lightning.environments import Call, Episode, Turn
+from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts
 from tests.credit.rollouts import Labelled

@@ -43,7 +43,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.weigh import check_weights
-from grail_lightning.environments import Episode, Turn
+from grail_lightning.environments.episode import Episode, Turn
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.report import Tally, add_credit
 from tests.credit.rollouts import ByText, context, elsewhere, second_model

@@ -5,7 +5,6 @@ import torch
 
 from grail_lightning.credit import (
     GRAIL,
-    LESS,
     RLSD,
     AttentionRhythm,
     OARGradient,
@@ -17,7 +16,7 @@ from grail_lightning.credit import (
     input_saliency,
 )
 from grail_lightning.credit.base import Place, token_advantages
-from grail_lightning.credit.controls import Random, RandomSubset, Shuffled
+from grail_lightning.credit.controls import Random, Shuffled
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.weigh import check_weights, controlled
 from grail_lightning.policy import load_policy
@@ -27,7 +26,7 @@ from tests.credit.rollouts import elsewhere
 from tests.credit.test_contract import METHODS, given_by
 from tests.steps import FEWER, gap, steps, update_of
 from tests.tolerance import assert_near
-from tests.turns import alone, told_otherwise, trained
+from tests.turns import alone, trained
 
 REFUSED = {
     "TreeAdvantage-numbers": r"`TreeAdvantage` reads states \(`state: numbers`\).*several turns.* Set `state: prefix`",
@@ -210,14 +209,6 @@ def test_attention_changes_end_with_a_turn_and_no_bonus_is_lost(policy, batch):
         )
         assert not torch.equal(moved, still)
         assert_near(moved.sum(1), still.sum(1), 100)
-
-
-def test_runs_of_low_entropy_end_where_an_environment_answers(policy, batch):
-    """What is told changes no run by itself: only the entropies behind it."""
-    weights = LESS(share=1.0, min_length=1)(policy, batch, given_by(policy, None))
-    assert (weights.values[~batch.response_mask] == 0).all()
-    drawn = [RandomSubset(0.5)(policy, made, given_by(policy, None)).values for made in (batch, told_otherwise(batch))]
-    assert torch.equal(*drawn)
 
 
 def test_a_teacher_reads_what_was_told_and_refuses_prompts_that_an_environment_changed(policy, batch):

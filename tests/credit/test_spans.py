@@ -129,6 +129,6 @@ def _span(token, kind, score):
 
 def test_a_judge_needs_turns(arithmetic):
     batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
-    method = SpanScores(scorer="judge", judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
+    method = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
     with pytest.raises(ValueError, match="needs rollouts of several turns"):
         method(arithmetic, batch, context())

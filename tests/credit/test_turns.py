@@ -1,18 +1,16 @@
-"""Credit for turns: examples small enough for a sheet of paper, and what no order and no micro-batch may change."""
+"""Credit for turns, by examples small enough for a sheet of paper; `test_contract` has what holds for every method."""
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from grail_lightning.credit import IGPO, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
+from grail_lightning.credit import IGPO, CriticSearch, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
 from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.weigh import check_weights
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.rollouts import context
-from tests.tolerance import assert_near, near
+from tests.tolerance import near
 
 # Returns at a discount of 1/2, and the states in which turns begin; row 2 comes back to A.
 #   row 0: A 0.5,  B 1            A: (0.5 + 0 + 0.25 + 1) / 4 = 0.4375
@@ -31,16 +29,6 @@ MIXED = [
     Row(0.0, [[11, 12], [16]], [[9, 8]], scores=[0.5]),
     Row(0.5, [[17, 18, 19]]),
 ]
-METHODS = {
-    "GiGPO": lambda: GiGPO(scores=True),
-    "GiGPO-standardised": lambda: GiGPO(standardise=True),
-    "TurnRewards": TurnRewards,
-    "TurnRewards-turn": lambda: TurnRewards(discount=0.9, baseline="turn", standardise=True),
-    "IGPO": IGPO,
-    "IGPO-separate": lambda: IGPO(discount=0.7, gain="log_probability", normalise="separate"),
-    "TreeAdvantage": lambda: TreeAdvantage(state="turns", own_row=False),
-    "OptimalBaseline": lambda: OptimalBaseline(unit="turn", tail="own"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +92,16 @@ def test_turn_rewards_are_returns_beside_those_of_the_group(policy):
     assert by_turn(batch, weights.additive) == [[0.5, -0.5, 0.5], [0.0, -0.5], [0.0]]
     assert (weights.values == 0).all()
     assert weights.metrics == {"scored_turns": (3, 6), "turn_score": (1, 3)}
-    # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
-    found = by_turn(batch, TurnRewards(discount=0.5, baseline="turn")(policy, batch, context()).additive)
-    assert _flat(found) == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
     # Scores alone: returns 1 − 0.25 = 0.75, −0.5, 0 | 0.5, 0 | 0, of which the mean is 0.125.
     found = by_turn(batch, TurnRewards(discount=0.5, outcome=False)(policy, batch, context()).additive)
     assert found == [[0.625, -0.625, -0.125], [0.375, -0.125], [-0.125]]
 
 
-def test_turn_rewards_need_episodes(policy):
+@pytest.mark.parametrize("method", [TurnRewards, CriticSearch, lambda: GiGPO(scores=True)])
+def test_scores_need_episodes(method, policy):
     batch = played(MIXED).replace(episodes=None)
-    with pytest.raises(ValueError, match=r"`TurnRewards` needs rollouts of several turns .* a batch without episodes"):
-        TurnRewards()(policy, batch, context())
+    with pytest.raises(ValueError, match=r"` needs rollouts of several turns .* a batch without episodes"):
+        method()(policy, batch, context())
 
 
 # --- IGPO -------------------------------------------------------------------------------------------------------------
@@ -138,15 +124,13 @@ def _beliefs(policy, batch, row, reference):
     return [_mean_logprob(policy, ids[:start], reference) for start in starts]
 
 
-@pytest.mark.parametrize("gain", ["probability", "log_probability"])
 @pytest.mark.parametrize("normalise", ["joint", "separate"])
-def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(gain, normalise, policy):
+def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(normalise, policy):
     batch, references = played(MIXED, GROUP, references=["12", "345"]), ["12"] * 3 + ["345"] * 3
-    found = IGPO(discount=0.5, gain=gain, normalise=normalise)(policy, batch, context())
+    found = IGPO(discount=0.5, normalise=normalise)(policy, batch, context())
     rewards, outcomes = [], []
     for row, reference in enumerate(references):
-        levels = _beliefs(policy, batch, row, reference)
-        levels = [math.exp(level) for level in levels] if gain == "probability" else levels
+        levels = [math.exp(level) for level in _beliefs(policy, batch, row, reference)]
         gains = [after - before for before, after in pairwise(levels)]
         rewards.append([*gains, batch.rewards[row].item()])
         outcomes.append([False] * len(gains) + [True])
@@ -230,32 +214,3 @@ def test_the_optimal_baseline_of_a_turn_weighs_rows_by_their_energy_up_to_its_en
     second = total[0, 1] / (total[0, 1] + total[1, 1])  # Rewards 1 and 0.
     expected = [1 - first, 1 - second, 1.0, 0 - first, 0 - second, 0.5 - first]
     assert _flat(by_turn(batch, one.additive)) == near([float(e) for e in expected], 300, torch.float32, 1.0)
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_turn_has_one_value_and_neither_order_nor_micro_batches_change_it(name, policy):
-    batch = played(MIXED, GROUP, references=["12", "345"])
-    weights = METHODS[name]()(policy, batch, context(budget=1000))
-    check_weights(METHODS[name](), weights, batch)
-    credit = token_advantages(batch.advantages, weights)
-    assert len({*_flat(by_turn(batch, credit))}) > 3, "the method does something here"
-    assert_near(token_advantages(batch.advantages, METHODS[name]()(policy, batch, context(budget=1))), credit, 300)
-    order = torch.tensor([4, 0, 5, 2, 3, 1])
-    moved = batch.select(order)
-    found = token_advantages(moved.advantages, METHODS[name]()(policy, moved, context(budget=40)))
-    assert_near(found[order.argsort()], credit, 300)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_groups_without_differences_and_rows_without_tokens_give_finite_weights(name, policy):
-    same = [Row(0.3, [[1], [3]], [[9]], ["A", "B"], [0.1, 0.2]) for _ in range(3)]
-    batch = played(same, [Row(0.0, []), Row(0.0, []), Row(1.0, [[5]])])
-    weights = METHODS[name]()(policy, batch, context())
-    check_weights(METHODS[name](), weights, batch)
-    if "IGPO" not in name and name != "TurnRewards":  # Whose turns of one rollout differ.
-        assert (token_advantages(batch.advantages, weights)[:3] == 0).all()
-    empty = replace(batch, turn=None, response_mask=torch.zeros_like(batch.response_mask), episodes=None)
-    check_weights(METHODS[name](), METHODS[name]()(policy, empty, context()), empty)

@@ -9,7 +9,7 @@ from transformers import MistralConfig, Qwen3Config
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.turns import ResendingTurns, SampledTurn, TurnRequest
+from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.policy import load_policy
 from tests.draws import without_ties
 from tests.engines.test_decoding import MODELS, SIZES, policy_of
@@ -18,13 +18,15 @@ from tests.runs import problems
 from tests.tolerance import roundings
 
 ROWS, GROUP, TURNS = 8, 2, 3
-SAMPLING = Sampling(max_response_length=30, stop=("+",))
+SAMPLING = Sampling(max_response_length=30)
+STOPS = ("+",), ("-",)  # Of every other group, as with tools of two tasks.
 PROMPTS = [prompt for prompt in problems(ROWS // GROUP) for _ in range(GROUP)]
 
 
-def request(policy, row, turn, ids):
+def request(row, turn, ids, stops=STOPS):
     """Uneven limits; row and turn decide on the seed."""
-    return TurnRequest(row, PROMPTS[row], ids, limit=2 + (5 * row + 3 * turn) % 11, seed=100 * turn + row + 1)
+    limit, stop = 2 + (5 * row + 3 * turn) % 11, stops[row // GROUP % len(stops)]
+    return TurnRequest(row, PROMPTS[row], ids, limit, seed=100 * turn + row + 3, stop=stop)
 
 
 def observation(row, turn):
@@ -34,12 +36,12 @@ def observation(row, turn):
     ).tolist()
 
 
-def play(policy, sample, after=lambda turn, requests, turns: None):
+def play(policy, sample, after=lambda turn, requests, turns: None, stops=STOPS):
     """`TURNS` turns with observations of uneven length, by row and number; after each one two rows end."""
     ids = {row: policy.encode(PROMPTS[row].messages) for row in range(ROWS)}
     played = {}
     for turn in range(TURNS):
-        requests = [request(policy, row, turn, ids[row]) for row in ids]
+        requests = [request(row, turn, ids[row], stops) for row in ids]
         turns = sample(requests)
         after(turn, requests, turns)
         played |= {(row, turn): sampled for row, sampled in zip(ids, turns, strict=True)}
@@ -69,7 +71,7 @@ def read_again(policy, sampling):
             probs = logits.softmax(-1)
             ids.append(int((probs.cumsum(0) <= noise[len(ids)]).sum()) if sampling.temperature else int(probs.argmax()))
             logprobs.append(probs[ids[-1]].log().item())
-            finished = ids[-1] in policy.end_token_ids or "+" in policy.tokenizer.decode(ids[-1:])
+            finished = ids[-1] in policy.end_token_ids or policy.tokenizer.decode(ids[-1:]) in request.stop
         return SampledTurn(ids, logprobs, finished)
 
     return sample
@@ -97,7 +99,7 @@ def policy():
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_turns_are_those_of_a_loop_that_reads_all_tokens_again(policy, temperature):
     """Also with room for some rows only, so that rows wait without keys and values, and one row a call."""
-    sampling = Sampling(max_response_length=30, stop=("+",), temperature=temperature)
+    sampling = Sampling(max_response_length=30, temperature=temperature)
     expected = play(policy, read_again(policy, sampling))
     finished = [turn.finished for turn in expected.values()]
     assert 4 < sum(finished) < len(finished) - 4, "the case must hold both"
@@ -105,7 +107,6 @@ def test_turns_are_those_of_a_loop_that_reads_all_tokens_again(policy, temperatu
         for cache_tokens in (10**6, 150, 90, 1):
             with engine_of(policy, cache_tokens=cache_tokens).turns(sampling) as sampler:
                 same(play(policy, sampler.sample), expected)
-        same(play(policy, ResendingTurns(engine_of(policy), sampling).sample), expected)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -136,11 +137,11 @@ def test_every_token_is_run_once_and_only_kept_rows_are_continued(family, monkey
 def test_ids_that_do_not_go_on_from_the_turn_before_are_read_again(policy):
     """As where an environment takes back a turn, or goes on without a word."""
     other = [ids + 1 for ids in policy.encode(PROMPTS[0].messages)]
-    first = request(policy, 0, 0, policy.encode(PROMPTS[0].messages))
+    first = request(0, 0, policy.encode(PROMPTS[0].messages))
     with engine_of(policy).turns(SAMPLING) as sampler:
         (turn,) = sampler.sample([first])
-        (silent,) = sampler.sample([second := request(policy, 0, 1, first.ids + turn.ids)])
-        (elsewhere,) = sampler.sample([third := request(policy, 0, 2, other)])
+        (silent,) = sampler.sample([second := request(0, 1, first.ids + turn.ids)])
+        (elsewhere,) = sampler.sample([third := request(0, 2, other)])
     expected = read_again(policy, SAMPLING)([first, second, third])
     same({0: turn, 1: silent, 2: elsewhere}, dict(enumerate(expected)))
 
@@ -172,9 +173,10 @@ def test_engines_that_cannot_continue_read_all_tokens_again(case):
     """A window is shorter than the prompts; Transformers' `generate` draws other numbers, here none."""
     config = MistralConfig(**SIZES, sliding_window=6) if case == "window" else MODELS["qwen3"]()
     policy = policy_of(config, end_bias=4.0)
-    sampling = Sampling(max_response_length=30, stop=("+",), temperature=float(case == "window"))
+    sampling = Sampling(max_response_length=30, temperature=float(case == "window"))
     with engine_of(policy, method="generate" if case == "generate" else "compact").turns(sampling) as sampler:
-        same(play(policy, sampler.sample), play(policy, read_again(policy, sampling)))
+        sample, stops = (sampler.sample, read_again(policy, sampling)), STOPS if case == "window" else STOPS[:1]
+        same(*(play(policy, how, stops=stops) for how in sample))
 
 
 def test_a_turn_has_room_if_its_own_ids_and_its_own_limit_have():
@@ -206,7 +208,7 @@ def sample(cache_tokens):
     ids, made = {row: policy.encode(case.PROMPTS[row].messages) for row in range(8)}, []
     with case.engine_of(policy, cache_tokens=cache_tokens).turns(case.SAMPLING) as sampler:
         for turn, rows in enumerate(ROWS):
-            requests = [case.request(policy, row, turn + rank, ids[row]) for row in rows[rank]]
+            requests = [case.request(row, turn + rank, ids[row]) for row in rows[rank]]
             turns = sampler.sample(requests)
             made.append([sampled.ids for sampled in turns])
             for row, sampled in zip(rows[rank], turns):

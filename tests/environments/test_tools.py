@@ -5,7 +5,6 @@ The peer is TRL: its trainer is built on one of these classes, and its own loop 
 
 import asyncio
 import inspect
-import json
 import signal
 import subprocess
 import sys
@@ -17,20 +16,11 @@ from typing import Any, Literal
 
 import pytest
 
-from grail_lightning.environments import (
-    ParsedCall,
-    ToolSet,
-    call_reset,
-    call_reward,
-    call_score,
-    call_state,
-    check_columns,
-    result_text,
-    run_calls,
-    side_by_side,
-)
-
-LIMITS = {"seconds": 5.0, "max_characters": 2000}
+from grail_lightning.environments.calls import ParsedCall
+from grail_lightning.environments.episode import EpisodeLimits
+from grail_lightning.environments.hooks import call_number, call_reset, call_state, check_columns
+from grail_lightning.environments.side_by_side import side_by_side
+from grail_lightning.environments.tools import ToolSet, result_text, run_calls
 
 
 class Mood(Enum):
@@ -134,23 +124,25 @@ LOOP["self"] = LOOP
 DEEP: list = []
 for _ in range(100_000):
     DEEP = [DEEP]
-VALUES = {
-    "megabytes": "a" * 3_000_000,
-    "megabytes of bytes": b"a" * 3_000_000,
-    "megabytes of json": ["a" * 100] * 30_000,
-    "bytes": b"ok\xff\x00\xc3\xa9",
-    "surrogate": "a\ud800b",
-    "control": "a\x00\x1b[31mb\r\n\tc\x7f\x9b",
-    "nan": {"x": float("nan")},
-    "loop": LOOP,
-    "none": None,
-    "number": 3,
-    "list": ["ä", None, True],
-    "tuples as keys": {(1, 2): 3},
-    "deep": DEEP,
-    "huge integer": 10**5000,
-    "unprintable": Unprintable(),
-    "unprintable inside": [Unprintable()],
+CUT = f"{2000 * 'a'}… (cut: 3,000,000 characters)"
+GIVEN = {  # What a tool returns, and what the policy is told.
+    "megabytes": ("a" * 3_000_000, CUT),
+    "megabytes of bytes": (b"a" * 3_000_000, CUT),
+    "a character too many": ("é" * 2001, 2000 * "é" + "… (cut: 2,001 characters)"),
+    "as many as may be": ("é" * 2000, 2000 * "é"),
+    "bytes": (b"ok\xff\x00\xc3\xa9", "ok\ufffdé"),
+    "surrogate": ("a\ud800b", "a?b"),
+    "control": ("a\x00\x1b[31mb\r\n\tc\x7f\x9b", "a[31mb\n\tc"),
+    "nan": ({"x": float("nan")}, '{"x": NaN}'),
+    "loop": (LOOP, "{'self': {...}}"),
+    "none": (None, ""),
+    "false": (False, "false"),
+    "list": (["ä", None, 3], '["ä", null, 3]'),
+    "tuples as keys": ({(1, 2): 3}, "{(1, 2): 3}"),
+    "deep": (DEEP, "Error: RecursionError: "),
+    "huge integer": (10**5000, "Error: ValueError: Exceeds the limit"),
+    "unprintable": (Unprintable(), "Error: OSError: no text"),
+    "unprintable inside": ([Unprintable()], "Error: OSError: no text"),
 }
 ERRORS = [SystemExit(2), KeyboardInterrupt(), GeneratorExit(), OSError("x" * 5000), UnprintableError(), StopIteration()]
 
@@ -163,66 +155,39 @@ class Hostile:
 
     def reset(self): ...
 
-    def give(self, name: str):
-        """Return a value.
+    def do(self, what: str, which: Any = None):
+        """Return, raise, wait or compute for ever.
 
         Args:
-            name: Its name.
+            what: What is done.
+            which: The value, the exception, or seconds.
         """
-        return VALUES[name]
-
-    def fail(self, number: int):
-        """Raise an exception.
-
-        Args:
-            number: Which.
-        """
-        raise ERRORS[number]
-
-    async def fail_later(self, number: int):
-        """Raise an exception in the event loop.
-
-        Args:
-            number: Which.
-        """
-        raise ERRORS[number]
-
-    def wait(self, seconds: float):
-        """Wait outside Python code.
-
-        Args:
-            seconds: How long.
-        """
-        time.sleep(seconds)
-        return f"waited {seconds}"
-
-    def spin(self):
-        """Compute for ever."""
+        if what == "give":
+            return GIVEN[which][0]
+        if what == "fail":
+            raise ERRORS[which]
         try:
-            while True:
+            while what == "spin":
                 pass
         finally:
             self.stopped.set()
+        time.sleep(which)
+        return f"waited {which}"
 
-    async def wait_later(self, seconds: float):
-        """Wait in the event loop.
+    async def do_later(self, what: str, which: Any):
+        """Do it in the event loop.
 
         Args:
-            seconds: How long.
+            what: What is done.
+            which: The value, the exception, or seconds.
         """
+        if what != "wait":
+            return self.do("wait" if what == "block" else what, which)
         try:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(which)
         finally:
             self.stopped.set()
-        return f"waited {seconds}"
-
-    async def block(self, seconds: float):
-        """Block the event loop.
-
-        Args:
-            seconds: How long.
-        """
-        time.sleep(seconds)
+        return f"waited {which}"
 
     def change(self, values: list):
         """Change the arguments.
@@ -238,22 +203,15 @@ class Hostile:
 DESK, HOSTILE = ToolSet(Desk), ToolSet(Hostile)
 
 
+def run(rollouts, **limits):
+    """The calls of rollouts: (tools, environment, calls)."""
+    return run_calls(rollouts, [EpisodeLimits(**{"tool_seconds": 5.0, **limits})] * len(rollouts))
+
+
 def one(tools, environment, name, /, **arguments):
     """The result of one call."""
-    ((call,),) = run_calls(tools, [(environment, [ParsedCall(name, arguments)])], **LIMITS)
+    ((call,),) = run([(tools, environment, [ParsedCall(name, arguments)])])
     return call
-
-
-def test_the_tools_are_the_public_methods_of_a_class_or_an_instance():
-    assert DESK.names == ["add", "ask", "even", "show"]
-    assert ToolSet(Desk()).schemas == DESK.schemas
-    assert json.loads(json.dumps(DESK.schemas)) == DESK.schemas
-
-    class Scored(Desk):
-        def score_turn(self): ...
-        def state_key(self): ...
-
-    assert ToolSet(Scored).names == DESK.names
 
 
 def bare(self, number): ...
@@ -264,11 +222,7 @@ def undocumented(self, number: int):
 
 
 def many(self, *numbers: int):
-    """A tool.
-
-    Args:
-        numbers: Numbers.
-    """
+    """A tool."""
 
 
 @pytest.mark.parametrize(
@@ -277,14 +231,8 @@ def many(self, *numbers: int):
         ({"add": Desk.add}, "must have a method `reset`, but `World` has none. Write `def reset"),
         ({"reset": Desk.reset, "get_reward": bare}, "has no public method but `get_reward`, `reset`. Write one with"),
         ({"reset": Desk.reset, "tool": bare}, "`World.tool` cannot be described to the policy: .* has no docstring"),
-        (
-            {"reset": Desk.reset, "tool": undocumented},
-            "`World.tool` .* no description for the argument 'number'",
-        ),
-        (
-            {"reset": Desk.reset, "tool": many},
-            "`World.tool` .* cannot be given by its name. Write them, or",
-        ),
+        ({"reset": Desk.reset, "tool": undocumented}, "`World.tool` .* no description for the argument 'number'"),
+        ({"reset": Desk.reset, "tool": many}, "`World.tool` .* cannot be given by its name. Write them, or"),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused_in_one_line(methods, message):
@@ -297,9 +245,8 @@ def test_a_class_that_is_no_environment_is_refused_in_one_line(methods, message)
     ("name", "given", "got"),
     [
         *((name, value, value) for name, value in [
-            ("text", "3"), ("share", 3), ("share", 0.25), ("loud", True), ("mood", "bad"), ("unit", 1), ("unit", "km"),
-            ("at", None), ("at", 10**30), ("either", 2), ("either", "2"), ("table", None), ("colour", "blue"),
-            ("anything", {"a": [1.5, "2", None]}),
+            ("text", "3"), ("share", 3), ("loud", True), ("mood", "bad"), ("unit", 1), ("at", None), ("at", 10**30),
+            ("either", 2), ("either", "2"), ("table", None), ("colour", "blue"), ("anything", {"a": [1.5, "2", None]}),
         ]),
         ("text", 3, "3"), ("text", 2.5, "2.5"), ("share", " 1e3 ", 1000.0), ("loud", "true", True),
         ("loud", "False", False), ("unit", "1", 1), ("at", "-7", -7), ("at", 3.0, 3), ("at", "3.0", 3),
@@ -360,49 +307,28 @@ def test_a_call_with_wrong_arguments_is_invalid_and_says_what_was_expected(name,
 
 
 def test_what_the_parser_could_not_read_goes_back_to_the_policy():
-    ((call,),) = run_calls(DESK, [(Desk(), [ParsedCall("", {}, "The call is no JSON.")])], **LIMITS)
+    ((call,),) = run([(DESK, Desk(), [ParsedCall("", {}, "The call is no JSON.")])])
     assert (call.status, call.result, call.name) == ("invalid", "Error: The call is no JSON.", "")
 
 
-def test_results_of_any_type_are_a_short_clean_text():
-    got = {name: one(HOSTILE, Hostile(), "give", name=name) for name in VALUES}
-    cut = LIMITS["max_characters"] * "a"
-    assert got["megabytes"].result == f"{cut}… (cut: 3,000,000 characters)"
-    assert got["megabytes of bytes"].result == f"{cut}… (cut: more than 2,000 characters)"
-    assert got["megabytes of json"].result[2000:] == "… (cut: more than 2,000 characters)"
-    assert got["bytes"].result == "ok\ufffdé"
-    assert got["surrogate"].result == "a\ufffdb"
-    assert got["control"].result == "a[31mb\n\tc"
-    assert got["nan"].result == '{"x": NaN}'
-    assert got["loop"].result == "{'self': {...}}"
-    assert got["none"].result == ""
-    assert got["number"].result == "3"
-    assert got["list"].result == '["ä", null, true]'
-    assert got["tuples as keys"].result == "{(1, 2): 3}"
-    failed = {name for name, call in got.items() if call.status != "done"}
-    assert failed == {"deep", "huge integer", "unprintable", "unprintable inside"}
-    assert got["deep"].result.startswith("Error: RecursionError: ")
-    assert got["huge integer"].result.startswith("Error: ValueError: Exceeds the limit")
-    assert got["unprintable"].result == got["unprintable inside"].result == "Error: OSError: no text"
+@pytest.mark.parametrize("name", GIVEN)
+def test_results_of_any_type_are_a_short_clean_text(name):
+    call, expected = one(HOSTILE, Hostile(), "do", what="give", which=name), GIVEN[name][1]
+    failed = expected.startswith("Error: ")
+    assert call.status == ("failed" if failed else "done")
+    assert call.result.startswith(expected) if failed else call.result == expected
+    assert len(result_text(call.result, 10)) < 40
 
 
-@pytest.mark.parametrize("length", [9, 10, 11])
-@pytest.mark.parametrize("letter", ["a", "é", "\U0001f600"])
-def test_a_text_is_cut_only_if_it_is_too_long(length, letter):
-    note = "" if length <= 10 else "… (cut: 11 characters)"
-    for value in (letter * length, (letter * length).encode()):
-        assert result_text(value, 10) == letter * min(length, 10) + note
-
-
-@pytest.mark.parametrize("name", ["fail", "fail_later"])
+@pytest.mark.parametrize("name", ["do", "do_later"])
 def test_whatever_a_tool_raises_is_a_text_for_the_policy(name):
     expected = ["SystemExit: 2", "KeyboardInterrupt", "GeneratorExit", f"OSError: {1984 * 'x'}", "UnprintableError"]
-    expected += ["StopIteration" if name == "fail" else "RuntimeError: coroutine raised StopIteration"]
+    expected += ["StopIteration" if name == "do" else "RuntimeError: coroutine raised StopIteration"]
     for number, text in enumerate(expected):
-        call = one(HOSTILE, Hostile(), name, number=number)
+        call = one(HOSTILE, Hostile(), name, what="fail", which=number)
         assert call.status == "failed"
         assert call.result.partition("…")[0] == f"Error: {text}"
-    assert one(HOSTILE, Hostile(), "wait_later", seconds=0.01).status == "done", "the event loop lives"
+    assert one(HOSTILE, Hostile(), "do_later", what="wait", which=0.01).status == "done", "the event loop lives"
 
 
 def test_a_tool_gets_a_copy_of_its_arguments():
@@ -413,19 +339,19 @@ def test_a_tool_gets_a_copy_of_its_arguments():
 
 def test_rollouts_run_side_by_side_and_the_calls_of_one_in_their_order():
     waits = [0.4, 0.0, 0.3, 0.1, 0.2, 0.05, 0.35, 0.15]
-    rollouts = [(Hostile(), [ParsedCall("wait", {"seconds": wait}), ParsedCall("fly")]) for wait in waits]
-    rollouts.insert(3, (Hostile(), []))
-    desk = Desk()
-    rollouts.append((desk, [ParsedCall("add", {"number": n, "times": n}) for n in range(1, 9)]))
+    rollouts = [
+        (HOSTILE, Hostile(), [ParsedCall("do", {"what": "wait", "which": wait}), ParsedCall("fly")]) for wait in waits
+    ]
+    rollouts.insert(3, (HOSTILE, Hostile(), []))
+    rollouts.append((DESK, Desk(), [ParsedCall("add", {"number": n, "times": n}) for n in range(1, 9)]))
     began = time.monotonic()
-    made = run_calls(HOSTILE, rollouts[:-1], **LIMITS)
+    made = run(rollouts)
     assert time.monotonic() - began < 1.2  # The slowest takes 0.4, all together 1.55.
+    assert [call.result for call in made.pop()] == [f"The sum is {n}." for n in (1, 5, 14, 30, 55, 91, 140, 204)]
     assert made.pop(3) == ()
     assert [calls[0].result for calls in made] == [f"waited {wait}" for wait in waits]
     assert [calls[1].status for calls in made] == ["invalid"] * 8
     assert all(calls[0].seconds >= wait for calls, wait in zip(made, waits, strict=True))
-    (calls,) = run_calls(DESK, rollouts[-1:], **LIMITS)
-    assert [call.result for call in calls] == [f"The sum is {n}." for n in (1, 5, 14, 30, 55, 91, 140, 204)]
 
 
 def test_no_more_threads_than_asked_run_at_a_time():
@@ -441,40 +367,33 @@ def test_no_more_threads_than_asked_run_at_a_time():
             running -= 1
         return threading.current_thread().daemon
 
-    outcomes = side_by_side([[step] * 2] * 9, seconds=5.0, threads=3)
+    outcomes = side_by_side([step] * 18, [5.0] * 18, threads=3)
     assert most == 3
-    assert [[outcome.value for outcome in row] for row in outcomes] == [[True, True]] * 9
+    assert all(outcome.value for outcome in outcomes)
 
 
 def test_a_tool_that_hangs_takes_its_limit_once_and_its_rollout_alone():
+    waits = [ParsedCall(name, {"what": "wait", "which": 0.6}) for name in ("do", "do_later")]
     calls = {
-        "hangs": [ParsedCall("wait", {"seconds": 30.0}), ParsedCall("give", {"name": "number"})],
-        "spins": [ParsedCall("spin")],
-        "hangs in the loop": [ParsedCall("give", {"name": "number"}), ParsedCall("wait_later", {"seconds": 30.0})],
-        "well": [ParsedCall("wait", {"seconds": 0.6}), ParsedCall("wait_later", {"seconds": 0.6})],
+        "hangs": [ParsedCall("do", {"what": "wait", "which": 30.0}), *waits],
+        "spins": [ParsedCall("do", {"what": "spin"})],
+        "hangs in the loop": [waits[0], ParsedCall("do_later", {"what": "wait", "which": 30.0})],
+        "blocks the loop": [ParsedCall("do_later", {"what": "block", "which": 20.0})],
+        "well": waits,
     }
     worlds = {name: Hostile() for name in calls}
     began = time.monotonic()
-    # Two threads: a thread that is abandoned does not keep others waiting.
-    made = run_calls(HOSTILE, [(worlds[n], calls[n]) for n in calls], seconds=1.0, max_characters=100, threads=2)
-    assert time.monotonic() - began < 2.2 + 0.7
-    made = dict(zip(calls, made, strict=True))
-    late = "Error: the tool did not return within 1 seconds."
-    assert [(c.status, c.result) for c in made["hangs"]] == [
-        ("timeout", late), ("failed", "Error: it was not run, since a call before it did not return."),
-    ]  # fmt: skip
-    assert [(c.status, c.result) for c in made["spins"]] == [("timeout", late)]
-    assert [(c.status, c.result) for c in made["hangs in the loop"]] == [("done", "3"), ("timeout", late)]
-    assert [c.result for c in made["well"]] == ["waited 0.6", "waited 0.6"]
+    made = run([(HOSTILE, worlds[name], calls[name]) for name in calls], tool_seconds=1.0)
+    assert time.monotonic() - began < 4.5
+    made = {name: [(c.status, c.result) for c in own] for name, own in zip(calls, made, strict=True)}
+    late = "timeout", "Error: the tool did not return within 1 seconds."
+    lost = "failed", "Error: it was not run, since a call before it did not return."
+    assert made["hangs"] == [late, lost, lost]
+    assert made["spins"] == made["blocks the loop"] == [late]
+    assert made["hangs in the loop"] == [("done", "waited 0.6"), late]
+    assert made["well"] == [("done", "waited 0.6")] * 2
     assert worlds["spins"].stopped.wait(5), "an endless loop is ended, else it would slow down the training"
     assert worlds["hangs in the loop"].stopped.wait(5), "a coroutine is cancelled"
-
-
-def test_a_coroutine_that_blocks_the_event_loop_does_not_block_later_ones():
-    blocked = [(Hostile(), [ParsedCall("block", {"seconds": 20.0})]) for _ in range(2)]
-    made = run_calls(HOSTILE, blocked, seconds=0.2, max_characters=100)
-    assert [call.status for (call,) in made] == ["timeout"] * 2
-    assert one(HOSTILE, Hostile(), "wait_later", seconds=0.01).result == "waited 0.01"
 
 
 PROGRAM = """
@@ -484,10 +403,10 @@ from grail_lightning.environments.side_by_side import awaited, side_by_side
 async def block():
     time.sleep(1e6)
 
-jobs = [[lambda: time.sleep(1e6)], [lambda: awaited(asyncio.sleep(1e6))], [lambda: awaited(block())]]
+functions = [lambda: time.sleep(1e6), lambda: awaited(asyncio.sleep(1e6)), lambda: awaited(block())]
 print("begin", flush=True)
 try:
-    print([one.status for (one,) in side_by_side(jobs, seconds=float(sys.argv[1]), threads=3)])
+    print([one.status for one in side_by_side(functions, [float(sys.argv[1])] * 3, threads=3)])
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -551,38 +470,50 @@ def test_reset_gets_columns_and_a_seed_if_it_names_one():
     assert columns["hints"] == [], "the rollouts of a group share a row"
     assert call_reset(row, columns | {"seed": 5}, seed=7) == "Go."
     assert row.given[3] == 5
-    desk = Desk()
-    assert call_reset(desk, {"number": 4, "other": 1}, seed=7) == "Number 4."
+    assert call_reset(Desk(), {"number": 4, "other": 1}, seed=7) == "Number 4."
     assert call_reset(Row(), columns, seed=7) is None
-    with pytest.raises(ValueError, match=r"`Row.reset` must return text or None, but got \[1\] of type `list`"):
-        call_reset(Row(reset=[1]), columns, seed=7)
-    with pytest.raises(ValueError, match=r"`Row.reset` must not fail, but raised AttributeError: 'str' object has no"):
-        call_reset(Row(), columns | {"hints": "a"}, seed=7)
 
 
-def test_columns_are_checked_before_a_run():
-    check_columns(Row, ["question", "hints"])
-    check_columns(Desk, ["anything"])
-    with pytest.raises(ValueError, match=r"`Row.reset` requires the column `question`, but a row has only `hints`"):
-        check_columns(Row, ["hints"])
-    with pytest.raises(ValueError, match=r"takes `hints`, .* but a row also has `answer`. Remove the column, or let"):
-        check_columns(Row, ["question", "hints", "answer"])
-
-
-def test_rewards_scores_and_states_are_checked():
-    assert call_reward(Desk()) == 0.0
-    assert call_reward(Hostile()) is call_score(Desk()) is call_state(Desk()) is None
+def test_rewards_scores_and_states():
+    assert call_number(Desk(), "get_reward") == 0.0
+    assert call_number(Hostile(), "get_reward") is call_number(Desk(), "score_turn") is call_state(Desk()) is None
     row = Row(reward=True, score=0.5, state=("a", 1))
-    assert (call_reward(row), call_score(row), call_state(row)) == (1.0, 0.5, ("a", 1))
-    assert call_reward(Row(reward=None)) is None
-    for wrong in (float("nan"), float("inf"), "1", b"1", 10**400, [1.0], object()):
-        with pytest.raises(ValueError, match=r"`Row.get_reward` must return a finite number or None, but got"):
-            call_reward(Row(reward=wrong))
-        with pytest.raises(ValueError, match=r"`Row.score_turn` must return a finite number or None, but got"):
-            call_score(Row(score=wrong))
-    with pytest.raises(
-        ValueError, match=r"`Row.state_key` must return a hashable key, .* but got \[1\] of type `list`"
-    ):
-        call_state(Row(state=[1]))
-    with pytest.raises(ValueError, match=r"`Row.get_reward` must not fail, but raised OSError: gone"):
-        call_reward(Row(reward=OSError("gone")))
+    assert (call_number(row, "get_reward"), call_number(row, "score_turn")) == (1.0, 0.5)
+    assert call_state(row) == ("a", 1)
+    assert call_number(Row(reward=None), "get_reward") is None
+
+
+ROW = {"question": "q", "hints": []}
+WRONG = float("nan"), float("inf"), "1", b"1", 10**400, [1.0], object()
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda: check_columns(Row, ["hints"]),
+            r"`Row.reset` must take the columns `hints` .*: missing a .*'question'",
+        ),
+        (
+            lambda: check_columns(Row, [*ROW, "answer"]),
+            "columns `answer`, `hints`, .*'answer'. Add or remove the column",
+        ),
+        (
+            lambda: call_reset(Row(reset=[1]), ROW, seed=7),
+            r"reset` must return text or None, but got \[1\] of type `list",
+        ),
+        (
+            lambda: call_reset(Row(), ROW | {"hints": "a"}, seed=7),
+            "reset` must not fail, but raised AttributeError: 'str'",
+        ),
+        (lambda: call_state(Row(state=[1])), r"state_key` must return a hashable key, .* but got \[1\] of type `list`"),
+        (lambda: call_number(Row(reward=OSError("gone")), "get_reward"), "must not fail, but raised OSError: gone"),
+        *[(lambda w=w: call_number(Row(reward=w), "get_reward"), "must return a finite number or None") for w in WRONG],
+        *[(lambda w=w: call_number(Row(score=w), "score_turn"), "must return a finite number or None") for w in WRONG],
+    ],
+)
+def test_what_an_environment_must_not_do_is_told_in_one_line(ask, message):
+    check_columns(Row, ROW)
+    check_columns(Desk, ["anything"])
+    with pytest.raises(ValueError, match=message):
+        ask()

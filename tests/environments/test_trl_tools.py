@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from grail_lightning.environments import ParsedCall, ToolSet, call_reset, call_reward, run_calls
+from grail_lightning.environments.calls import ParsedCall
+from grail_lightning.environments.episode import EpisodeLimits
+from grail_lightning.environments.hooks import call_number, call_reset
+from grail_lightning.environments.tools import ToolSet, run_calls
 from grail_lightning.policy import load_policy
 from tests.environments.test_tools import Desk
 
@@ -75,7 +78,7 @@ def test_the_chat_template_is_told_what_trl_tells_it(trainer):
         for tools in (trainer.tools, ToolSet(Desk).schemas)
     )
     assert ours == theirs
-    assert [tool.__name__ for tool in trainer.tools] == ToolSet(Desk).names
+    assert [tool.__name__ for tool in trainer.tools] == [*ToolSet(Desk).by_name]
 
 
 def test_the_same_calls_give_what_they_give_under_trl(trainer):
@@ -86,15 +89,13 @@ def test_the_same_calls_give_what_they_give_under_trl(trainer):
     for name, arguments in CALLS:
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         theirs.append(_under_trl(trainer, their, [call]))
-    (ours,) = run_calls(
-        ToolSet(Desk), [(mine, [ParsedCall(*call) for call in CALLS])], seconds=5.0, max_characters=1000
-    )
+    (ours,) = run_calls([(ToolSet(Desk), mine, [ParsedCall(*call) for call in CALLS])], [EpisodeLimits()])
     assert [call.status for call in ours] == ["done"] * 5 + ["failed"] * 2 + ["invalid"]
     assert [call.result for call in ours[:5]] == theirs[:5]
     assert theirs[5:] == [str({"error": text}) for text in ("less than 0", "nobody knows", "Tool fly not found.")]
     assert [call.result for call in ours[5:7]] == ["Error: ValueError: less than 0", "Error: LookupError: nobody knows"]
     assert mine.log == their.log == [5, 6, -1]
-    assert call_reward(mine) == trainer.reward_funcs[0](environments=[their])[0] == 10.0
+    assert call_number(mine, "get_reward") == trainer.reward_funcs[0](environments=[their])[0] == 10.0
 
 
 def _under_trl(trainer, environment, calls):

@@ -30,19 +30,17 @@ def test_turns_are_found_between_what_was_not_sampled():
 
 def test_without_turns_a_row_is_one_and_rows_without_tokens_have_none():
     assert turn_numbers(MASK, None).tolist() == [[0, 0, -1, 0, -1], [0, -1, -1, -1, -1], [-1] * 5]
-    assert existing_turns(torch.full((2, 3), -1)).tolist() == [[False], [False]]
-    assert existing_turns(torch.zeros(2, 0).long()).shape == (2, 1)
-    assert existing_turns(torch.zeros(0, 3).long()).shape == (0, 1)
+    for shape, exists in (((2, 3), [[False], [False]]), ((2, 0), [[False], [False]]), ((0, 3), [])):
+        assert existing_turns(torch.full(shape, -1)).tolist() == exists
 
 
 def test_values_are_compared_with_those_of_their_key():
-    values, key = (
-        torch.tensor([1, 3, 5, 0.1 + 0.2, 0.3, 0.3, 7], dtype=torch.float64),
-        torch.tensor([4, 4, 4, 9, 9, 9, 2]),
-    )
+    values = torch.tensor([[1, 3, 5, 99], [0.1 + 0.2, 0.3, 0.3, 7]], dtype=torch.float64)
+    key, counted = torch.tensor([[4, 4, 4, 4], [9, 9, 9, 2]]), values < 99
     # 1 3 5: mean 3, unbiased deviation 2. Values that are equal up to rounding, and a single one, have exactly 0.
-    assert relative(values, key).tolist() == [-2, 0, 2, 0, 0, 0, 0]
-    assert relative(values, key, standardise=True).tolist() == [-2 / 2.0001, 0, 2 / 2.0001, 0, 0, 0, 0]
+    assert relative(values, key, counted).tolist() == [[-2, 0, 2, 0], [0, 0, 0, 0]]
+    expected = [[-2 / 2.0001, 0, 2 / 2.0001, 0], [0, 0, 0, 0]]
+    assert relative(values, key, counted, standardise=True).tolist() == expected
 
 
 def test_changes_of_value_add_up_to_what_the_row_gained():

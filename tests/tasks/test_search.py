@@ -13,7 +13,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.environments.search import Search
 from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.step.episodes import play
-from grail_lightning.tasks import SearchMistakes, SearchSpace, search_demonstration
+from grail_lightning.tasks import SearchSpace, search_demonstration
 
 SPACE = SearchSpace()
 PROBLEMS = SPACE.draw(300, "train")
@@ -23,14 +23,10 @@ def answer(turns):
     return turns[-1][0].removeprefix("Answer: ")
 
 
-def query(turn):
-    return turn[0].removeprefix("<search>").removesuffix("</search>")
-
-
 def played(**rates):
     """The turns of each demonstration with mistakes at these rates."""
     rng = random.Random(0)
-    return [search_demonstration(problem, rng, SearchMistakes(**rates)) for problem in PROBLEMS]
+    return [search_demonstration(problem, rng, **rates) for problem in PROBLEMS]
 
 
 def test_draws_are_reproducible_and_splits_share_neither_questions_nor_graphs():
@@ -38,7 +34,7 @@ def test_draws_are_reproducible_and_splits_share_neither_questions_nor_graphs():
     assert drawn["train"] == SPACE.sample(150, "train") != SPACE.sample(150, "train", seed=1)
     assert [row["problem"] for row in drawn["train"]] == [problem.text for problem in PROBLEMS[:150]]
     assert len({row["problem"] for rows in drawn.values() for row in rows}) == 450
-    graphs = [{row["graph"]["seed"] for row in rows} for rows in drawn.values()]
+    graphs = [{row["graph"] for row in rows} for rows in drawn.values()]
     assert sum(map(len, graphs)) == len(set.union(*graphs)) > 200
     assert Counter(row["hops"] for rows in drawn.values() for row in rows).keys() == {2, 3, 4}
 
@@ -71,8 +67,9 @@ def test_a_demonstration_without_mistakes_is_right_and_every_search_of_it_scores
         environment = Search()
         environment.reset(**problem.row())
         assert len(turns) == len(problem.path) + 1
-        for turn in turns[:-1]:
-            assert turn[1] == f"\n<result>{environment.search(query(turn))}</result>\n"
+        for said, told in turns[:-1]:
+            query = said.removeprefix("<search>").removesuffix("</search>")
+            assert told == f"\n<result>{environment.search(query)}</result>\n"
             assert environment.score_turn() == 1.0
         assert turns[-1] == (f"Answer: {problem.path[-1].object}", "")
 

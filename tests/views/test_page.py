@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from grail_lightning.environments import Call, Episode, Turn
+from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.views import read_rollouts, show_credit, write_page
 from grail_lightning.views.__main__ import main
 from tests.views.made import in_turns, rollout, write

@@ -65,7 +65,7 @@ class VLLMTurns(TurnSampler):
 
     def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
         """See `TurnSampler.sample`. It raises what `sample` raises."""
-        limited = [replace(self.sampling, max_response_length=request.limit) for request in requests]
+        limited = [replace(self.sampling, max_response_length=r.limit, stop=r.stop) for r in requests]
         rows, seeds = [request.ids for request in requests], [request.seed for request in requests]
         completions, finished = _complete(self.policy, rows, limited, seeds, self.send)
         return [SampledTurn(row.ids, row.logprobs, end) for row, end in zip(completions, finished, strict=True)]
