@@ -113,7 +113,8 @@ def load(backend, num_programs, kill_every):
     )
     print(
         f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of "
-        f"this process {own} MB, of the sandboxes {theirs} MB (first and last third); {len(below(os.getpid()))} processes left",
+        f"this process {own} MB, of the sandboxes {theirs} MB (first, last third); "
+        f"{len(below(os.getpid()))} processes left",
         flush=True,
     )
     for outcome, source in wrong[:5]:
