@@ -106,14 +106,15 @@ def load(backend, num_programs, kill_every):
     seconds = time.perf_counter() - begin
     executor.close()
     time.sleep(0.5)
-    third = len(memory) // 3
+    third = max(1, len(memory) // 3)
     own, theirs = (
-        " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[third:-third], column[-third:]))
+        " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[-third:]))
         for column in zip(*memory, strict=True)
     )
     print(
         f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of "
-        f"this process {own} MB, of the sandboxes {theirs} MB (thirds); {len(below(os.getpid()))} processes left",
+        f"this process {own} MB, of the sandboxes {theirs} MB (first, last third); "
+        f"{len(below(os.getpid()))} processes left",
         flush=True,
     )
     for outcome, source in wrong[:5]:

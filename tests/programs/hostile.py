@@ -208,7 +208,7 @@ def f(x): return open("/proc/self/cmdline").read() and x + 1
 ## list processes: raised
 import os
 def f(x): return os.listdir("/proc") and x + 1
-## list the home folder: raised
+## list the home folder: raised failed
 import os
 def f(x): return len(os.listdir("{home}")) and x + 1 if os.path.isdir("{home}/..") and open("{home}/.profile") else -1
 ## write a file: raised
