@@ -1,0 +1,232 @@
+"""Credit from running programs: EGCA, and the mask of statements that were never executed.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers.spans import Alignment
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, uniform_weights
+from grail_lightning.credit.oracle import Places, Right, concentrate, counted_places
+from grail_lightning.grading import align_rows
+from grail_lightning.policy import Policy
+from grail_lightning.programs.alignment import align_programs, first_divergence, full_lines, read_program
+from grail_lightning.programs.outcome import Outcome
+from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.problem import Prompt
+
+Mode = Literal["syntax", "constraint", "correct", "logic"]
+Blamed = Literal["divergent", "random", "last", "permuted"]
+
+
+class _Row:
+    """A response with its program, and what is to blame in it."""
+
+    def __init__(self, prompt: Prompt, tokens: Alignment, text: str, offset: int) -> None:
+        task: Any = prompt.task
+        self.executor, self.tests = task.executor, task.tests(prompt)
+        self.numbers = range(len(self.tests.calls) + len(self.tests.assertions))
+        self.text, self.program = text, read_program(text)
+        self.reference = read_program(task.reference_program(prompt) or "")
+        # By its own statements, that of the reference.
+        self.pairs = (self.program and self.reference and align_programs(self.program, self.reference)) or {}
+        # The parts are the statements, or the lines of a program that does not compile.
+        self.parts = [(s.start, s.stop) for s in self.program.statements] if self.program else []
+        self.mode: Mode = "constraint"
+        self.blamed: int | None = None  # The number of the part.
+        self._tokens, self._offset = tokens, offset
+
+    def tokens(self, part: int) -> list[int]:
+        """The tokens of a part."""
+        start, stop = self.parts[part]
+        return self._tokens.overlapping(self._offset + start, self._offset + stop)
+
+
+@dataclass(eq=False)
+class EGCA(TokenCredit):
+    r"""All blame of a wrong program on the statement where its run departs from that of a reference.
+
+    .. math:: w_t = \min\bigl([t \in \text{statement}]\, L / |\text{statement}|,\ w_{max}\bigr)
+
+    ``L`` is the number of the response's tokens, so that without ``w_max`` the sum of the weights stays the same. Only
+    responses with a negative advantage are treated. There are four modes, whose shares of these responses are figures:
+
+    - *syntax*: the program does not compile, or a test raises; blamed is the line or statement that Python names;
+    - *logic*: a test fails or exceeds a limit; program and reference are traced on the first such test, and blamed is
+      the first divergence (`grail_lightning.programs.alignment.first_divergence`);
+    - *correct*: all tests pass; uniform;
+    - *constraint*: there is no program, or it is not comparable with the reference, or the traces do not differ as far
+      as they go; uniform, and a fallback.
+
+    Args:
+        right: The weights of right responses with a positive advantage: uniform; or balanced, which moves their credit
+            to the statements that correspond to those where wrong responses of the group depart, in proportion to
+            their number. A response without such a statement is uniform and counts as a fallback.
+        w_max: The largest weight of a treated response. None keeps the sum of the weights, as published. With 1 the
+            statement keeps the response's advantage, and the other tokens lose it.
+        blamed: The statement: divergent; or that of a control: a random one of the same program, the last one, or
+            permuted, the number of the one that is blamed in another response of the group.
+
+    Raises:
+        ValueError: When called with a negative advantage, but without a task whose responses are programs.
+
+    Source: EGCA, arXiv 2603.16158, which has no published code. That only negative advantages are treated, the
+    alignment without a language model, `w_max` and `balanced` are ours.
+    """
+
+    right: Right = "uniform"
+    w_max: float | None = None
+    blamed: Blamed = "divergent"
+
+    def __post_init__(self) -> None:
+        check_options(self, right=Right, blamed=Blamed)
+        if self.w_max is not None:
+            check_options(self, w_max="(0, inf)")
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights from runs of the programs."""
+        wrong = _rows_with_programs(self, policy, batch, batch.advantages < 0)
+        _find_faults([row for row in wrong.values() if row])
+        self._control({k: row for k, row in wrong.items() if row and row.blamed is not None}, batch, context)
+        places: list[Places | None] = [None] * len(batch)
+        modes: dict[str, float] = dict.fromkeys(get_args(Mode), 0.0)
+        departed: dict[int, list[int | None]] = defaultdict(list)  # By group, the statements of the reference.
+        for k, row in wrong.items():
+            modes[row.mode if row else "constraint"] += 1
+            if row and row.blamed is not None:
+                places[k] = counted_places([row.blamed], {row.blamed: row.tokens(row.blamed)})
+                departed[int(batch.group[k])].append(row.pairs.get(row.blamed))
+            elif not row or row.mode != "correct":
+                places[k] = []
+        if self.right == "balanced":
+            right = _rows_with_programs(self, policy, batch, (batch.advantages > 0) & batch.correct)
+            for k, row in right.items():
+                own = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
+                places[k] = counted_places(departed[int(batch.group[k])], own)
+        figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()}
+        return replace(concentrate(batch, places, self.w_max), metrics=figures)
+
+    def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
+        """Replace the statements that are blamed by those of a control."""
+        identity = batch.row.tolist()
+        members: dict[int, list[int]] = defaultdict(list)
+        for k in sorted(rows, key=identity.__getitem__):  # The order in the batch must not matter.
+            members[int(batch.group[k])].append(k)
+        for numbers in members.values():
+            order = torch.randperm(len(numbers), generator=context.row_generator(identity[numbers[0]])).tolist()
+            given = [rows[numbers[k]].blamed or 0 for k in order]
+            for k, permuted in zip(numbers, given, strict=True):
+                row, last = rows[k], len(rows[k].parts) - 1
+                match self.blamed:
+                    case "random":
+                        generator = context.row_generator(identity[k])
+                        row.blamed = int(torch.randint(last + 1, (1,), generator=generator))
+                    case "last":
+                        row.blamed = last
+                    case "permuted":
+                        row.blamed = min(permuted, last)
+
+
+class ExecutedMask(TokenCredit):
+    """Takes the statements out of the loss that no test executes: weight 0 on their tokens, 1 on all others.
+
+    Every test of a program is traced, as far as traces go. What stands outside of functions counts as executed.
+    Responses without an advantage are not run. One whose program cannot be traced is uniform and counts as a fallback.
+
+    Raises:
+        ValueError: When called with an advantage, but without a task whose responses are programs.
+
+    Source: the mask of StepCoder, arXiv 2402.01391.
+    """
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 0 and 1."""
+        values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
+        rows = _rows_with_programs(self, policy, batch, treated)
+        jobs = [(row, row.program.plain, k) for row in rows.values() if row and row.program for k in row.numbers]
+        traces: dict[int, list[Outcome]] = defaultdict(list)
+        for (row, *_), outcome in zip(jobs, _run(jobs), strict=True):
+            traces[id(row)].append(outcome)
+        fallback, masked = torch.zeros(len(batch), dtype=torch.bool), 0
+        for k, row in rows.items():
+            known = traces.get(id(row), [])
+            if not row or not row.program or not known or any(one.trace is None for one in known):
+                fallback[k] = True
+                continue
+            visited = {row.program.of_line(visit.line) for one in known for visit in one.trace or ()}
+            dead = {n for n, s in enumerate(row.program.statements) if s.function >= 0 and n not in visited}
+            alive = {token for n in range(len(row.parts)) if n not in dead for token in row.tokens(n)}
+            tokens = sorted({token for n in dead for token in row.tokens(n)} - alive)
+            values[k, tokens] = 0
+            masked += len(tokens)
+        figure = Mean(float(masked), float(batch.response_mask[treated].sum()))
+        device = batch.response_mask.device
+        return TokenWeights(values=values.to(device), fallback=fallback.to(device), metrics={"not_executed": figure})
+
+
+def _rows_with_programs(
+    method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor
+) -> dict[int, _Row | None]:
+    """The wanted rows whose tasks have programs; None for a response without one."""
+    asked = wanted.nonzero().flatten().tolist()
+    numbers = [k for k in asked if hasattr(batch.prompts[k].task, "reference_program")]
+    if asked and not numbers:
+        raise ValueError(
+            f"`{type(method).__name__}` needs a task whose responses are programs, such as `CodeTask`, but got "
+            f"`{type(batch.prompts[asked[0]].task).__name__}`. Set `model.credit` to another method."
+        )
+    rows: dict[int, _Row | None] = {}
+    for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers) if numbers else [], strict=True):
+        task: Any = batch.prompts[k].task
+        text, offset = task.program(aligned.text) or ("", 0)
+        there = text.strip() and aligned.text.startswith(text, offset)
+        rows[k] = _Row(batch.prompts[k], aligned, text, offset) if there else None
+    return rows
+
+
+def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
+    """The outcomes of texts on the tests of rows; with the number of a test on this one alone, with its trace."""
+    outcomes: list[Outcome] = []
+    for _, some in groupby(jobs, key=lambda job: id(job[0].executor)):
+        part = list(some)
+        asked = [(text, row.tests) if test is None else (text, row.tests, test) for row, text, test in part]
+        outcomes += part[0][0].executor.run_many(asked)
+    return outcomes
+
+
+def _find_faults(rows: Sequence[_Row]) -> None:
+    """Run programs, and fill in the modes of their rows and the parts that are to blame."""
+    failing: list[tuple[_Row, str, int | None]] = []
+    raised = set()
+    for row, outcome in zip(rows, _run([(row, row.text, None) for row in rows]), strict=True):
+        if outcome.status == "passed":
+            row.mode = "correct"
+        elif outcome.status == "syntax":
+            row.mode, lines = "syntax", full_lines(row.text)
+            row.parts = [(start, stop) for _, start, stop in lines]
+            named = lines[-1][0] if outcome.line is None else outcome.line
+            row.blamed = max((k for k, (line, *_) in enumerate(lines) if line <= named), default=0)
+        elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
+            failing.append((row, row.program.plain, outcome.failing))
+            raised |= {id(row)} if outcome.status == "raised" else set()
+    compared = [(row, row.reference.plain, test) for row, _, test in failing if row.reference and row.pairs]
+    expected = dict(zip((id(row) for row, *_ in compared), _run(compared), strict=True))
+    for (row, *_), outcome in zip(failing, _run(failing), strict=True):
+        assert row.program is not None
+        known = expected.get(id(row))
+        if id(row) in raised:
+            row.blamed = row.program.of_line(outcome.line or 0)
+        elif known and known.trace and known.status == "passed" and outcome.trace and row.reference:
+            row.blamed = first_divergence(row.program, outcome.trace, row.reference, known.trace, row.pairs)
+        if row.blamed is not None:
+            row.mode = "syntax" if id(row) in raised else "logic"

@@ -1,0 +1,259 @@
+"""Statements of programs, which statements of two programs correspond, and where two runs first differ.
+
+Programs are text from a model: they are parsed, never compiled or run here. Numbers of statements count from 0 in the
+order of the text.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from typing import NamedTuple
+
+from grail_lightning.programs.outcome import Visit
+
+# Python's parser refuses deep brackets and indentation itself; what else is deep (1+1+…) is as long as it is deep.
+MAX_CHARACTERS = 10_000
+_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+_BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_TO_COLON = re.compile(r"(?:#[^\n]*|[^:#])*:")
+_NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
+_LINE = re.compile(r"\S(?:[^\r\n]*\S)?")
+
+
+class Statement(NamedTuple):
+    """A statement, an `except` or a `case`; of a compound one the header, since its body has its own statements."""
+
+    start: int  # The range of its characters, decorators included.
+    stop: int
+    # How deep it is, the part of the statement around it (body, orelse, …), and its kind, one for all assignments.
+    shape: tuple[int, str, str]
+    function: int  # The number of the function's statement around it; −1 outside of functions.
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that can be parsed. Docstrings and other constants are no statements, since they do nothing."""
+
+    text: str
+    statements: tuple[Statement, ...]
+    names: Mapping[str, str]  # For each name that is bound: a name by the order of first binding.
+    plain: str  # The same program in Python's own format, in which each statement begins on a line of its own.
+    at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
+
+    def of_line(self, line: int) -> int | None:
+        """The number of the statement that a line of `plain` belongs to, if any."""
+        return self.at_line.get(line)
+
+
+@lru_cache(maxsize=4096)
+def read_program(text: str) -> Program | None:
+    """The statements of a program; None if it cannot be parsed or has more than `MAX_CHARACTERS`."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Such as that of an invalid escape.
+            tree = ast.parse(text)
+            plain = ast.unparse(tree)
+            plain_tree = ast.parse(plain)
+    except _REFUSED:
+        return None
+    found = list(_walk(tree))
+    places = _Places(text), _Places(plain)
+    at_line: dict[int, int] = {}
+    for number, (node, *_) in enumerate(_walk(plain_tree)):
+        start, stop = places[1].of_statement(node)
+        lines = range(places[1].line(start), places[1].line(stop - 1) + 1)
+        at_line |= dict.fromkeys(lines, number)
+    names: dict[str, str] = {}
+    for node, *_ in found:
+        for name in _bound(node):
+            names.setdefault(name, f"v{len(names)}")
+    statements = [
+        Statement(*places[0].of_statement(node), (depth, part, _kind(node)), function)
+        for node, depth, part, function in found
+    ]
+    return Program(text, tuple(statements), names, plain, at_line)
+
+
+def full_lines(text: str) -> list[tuple[int, int, int]]:
+    """The lines of a text that are not blank: number, from 1, and range of characters without the space around."""
+    places = _Places(text)
+    return [(places.line(line.start()), *line.span()) for line in _LINE.finditer(text)]
+
+
+def _walk(tree: ast.Module) -> Iterator[tuple[ast.AST, int, str, int]]:
+    """Statements in order with their depth, the part of their parent, and the number of the function around them."""
+    number = -1
+    pending: list[tuple[ast.AST, int, str, int]] = [(node, 0, "body", -1) for node in reversed(tree.body)]
+    while pending:
+        node, depth, part, function = pending.pop()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        number += 1
+        yield node, depth, part, function
+        around = number if isinstance(node, _FUNCTIONS) else function
+        for name in reversed(_BODIES):
+            pending += [(child, depth + 1, name, around) for child in reversed(getattr(node, name, []))]
+
+
+def _kind(node: ast.AST) -> str:
+    """The kind of a statement; `x += 1` and `x: int = 1` are assignments."""
+    return "Assign" if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else type(node).__name__
+
+
+def _header(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement without those of the statements in it."""
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if name not in _BODIES and isinstance(child, ast.AST):
+                yield from ast.walk(child)
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """The names that a statement binds, in the order of the text; a function's name and parameters are of its own."""
+    names: list[tuple[int, int, str]] = []
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    for part in _header(node):
+        match part:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.append((part.lineno, part.col_offset, name))
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                names.append((part.lineno, part.col_offset, name))
+    own = getattr(node, "name", None)  # Of a function, a class or an exception.
+    return ([str(own)] if own else []) + [name for *_, name in sorted(names)]
+
+
+class _Places:
+    """The characters of positions in a syntax tree, whose columns count UTF-8 bytes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._starts = [0, *(match.end() for match in _NEW_LINE.finditer(text))]
+
+    def line(self, character: int) -> int:
+        """The line of a character, from 1."""
+        return bisect_right(self._starts, character)
+
+    def of_statement(self, node: ast.AST) -> tuple[int, int]:
+        """The range of the characters of a statement, of a compound one up to the colon before its body."""
+        parts = [part for part in _header(node) if hasattr(part, "end_lineno")]
+        start = min(self._start(part) for part in [*parts, node] if hasattr(part, "lineno"))
+        if decorators := getattr(node, "decorator_list", None):
+            start = self._text.rindex("@", 0, self._start(decorators[0]))
+        elif isinstance(node, ast.match_case):
+            start = self._text.rindex("case", 0, start)
+        if not any(hasattr(node, name) for name in _BODIES):
+            return start, self._character(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        last = max((self._character(p.end_lineno, p.end_col_offset) for p in parts), default=start)  # type: ignore[attr-defined]
+        colon = _TO_COLON.match(self._text, last)
+        assert colon is not None, "a compound statement has a colon before its body"
+        return start, colon.end()
+
+    def _start(self, node: ast.AST) -> int:
+        return self._character(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+
+    def _character(self, line: int, column: int) -> int:
+        start = self._starts[line - 1]
+        # A character has at most four bytes, and at least one.
+        head = self._text[start : start + column].encode()[:column]
+        return start + len(head.decode())
+
+
+def align_programs(program: Program, reference: Program) -> dict[int, int] | None:
+    """Which statement of a reference corresponds to one of a program; None if the two cannot be compared.
+
+    Programs of one shape correspond statement by statement, others in their longest common beginning. If this is less
+    than half of the longer one, they cannot be compared. Imports of the module are left out.
+    """
+    own, theirs = _counted(program), _counted(reference)
+    same = [program.statements[a].shape == reference.statements[b].shape for a, b in zip(own, theirs, strict=False)]
+    common = len([*takewhile(bool, same)])
+    if common == 0 or 2 * common < max(len(own), len(theirs)):
+        return None
+    return dict(zip(own[:common], theirs[:common], strict=True))
+
+
+def _counted(program: Program) -> list[int]:
+    shapes = [statement.shape for statement in program.statements]
+    return [k for k, (depth, _, kind) in enumerate(shapes) if depth or kind not in ("Import", "ImportFrom")]
+
+
+def first_divergence(
+    program: Program,
+    trace: Sequence[Visit],
+    reference: Program,
+    expected: Sequence[Visit],
+    pairs: Mapping[int, int],
+) -> int | None:
+    """The number of the statement after which a run differs from that of the reference on the same test.
+
+    Traces are those of the programs' `plain` texts; a visit of a line shows the variables before the line is executed.
+
+    - If the variables differ, the statement to blame is the one that the same call executed last, or the calling one.
+    - If what is returned or raised differs, it is the statement that returns or raises.
+    - If the statements that are executed differ, it is the last common one, or the first one that has no counterpart
+      where neither program has one.
+
+    None if the traces do not differ as far as they go. What is executed outside of functions is not compared.
+    """
+    visits, theirs = _in_functions(program, trace), _in_functions(reference, expected)
+    paired, calls, last = {*pairs.values()}, _Calls(program), None
+    for (here, visit), (there, shown) in zip(visits, theirs, strict=False):
+        if pairs.get(here) != there:
+            alone = here not in pairs and there not in paired
+            return here if alone or last is None else last
+        before = calls.enter(here, visit)
+        if (visit.event, visit.value) != (shown.event, shown.value):
+            return here
+        if _renamed(visit, program.names) != _renamed(shown, reference.names):
+            return here if visit.event != "line" else before
+        last = here
+    return None
+
+
+class _Calls:
+    """The functions that are active in a trace, each with the statement that it executed last.
+
+    A visit does not say when a call begins: it does at the first statement of a function if there are no other
+    variables than at the first visit.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._active: list[tuple[int, int]] = []
+        self._parameters: dict[int, set[str]] = {}
+
+    def enter(self, number: int, visit: Visit) -> int:
+        """Go to the next visit; the statement that is responsible for the variables there."""
+        function, active = self._program.statements[number].function, self._active
+        names = {name for name, _ in visit.variables}
+        begins = number == function + 1 and names == self._parameters.setdefault(function, names)
+        if not (begins and visit.event == "line"):
+            while len(active) > 1 and active[-1][0] != function:
+                active.pop()
+        before = active[-1][1] if active else number
+        if active and active[-1][0] == function and not (begins and visit.event == "line"):
+            active.pop()
+        if visit.event != "return":
+            active.append((function, number))
+        return before
+
+
+def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, Visit]]:
+    """The visits of statements in functions, with their numbers."""
+    numbered = ((program.of_line(visit.line), visit) for visit in trace)
+    return [(k, visit) for k, visit in numbered if k is not None and program.statements[k].function >= 0]
+
+
+def _renamed(visit: Visit, names: Mapping[str, str]) -> dict[str, str]:
+    return {names.get(name, name): value for name, value in visit.variables}

@@ -1,0 +1,68 @@
+"""The records of running a program: its limits, its tests, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Literal_ = None | bool | int | float | str | list | tuple | dict | set  # type: ignore[type-arg]
+"""What a test may hold and a program may return."""
+
+Status = Literal["passed", "failed", "syntax", "raised", "timeout", "memory", "output", "crashed", "refused"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one program with all of its tests."""
+
+    seconds: float = 2.0  # Of processor time.
+    memory_mb: int = 256
+    output_kb: int = 64
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One test: ``entry(*arguments) == result``, literals."""
+
+    arguments: tuple[object, ...]
+    result: object
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The tests of a program: calls of its entry, or assertions."""
+
+    __test__ = False  # pytest does not collect it.
+
+    entry: str = ""
+    calls: tuple[Call, ...] = ()
+    assertions: tuple[str, ...] = ()  # Each a statement, as in HumanEval and MBPP.
+    preamble: str = ""  # Imports and helpers that run with the assertions.
+
+
+@dataclass(frozen=True)
+class Visit:
+    """An entry of a trace."""
+
+    line: int  # The first line of the statement that is executed, from 1.
+    event: Literal["line", "return", "raise"]
+    variables: tuple[tuple[str, str], ...]  # The local names with their values in canonical form, capped and sorted.
+    value: str | None  # What was returned or raised.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program."""
+
+    status: Status
+    passed: tuple[bool, ...]  # One for each test.
+    failing: int | None  # The first test that did not pass.
+    line: int | None  # The line of the program that a syntax error or traceback names.
+    message: str  # Capped, one line.
+    trace: tuple[Visit, ...] | None
+
+    @property
+    def share(self) -> float:
+        """The share of tests that passed."""
+        return sum(self.passed) / len(self.passed) if self.passed else 0.0
