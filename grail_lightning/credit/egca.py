@@ -140,8 +140,8 @@ class EGCA(TokenCredit):
 class ExecutedMask(TokenCredit):
     """Takes the statements out of the loss that no test executes: weight 0 on their tokens, 1 on all others.
 
-    Every test of a program is traced, as far as traces go. What stands outside of functions counts as executed.
-    Responses without an advantage are not run. One whose program cannot be traced is uniform and counts as a fallback.
+    Every test of a program is traced. What stands outside of functions counts as executed. Responses without an
+    advantage are not run. One whose program cannot be traced to its end is uniform and counts as a fallback.
 
     Raises:
         ValueError: When called with an advantage, but without a task whose responses are programs.
@@ -155,15 +155,16 @@ class ExecutedMask(TokenCredit):
         rows = _rows_with_programs(self, policy, batch, treated)
         jobs = [(row, row.program.plain, k) for row in rows.values() if row and row.program for k in row.numbers]
         traces: dict[int, list[Outcome]] = defaultdict(list)
-        for (row, *_), outcome in zip(jobs, _run(jobs), strict=True):
-            traces[id(row)].append(outcome)
+        for (its, *_), outcome in zip(jobs, _run(jobs), strict=True):
+            traces[id(its)].append(outcome)
         fallback, masked = torch.zeros(len(batch), dtype=torch.bool), 0
         for k, row in rows.items():
-            known = traces.get(id(row), [])
-            if not row or not row.program or not known or any(one.trace is None for one in known):
+            known = [outcome.trace or () for outcome in traces[id(row)]]
+            # A trace that was cut does not end with the end of a call: what follows may be executed.
+            if not row or not row.program or not known or any(not t or t[-1].event == "line" for t in known):
                 fallback[k] = True
                 continue
-            visited = {row.program.of_line(visit.line) for one in known for visit in one.trace or ()}
+            visited = {row.program.of_line(visit.line) for trace in known for visit in trace}
             dead = {n for n, s in enumerate(row.program.statements) if s.function >= 0 and n not in visited}
             alive = {token for n in range(len(row.parts)) if n not in dead for token in row.tokens(n)}
             tokens = sorted({token for n in dead for token in row.tokens(n)} - alive)
