@@ -1,0 +1,195 @@
+"""Runs programs of a policy on their tests, many at a time, where they can do no harm."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from grail_lightning.programs.grade import grade, line_of
+from grail_lightning.programs.guest import encode
+from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+Remote=None
+from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox
+
+AUTO = ("bubblewrap", "sandlock", "wasm")
+"""What `auto` tries, in this order, which docs/sandbox.md derives."""
+
+_MAX_CHARACTERS = 1 << 17
+_ATTEMPTS = 3
+_KEPT, _KEPT_TRACES = 8192, 256
+_PROBE = Path(__file__).with_name("probe.py")
+
+Job = tuple[str, Tests] | tuple[str, Tests, int]
+
+
+@lru_cache
+def _refusal(backend: str) -> str:
+    """Why a back end cannot be used on this machine, found out by a program that tries to get out; empty if it can."""
+    with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
+        Path(folder, "secret").touch()
+        files = [f"{folder}/secret", str(_PROBE), "/etc/passwd", f"/proc/{os.getpid()}/environ"]
+        arguments = (files, [folder, "/proc"], os.getpid())
+        tests = Tests(entry="probe", calls=(Call(arguments, []),))
+        sandbox = Sandbox(backend, Limits(seconds=10.0))
+        try:
+            outcome = grade(sandbox, sandbox, _PROBE.read_text(), tests, None)
+        except (OSError, RuntimeError, ImportError, LostError) as error:
+            return line_of(error)
+        finally:
+            sandbox.close()
+    return "" if outcome.status == "passed" else f"it does not isolate: {outcome.message or outcome.status}"
+
+
+def choose(backend: str = "auto") -> str:
+    """The back end itself, or the first one of `auto` that isolates here.
+
+    Raises:
+        ValueError: There is no back end of that name.
+        RuntimeError: It does not isolate programs on this machine, or none does.
+    """
+    if backend != "auto" and backend not in COMMANDS:
+        choices = ", ".join(["auto", *COMMANDS])
+        raise ValueError(f"`backend` must be one of {choices} or an address (http://...), but got {backend!r}.")
+    reasons = {}
+    for name in AUTO if backend == "auto" else (backend,):
+        reasons[name] = _refusal(name)
+        if not reasons[name]:
+            return name
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise RuntimeError(f"Programs cannot be run here, for nothing isolates them ({told}). See docs/sandbox.md.")
+
+
+class Executor:
+    """Runs programs in sandboxes, and keeps their outcomes by the program's text and its tests.
+
+    Args:
+        backend: `sandlock`, `bubblewrap`, `wasm`, the address of a SandboxFusion server (`http://...`), or `auto`: the
+            first of the local ones that isolates on this machine, which a program that tries to get out finds out.
+        limits: Of one program with all of its tests.
+        workers: How many programs run at a time.
+
+    Raises:
+        ValueError: An argument is out of range.
+        RuntimeError: Nothing isolates programs on this machine. They are never run without.
+    """
+
+    def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
+        if limits.processes != 1:
+            raise ValueError(f"`limits.processes` must be 1: a program has no others, but got {limits.processes}.")
+        if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
+            raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
+        self.backend = backend if backend.startswith(("http://", "https://")) else choose(backend)
+        self.limits = limits
+        self.workers = workers
+        self._kept: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._kept_traces: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._forget()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Executor, (self.backend, self.limits, self.workers)
+
+    def run(self, program: str, tests: Tests, *, trace: int | None = None) -> Outcome:
+        """What becomes of a program on its tests, or, with its trace, on the test ``trace`` alone."""
+        return self.run_many([(program, tests) if trace is None else (program, tests, trace)])[0]
+
+    def run_many(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcome of each job, in their order; equal jobs run once.
+
+        Raises:
+            ValueError: Tests hold what is no literal, there is no such test, or a preamble does not run.
+        """
+        if self._pid != os.getpid():  # we are a fork: threads and pipes are our parent's
+            self._forget()
+        keys = [_key(job) for job in jobs]
+        futures: dict[bytes, Future[Outcome]] = {}
+        try:
+            for key, job in zip(keys, jobs, strict=True):
+                if key not in self._shelf(job) and key not in futures:
+                    futures[key] = self._threads.submit(self._run, job)
+            fresh = {key: future.result() for key, future in futures.items()}
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            raise
+        outcomes = [fresh[key] if key in fresh else self._shelf(job)[key] for key, job in zip(keys, jobs, strict=True)]
+        for key, job, outcome in zip(keys, jobs, outcomes, strict=True):
+            shelf = self._shelf(job)
+            shelf[key] = outcome
+            shelf.move_to_end(key)
+            if len(shelf) > (_KEPT if shelf is self._kept else _KEPT_TRACES):
+                shelf.popitem(last=False)
+        return outcomes
+
+    def close(self) -> None:
+        """End all processes. The next program would start new ones."""
+        if self._pid == os.getpid():
+            self._finalizer()
+            self._forget()
+
+    def _shelf(self, job: Job) -> OrderedDict[bytes, Outcome]:
+        return self._kept if len(job) == 2 else self._kept_traces
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._own = threading.local()
+        self._sandboxes: list[Sandbox] = []
+        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="programs")
+        self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
+
+    def _run(self, job: Job) -> Outcome:
+        program, tests, *trace = job
+        if len(program) > _MAX_CHARACTERS:
+            passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
+            return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
+        if self.backend.startswith("http"):
+            return Remote(self.backend, self.limits).grade(program, tests, trace[0] if trace else None)
+        if not hasattr(self._own, "pair"):
+            self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
+            self._sandboxes.extend(self._own.pair)
+        for _ in range(_ATTEMPTS):
+            try:
+                return grade(*self._own.pair, program, tests, trace[0] if trace else None)
+            except LostError as error:
+                lost = error
+            except BaseException:
+                for sandbox in self._own.pair:
+                    sandbox.close()
+                raise
+            for sandbox in self._own.pair:
+                sandbox.close()
+        num_tests = len(trace) or len(tests.calls) + len(tests.assertions)
+        return Outcome("crashed", (False,) * num_tests, 0, None, line_of(lost), None)
+
+
+def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> None:
+    """Stop the threads, then what they started; nothing in a fork, whose they are not."""
+    if pid == os.getpid():
+        threads.shutdown(wait=True, cancel_futures=True)
+        for sandbox in sandboxes:
+            sandbox.close()
+
+
+def _key(job: Job) -> bytes:
+    """A job's digest.
+
+    Raises:
+        ValueError: Its tests cannot be given to a program.
+    """
+    program, tests, *trace = job
+    num_tests = len(tests.calls) + len(tests.assertions)
+    if trace and not 0 <= trace[0] < num_tests:
+        raise ValueError(f"`trace` must be one of the {num_tests} tests, from 0, but got {trace[0]}.")
+    for index, call in enumerate(tests.calls):
+        try:
+            encode((call.arguments, call.result))
+        except TypeError as error:
+            raise ValueError(f"Test {index} must hold literals, but {error}.") from None
+    return hashlib.sha256(repr((program, tests, trace)).encode(errors="surrogatepass")).digest()

