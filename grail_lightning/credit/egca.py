@@ -164,7 +164,7 @@ class ExecutedMask(TokenCredit):
             if not row or not row.program or not known or any(not t or t[-1].event == "line" for t in known):
                 fallback[k] = True
                 continue
-            visited = {row.program.of_line(visit.line) for trace in known for visit in trace}
+            visited = {row.program.at_line.get(visit.line) for trace in known for visit in trace}
             dead = {n for n, s in enumerate(row.program.statements) if s.function >= 0 and n not in visited}
             alive = {token for n in range(len(row.parts)) if n not in dead for token in row.tokens(n)}
             tokens = sorted({token for n in dead for token in row.tokens(n)} - alive)
@@ -226,7 +226,7 @@ def _find_faults(rows: Sequence[_Row]) -> None:
         assert row.program is not None
         known = expected.get(id(row))
         if id(row) in raised:
-            row.blamed = row.program.of_line(outcome.line or 0)
+            row.blamed = row.program.at_line.get(outcome.line or 0)
         elif known and known.trace and known.status == "passed" and outcome.trace and row.reference:
             row.blamed = first_divergence(row.program, outcome.trace, row.reference, known.trace, row.pairs)
         if row.blamed is not None:

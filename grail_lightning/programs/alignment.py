@@ -48,10 +48,6 @@ class Program:
     plain: str  # The same program in Python's own format, in which each statement begins on a line of its own.
     at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
 
-    def of_line(self, line: int) -> int | None:
-        """The number of the statement that a line of `plain` belongs to, if any."""
-        return self.at_line.get(line)
-
 
 @lru_cache(maxsize=4096)
 def read_program(text: str) -> Program | None:
@@ -66,21 +62,17 @@ def read_program(text: str) -> Program | None:
             plain_tree = ast.parse(plain)
     except _REFUSED:
         return None
-    found = list(_walk(tree))
-    places = _Places(text), _Places(plain)
+    places, plain_places = _Places(text), _Places(plain)
     at_line: dict[int, int] = {}
     for number, (node, *_) in enumerate(_walk(plain_tree)):
-        start, stop = places[1].of_statement(node)
-        lines = range(places[1].line(start), places[1].line(stop - 1) + 1)
-        at_line |= dict.fromkeys(lines, number)
+        first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
+        at_line |= dict.fromkeys(range(first, last + 1), number)
     names: dict[str, str] = {}
-    for node, *_ in found:
+    statements = []
+    for node, depth, part, function in _walk(tree):
         for name in _bound(node):
             names.setdefault(name, f"v{len(names)}")
-    statements = [
-        Statement(*places[0].of_statement(node), (depth, part, _kind(node)), function)
-        for node, depth, part, function in found
-    ]
+        statements.append(Statement(*places.of_statement(node), (depth, part, _kind(node)), function))
     return Program(text, tuple(statements), names, plain, at_line)
 
 
@@ -189,30 +181,23 @@ def _counted(program: Program) -> list[int]:
 
 
 def first_divergence(
-    program: Program,
-    trace: Sequence[Visit],
-    reference: Program,
-    expected: Sequence[Visit],
-    pairs: Mapping[int, int],
+    program: Program, trace: Sequence[Visit], reference: Program, expected: Sequence[Visit], pairs: Mapping[int, int]
 ) -> int | None:
-    """The number of the statement after which a run differs from that of the reference on the same test.
+    """The number of the statement after which a run departs from that of the reference on the same test.
 
     Traces are those of the programs' `plain` texts; a visit of a line shows the variables before the line is executed.
-
-    - If the variables differ, the statement to blame is the one that the same call executed last, or the calling one.
-    - If what is returned or raised differs, it is the statement that returns or raises.
-    - If the statements that are executed differ, it is the last common one, or the first one that has no counterpart
-      where neither program has one.
+    If variables differ, the statement that the same call executed last is to blame, or the calling one; if what is
+    returned or raised differs, the statement that does so. If the statements that are executed differ, it is the last
+    common one, or the first one that has no counterpart where neither program has one.
 
     None if the traces do not differ as far as they go. What is executed outside of functions is not compared.
     """
     visits, theirs = _in_functions(program, trace), _in_functions(reference, expected)
-    paired, calls, last = {*pairs.values()}, _Calls(program), None
-    for (here, visit), (there, shown) in zip(visits, theirs, strict=False):
+    paired, last = {*pairs.values()}, None
+    for (here, visit), before, (there, shown) in zip(visits, _executed_last(program, visits), theirs, strict=False):
         if pairs.get(here) != there:
             alone = here not in pairs and there not in paired
             return here if alone or last is None else last
-        before = calls.enter(here, visit)
         if (visit.event, visit.value) != (shown.event, shown.value):
             return here
         if _renamed(visit, program.names) != _renamed(shown, reference.names):
@@ -221,38 +206,31 @@ def first_divergence(
     return None
 
 
-class _Calls:
-    """The functions that are active in a trace, each with the statement that it executed last.
+def _executed_last(program: Program, visits: Sequence[tuple[int, Visit]]) -> Iterator[int]:
+    """For each visit the statement before it in the same call; for the first one of a call the calling statement.
 
     A visit does not say when a call begins: it does at the first statement of a function if there are no other
     variables than at the first visit.
     """
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._active: list[tuple[int, int]] = []
-        self._parameters: dict[int, set[str]] = {}
-
-    def enter(self, number: int, visit: Visit) -> int:
-        """Go to the next visit; the statement that is responsible for the variables there."""
-        function, active = self._program.statements[number].function, self._active
-        names = {name for name, _ in visit.variables}
-        begins = number == function + 1 and names == self._parameters.setdefault(function, names)
-        if not (begins and visit.event == "line"):
-            while len(active) > 1 and active[-1][0] != function:
-                active.pop()
-        before = active[-1][1] if active else number
-        if active and active[-1][0] == function and not (begins and visit.event == "line"):
+    active: list[tuple[int, int]] = []  # For each active call the function, and the statement that it executed last.
+    parameters: dict[int, set[str]] = {}
+    for number, visit in visits:
+        function, names = program.statements[number].function, {name for name, _ in visit.variables}
+        first = number == function + 1 and names == parameters.setdefault(function, names)
+        begins = first and visit.event == "line"
+        while not begins and len(active) > 1 and active[-1][0] != function:
+            active.pop()
+        yield active[-1][1] if active else number
+        if active and not begins:
             active.pop()
         if visit.event != "return":
             active.append((function, number))
-        return before
 
 
 def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, Visit]]:
     """The visits of statements in functions, with their numbers."""
-    numbered = ((program.of_line(visit.line), visit) for visit in trace)
-    return [(k, visit) for k, visit in numbered if k is not None and program.statements[k].function >= 0]
+    numbered = ((program.at_line.get(visit.line, -1), visit) for visit in trace)
+    return [(k, visit) for k, visit in numbered if k >= 0 and program.statements[k].function >= 0]
 
 
 def _renamed(visit: Visit, names: Mapping[str, str]) -> dict[str, str]:

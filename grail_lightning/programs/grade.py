@@ -9,7 +9,8 @@ from grail_lightning.programs.outcome import Outcome, Status, Tests, Visit
 from grail_lightning.programs.sandbox import EndedError
 
 _MESSAGE_CHARACTERS = 300
-_STATUS: dict[object, Status] = {"syntax": "syntax", "raised": "raised", "memory": "memory", "output": "output"}
+_STATUS: dict[object, Status] = {name: name for name in ("syntax", "raised", "memory", "output")}
+_STATUS["trace"] = "timeout"
 
 
 class Process(Protocol):

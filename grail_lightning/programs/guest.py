@@ -65,6 +65,10 @@ class _OutputLimitError(BaseException):
     """A program printed more than it may; no `except Exception` of it catches this."""
 
 
+class _TraceEndError(BaseException):
+    """A trace is full. A traced run ends here, for one that does not end by itself is killed with its trace."""
+
+
 class _Output:
     """Counts what a program prints, and keeps none of it."""
 
@@ -143,7 +147,7 @@ class Tracer:
         if len(self.visits) == MAX_VISITS or self.left <= 0:
             sys.settrace(None)
             frame.f_trace = None
-            return
+            raise _TraceEndError
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if not name.startswith("."))
         self.left -= sum(len(name) + len(held) for name, held in names) + len(value or "") + 20
         self.visits.append([line, event, names, value])
@@ -153,6 +157,8 @@ def _failure(error):
     """An exception as data: its kind, its text and the line of the program where it was raised."""
     if isinstance(error, _OutputLimitError):
         return {"error": "output", "message": "printed more than it may"}
+    if isinstance(error, _TraceEndError):
+        return {"error": "trace", "message": "the trace is full"}
     if isinstance(error, MemoryError):
         return {"error": "memory", "message": "MemoryError"}
     line, step = None, error.__traceback__

@@ -67,7 +67,7 @@ def test_lines_of_the_plain_program_lead_to_statements():
         "@d", "def f(a):", "    x = [i for i in a]", "    y = '1\\n2'", "    return x",
         "if f:", "    pass", "elif d:", "    pass",
     ]  # fmt: skip
-    assert [found.of_line(line) for line in range(1, 11)] == [0, 0, 1, 2, 3, 4, 5, 6, 7, None]
+    assert [found.at_line.get(line) for line in range(1, 11)] == [0, 0, 1, 2, 3, 4, 5, 6, 7, None]
     assert [statement.function for statement in found.statements] == [-1, 0, 0, 0, -1, -1, -1, -1]
 
 
