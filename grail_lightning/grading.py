@@ -81,10 +81,22 @@ def grade_and_locate(
 
 def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
     """One verdict for each response. The verifier, or that of the task, compares answers if `compare` is `math`."""
-    told = [prompt.task.verdict(prompt) for prompt in prompts]
+    told: list[Verdict | None] = [None] * len(texts)
+    for rows in _rows_of_tasks(prompts):
+        own = prompts[rows[0]].task.verdicts([texts[row] for row in rows], [prompts[row] for row in rows])
+        for row, verdict in zip(rows, own, strict=True):
+            told[row] = verdict
     asked = [row for row, verdict in enumerate(told) if verdict is None]
     compared = iter(_compared([texts[row] for row in asked], [prompts[row] for row in asked], verifier))
     return [verdict or next(compared) for verdict in told]
+
+
+def _rows_of_tasks(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The numbers of the rows of each task."""
+    rows_of: dict[int, list[int]] = defaultdict(list)
+    for row, prompt in enumerate(prompts):
+        rows_of[id(prompt.task)].append(row)
+    return list(rows_of.values())
 
 
 def _compared(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
@@ -127,14 +139,11 @@ def _answer(task: Task, text: str) -> str | None:
 
 def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor]]:
     """The rewards and their parts by name, ``[B]`` float32 on the CPU."""
-    rows_of: dict[int, list[int]] = defaultdict(list)
-    for row, prompt in enumerate(batch.prompts):
-        rows_of[id(prompt.task)].append(row)
     # The dtypes are explicit, since `precision: bf16-true` changes the default.
     rewards = torch.zeros(len(batch), dtype=torch.float32)
     values: dict[str, Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
     lengths = batch.response_lengths.tolist()
-    for rows in rows_of.values():
+    for rows in _rows_of_tasks(batch.prompts):
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
         earned = _task_reward(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
         rewards[rows] = torch.tensor(earned.total, dtype=torch.float32)

@@ -17,6 +17,7 @@ import torch
 import transformers
 from policy_making import Recipe, World
 
+from grail_lightning.grading import TaskVerifiers, grade_answers
 from grail_lightning.policy.tokenizer import encode_prompt
 from grail_lightning.tasks.base import Prompt
 
@@ -54,13 +55,14 @@ def respond(
 
 def measure(model: Any, tokenizer: Any, world: World, problems: list[Any]) -> dict[str, float]:
     """What the policy can do on held-out problems."""
-    task, longest = world.task, world.max_response_length
+    task, longest, verifiers = world.task, world.max_response_length, TaskVerifiers()
     greedy, _ = respond(model, tokenizer, world, problems, sample=False)
     repeated = [problem for problem in problems for _ in range(PASS_AT)]
     sampled, entropy = respond(model, tokenizer, world, repeated, sample=True)
 
     def right(texts: list[str], asked: list[Any]) -> list[bool]:
-        return [task.answer(text) == world.prompt(one).reference for text, one in zip(texts, asked, strict=True)]
+        verdicts = grade_answers(texts, [world.prompt(one) for one in asked], verifiers)
+        return [verdict.correct for verdict in verdicts]
 
     kinds: Counter[str] = Counter()
     for text, problem in zip(sampled, repeated, strict=True):
@@ -69,10 +71,12 @@ def measure(model: Any, tokenizer: Any, world: World, problems: list[Any]) -> di
     # The end token counts where there is one.
     lengths = [min(len(ids) + 1, longest) for ids in tokenizer(sampled)["input_ids"]]
     correct = right(sampled, repeated)
+    greedily = right(greedy, problems)
+    verifiers.close()
     groups = [correct[k : k + PASS_AT] for k in range(0, len(correct), PASS_AT)]
     return {
         "accuracy at temperature 1": sum(correct) / len(correct),
-        "greedy accuracy": sum(right(greedy, problems)) / len(problems),
+        "greedy accuracy": sum(greedily) / len(problems),
         f"pass@{PASS_AT}": sum(map(any, groups)) / len(groups),
         f"share of groups of {PASS_AT} with both outcomes": sum(any(g) and not all(g) for g in groups) / len(groups),
         "entropy of a response token (nats)": entropy,
@@ -146,11 +150,11 @@ A Qwen3 of {model.num_parameters():,} parameters with a byte-level tokenizer of 
 line and errs on purpose. It is made for trying reinforcement learning on a laptop and knows nothing else. A problem and
 a response:
 
-```
+~~~
 {_text(world.prompt(example))}
 
 {response}
-```
+~~~
 
 Made in {seconds / 60:.1f} minutes by
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from grail_lightning.batch import AnswerMasks, SampledBatch
 from grail_lightning.policy import load_policy
+from grail_lightning.programs.executor import Executor
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts
@@ -37,6 +38,15 @@ def _interrupts_reach_the_programs_that_tests_start():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def programs_run():
+    """Skips a test where nothing isolates programs; what it says names the reasons."""
+    try:
+        Executor().close()
+    except RuntimeError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from grail_lightning.answers.find import (
     AnswerForm,
     Box,
     Boxed,
+    Fenced,
     LastNumber,
     Marker,
     Pattern,
@@ -22,6 +23,6 @@ from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, token_span
 from grail_lightning.answers.verifier import Verifier
 
-__all__ = ["Alignment", "AnswerForm", "AnswerSpan", "AnswerVerifier", "Box", "Boxed", "Conventions", "LastNumber"]
-__all__ += ["Marker", "Pattern", "Verdict", "Verifier", "align", "answer_classes", "box_content", "find_boxes"]
-__all__ += ["last_box", "text_classes", "token_span"]
+__all__ = ["Alignment", "AnswerForm", "AnswerSpan", "AnswerVerifier", "Box", "Boxed", "Conventions", "Fenced"]
+__all__ += ["LastNumber", "Marker", "Pattern", "Verdict", "Verifier", "align", "answer_classes", "box_content"]
+__all__ += ["find_boxes", "last_box", "text_classes", "token_span"]

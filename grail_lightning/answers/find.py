@@ -65,16 +65,18 @@ class LastNumber(AnswerForm):
 
 @dataclass(frozen=True)
 class Marker(AnswerForm):
-    """What follows a marker, to the end of its line: `7` in `#### 7` or in `Answer: 7`.
+    """What follows a marker, to the end of its line or of the response: `7` in `#### 7` or in `Answer: 7`.
 
     White space and asterisks around the answer (`**Answer:** 7`) are left out. A marker without anything behind it is
     no answer. If a reference contains the marker, as in GSM8K, only what follows it is the reference answer.
 
     Args:
         marker: The marker, upper and lower case distinguished.
+        to_end: Whether the answer goes on to the next marker or the end of the response, over several lines: a program.
     """
 
     marker: str = "####"
+    to_end: bool = False
 
     def __post_init__(self) -> None:
         if not self.marker.strip() or "\n" in self.marker:
@@ -83,14 +85,15 @@ class Marker(AnswerForm):
     @property
     def instruction(self) -> str:
         """A sentence that names the marker."""
-        return f" Please reason step by step, and put your final answer on a last line after {self.marker}"
+        place = "" if self.to_end else "on a last line "
+        return f" Please reason step by step, and put your final answer {place}after {self.marker}"
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
         answers = []
-        marker = re.escape(self.marker)
-        for match in re.finditer(rf"{marker}((?:(?!{marker})[^\n])*)", text):  # to the next marker or the line's end
-            if content := match[1].strip("* \t\r\f\v\u00a0"):
+        marker, within = re.escape(self.marker), r"[\s\S]" if self.to_end else r"[^\n]"
+        for match in re.finditer(rf"{marker}((?:(?!{marker}){within})*)", text):  # to the next marker or the line's end
+            if content := match[1].strip("* \t\r\f\v\u00a0" + "\n" * self.to_end):
                 first = match.start(1) + match[1].index(content)
                 last = first + len(content)
                 answers.append(AnswerSpan(start=match.start(), stop=last, content_start=first, content_stop=last))
@@ -149,6 +152,28 @@ def _warn_slow(pattern: str) -> None:
         pattern,
         _PATTERN_SECONDS,
     )
+
+
+_FENCE = re.compile(r"^[ \t]*```[^\n`]*$", re.MULTILINE)
+
+
+class Fenced(AnswerForm):
+    """The content of the last complete block between two lines that begin with three backticks, such as a program."""
+
+    instruction = " Please reason step by step, and put the answer into one last block between ```python and ```."
+
+    def find(self, text: str) -> list[AnswerSpan]:
+        """See `AnswerForm`."""
+        answers, opening = [], None
+        for fence in _FENCE.finditer(text):
+            if opening is not None and fence[0].strip() == "```":
+                first = min(opening.end() + 1, fence.start())
+                inside = {"content_start": first, "content_stop": max(first, fence.start() - 1)}
+                answers.append(AnswerSpan(start=opening.start(), stop=fence.end(), **inside))
+                opening = None
+            elif opening is None:
+                opening = fence
+        return answers
 
 
 _TOKEN = re.compile(r"\\(?:(?P<box>boxed\s*\{)|[a-zA-Z]+|.)|[{}]", re.DOTALL)

@@ -1,4 +1,4 @@
-"""The data modules of generated problems: chains of additions and subtractions, word problems, questions to look up."""
+"""The data modules of generated problems: sums, word problems, questions to look up, functions to write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
+from grail_lightning.tasks.functions import FunctionSpace
 from grail_lightning.tasks.search import SEARCH_ANSWER, SearchSpace
 from grail_lightning.tasks.words import WordProblemSpace
 
@@ -174,3 +176,48 @@ class SearchData(TableData):
         """The generated questions of a split, as one table."""
         rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
         return [(DatasetSpec("search", split=PROBLEM_SPLITS[split]), Table(f"search ({split})", rows))]
+
+
+class CodeData(TableData):
+    """Generated short functions to write, with hidden tests and a reference program.
+
+    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
+    The columns are `problem`, `entry`, `tests`, `reference`, `tempting` and `statements`, see `FunctionSpace`, so
+    `curriculum: {column: statements, …}` works.
+
+    Args:
+        num_train: The number of training problems.
+        num_val: The number of validation problems.
+        num_test: The number of test problems.
+        problems: The space of problems: numbers of statements and of hidden tests.
+        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
+            on the same problems.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        task: The task; default a `CodeTask` without an instruction, as the packaged policy `code` knows it.
+        curriculum: Short functions first, by a column; by default all problems from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 5_000,
+        num_val: int = 256,
+        num_test: int = 256,
+        problems: FunctionSpace = FunctionSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        task: Task | None = None,
+        curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        task = task or CodeTask(instruction="")
+        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, curriculum=curriculum, kept=kept)
+        self.problems, self.seed = problems, seed
+        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The generated problems of a split, as one table."""
+        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        return [(DatasetSpec("functions", split=PROBLEM_SPLITS[split]), Table(f"functions ({split})", rows))]

@@ -10,7 +10,9 @@ from grail_lightning.tasks.arithmetic import (
     misconception,
     split_of,
 )
+from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask, EpisodeLimits
+from grail_lightning.tasks.functions import FunctionProblem, FunctionSpace, function_demonstration
 from grail_lightning.tasks.search import (
     SEARCH_ANSWER,
     SearchMistakes,
@@ -23,9 +25,12 @@ from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProbl
 __all__ = [
     "SEARCH_ANSWER",
     "ArithmeticTask",
+    "CodeTask",
     "Environment",
     "EnvironmentTask",
     "EpisodeLimits",
+    "FunctionProblem",
+    "FunctionSpace",
     "MathTask",
     "Problem",
     "ProblemSpace",
@@ -37,6 +42,7 @@ __all__ = [
     "WordProblemSpace",
     "WordProblemTask",
     "demonstration",
+    "function_demonstration",
     "misconception",
     "search_demonstration",
     "split_of",

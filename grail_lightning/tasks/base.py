@@ -80,6 +80,13 @@ class Task(ABC):
         """The verdict of a rollout that needs no comparison; None compares its answer with the reference."""
         return None
 
+    def verdicts(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Sequence[Verdict | None]:
+        """The verdicts of all responses of a batch that belong to this task; by default what `verdict` returns.
+
+        A task that judges responses itself, such as by running them, says here what became of each.
+        """
+        return [self.verdict(prompt) for prompt in prompts]
+
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """The labelled steps of a response; None if the task cannot label them."""
         return None

@@ -43,8 +43,8 @@ class RewardSpec:
 
     Attributes:
         function: The function: `correctness`, `boxed_format`, `answer_format`, `overlong`, `environment` (what the
-            environment's `get_reward` returned), or an import path such as `mypkg.brevity`. From Python also any
-            callable.
+            environment's `get_reward` returned), `tests_passed` (the share of a program's tests), or an import path
+            such as `mypkg.brevity`. From Python also any callable.
         weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
         name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
@@ -72,6 +72,13 @@ def environment(
 ) -> Values:
     """What the environment's `get_reward` returned."""
     return list(environment_reward)
+
+
+def tests_passed(
+    responses: Sequence[str], references: Sequence[str], *, tests_passed: Sequence[float | None]
+) -> Values:
+    """The share of its tests that a program passed, of `CodeTask`."""
+    return list(tests_passed)
 
 
 def boxed_format(responses: Sequence[str], references: Sequence[str]) -> list[float]:
@@ -106,7 +113,8 @@ def overlong(
 
 
 _BUILT_IN: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (correctness, boxed_format, answer_format, overlong, environment)
+    function.__name__: function
+    for function in (correctness, boxed_format, answer_format, overlong, environment, tests_passed)
 }
 
 

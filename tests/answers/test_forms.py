@@ -7,6 +7,7 @@ import pytest
 from grail_lightning.answers import (
     AnswerSpan,
     Boxed,
+    Fenced,
     LastNumber,
     Marker,
     Pattern,
@@ -64,6 +65,33 @@ def test_what_follows_a_marker_on_its_line_is_an_answer(text, answers):
     assert contents(Marker(), text) == answers
 
 
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("So:\n```python\nx = 1\n```\nDone", ["x = 1"]),
+        ("```\na\n\n  b\n```\n  ```py\nc\n  ```", ["a\n\n  b", "c"]),
+        ("```python\nprint('```')\n```python\n```", ["print('```')\n```python"]),  # A closing line has no word.
+        ("```\n```", [""]),
+        ("```python\nx = 1", []),  # It was cut.
+        ("x ``` y ```", []),
+    ],
+)
+def test_blocks_between_backticks_are_answers(text, answers):
+    assert contents(Fenced(), text) == answers
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("So: [BEGIN]\nx = 1\n  y\n", ["x = 1\n  y"]),
+        ("[BEGIN] a\n[BEGIN]b\nc", ["a", "b\nc"]),
+        ("[BEGIN]\n", []),
+    ],
+)
+def test_an_answer_of_several_lines_may_follow_a_marker(text, answers):
+    assert contents(Marker("[BEGIN]", to_end=True), text) == answers
+
+
 def test_the_range_of_a_marked_answer_begins_with_the_marker():
     text = "So:\n#### 12\nDone"
     (found,) = Marker().find(text)
@@ -113,8 +141,10 @@ def test_references_lose_what_marks_them():
     assert LastNumber().bare("x = 72 or 73") == "x = 72 or 73"  # A formula is not cut down to a number.
 
 
-@pytest.mark.parametrize("form", [LastNumber(), Marker(), Boxed(), Pattern(r"#### (\S+)")])
-@pytest.mark.parametrize("piece", ["#### 7 ", "-", "1,", "1", "####", "*", " ", r"\boxed{", "$-", "1/"])
+@pytest.mark.parametrize(
+    "form", [LastNumber(), Marker(), Marker(to_end=True), Boxed(), Fenced(), Pattern(r"#### (\S+)")]
+)
+@pytest.mark.parametrize("piece", ["#### 7 ", "-", "1,", "1", "####", "*", " ", r"\boxed{", "$-", "1/", "```\n"])
 def test_hostile_texts_take_linear_time_and_ranges_lie_inside(form, piece):
     def seconds(copies):
         start = time.thread_time()

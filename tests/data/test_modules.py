@@ -5,9 +5,9 @@ from jsonargparse import ActionConfigFile
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from grail_lightning.data import ArithmeticData, DatasetSpec, MathData, SearchData
+from grail_lightning.data import ArithmeticData, CodeData, DatasetSpec, MathData, SearchData
 from grail_lightning.environments.search import Search
-from grail_lightning.tasks import ProblemSpace, SearchSpace, split_of
+from grail_lightning.tasks import FunctionSpace, ProblemSpace, SearchSpace, split_of
 from tests.data.recorder import problems, rows, ten, write
 
 
@@ -42,6 +42,22 @@ def test_search_questions_are_disjoint_and_carry_what_the_environment_needs():
         assert prompt.reference in prompt.columns["path"][-1]
         assert prompt.task.answer(f"So it is.\nAnswer: {prompt.reference}\n") == prompt.reference
         assert (prompt.task.compare, prompt.dataset, prompt.columns["hops"]) == ("text", "search", 2)
+
+
+def test_functions_to_write_are_disjoint_and_carry_their_tests(programs_run):
+    data = CodeData(num_train=60, num_val=30, num_test=20, problems=FunctionSpace(5, 6), prompts_per_batch=20)
+    for stage in ("fit", "validate", "test", "predict"):
+        data.setup(stage)
+    train = problems(data.train_dataloader())
+    val, test = problems(data.val_dataloader()[0]), problems(data.test_dataloader()[0])
+    assert (len(train), len({*train, *val, *test})) == (60, 110)
+    assert problems(data.predict_dataloader()[0]) == test
+    for prompt in next(iter(data.val_dataloader()[0]))[:3]:
+        assert prompt.messages == [{"role": "user", "content": prompt.columns["problem"]}]
+        assert (prompt.dataset, prompt.columns["statements"] in (5, 6)) == ("functions", True)
+        (verdict,) = prompt.task.verdicts([f"```\n{prompt.reference}\n```"], [prompt])
+        assert verdict.correct
+    data.task.executor.close()
 
 
 def test_the_seed_of_the_run_moves_the_order_of_training_problems_and_nothing_else(monkeypatch):

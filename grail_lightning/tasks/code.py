@@ -1,0 +1,265 @@
+"""The task of writing programs, which are run on tests: rows of one's own, HumanEval's and MBPP's."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from grail_lightning.answers import AnswerForm, Fenced
+from grail_lightning.answers.records import Verdict
+from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.guest import encode
+from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+from grail_lightning.programs.repair import Edit, ProgramLine, differing_part, edits, program_lines, repairs
+from grail_lightning.tasks.answered import MathTask
+from grail_lightning.tasks.base import GradedAnswer
+from grail_lightning.tasks.problem import Prompt, Step
+from grail_lightning.tasks.rewards import Rewards, Values
+
+PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramVerdict(Verdict):
+    """The verdict on a program, whose `layer` is the status of its outcome."""
+
+    outcome: Outcome
+
+
+class CodeProblem(NamedTuple):
+    """What a row says."""
+
+    text: str
+    tests: Tests
+    reference: str | None  # A right program, if the row has one.
+
+
+class CodeTask(MathTask):
+    """Programs that are run on tests in a sandbox. A program is right if it passes all of them.
+
+    A row has `problem`, `entry` (the function's name) and `tests`: a list of ``[arguments, result]``, such as
+    ``[[[3, 1], 2], 4]`` for ``f([3, 1], 2) == 4``, or of assertions; a text is read as Python's literals, which have
+    tuples and sets. `reference` is a right program, if there is one, and `setup` what assertions need. Rows of
+    HumanEval and MBPP are read as they are.
+
+    Args:
+        instruction: The text behind the problem, including its leading space; default that of the answer's form.
+        system_prompt: The text of a system turn before the user turn; none by default.
+        rewards: The weighted rewards of a response; default 1 for a program that passes all tests, else 0. The reward
+            `tests_passed` is the share of tests that it passes.
+        answer: Where a response has its program: `Fenced` (default: the last block between lines of three backticks)
+            or `Marker` with `to_end`.
+        shown_tests: The number of assertions in the prompt, where the problem does not name the function.
+        backend: How programs are isolated; see `Executor`.
+        limits: The limits of one program with all of its tests.
+        workers: The number of programs that run side by side.
+    """
+
+    optional_columns = ("problem", "answer")
+
+    def __init__(
+        self,
+        instruction: str | None = None,
+        system_prompt: str | None = None,
+        rewards: Rewards | None = None,
+        answer: AnswerForm | None = None,
+        shown_tests: int = 1,
+        backend: str = "auto",
+        limits: Limits = Limits(),  # noqa: B008  (frozen)
+        workers: int = 2,
+    ) -> None:
+        super().__init__(instruction, system_prompt, rewards, answer or Fenced(), "exact")
+        self.shown_tests, self.executor = shown_tests, Executor(backend, limits, workers)
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the data has the columns that the rewards ask for."""
+        super().check_columns({*columns, PASSED})
+
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
+        """The prompt of a row, whose reference is the reference program."""
+        text, tests, reference = read_problem(row)
+        shown = "\n".join(tests.assertions[: self.shown_tests])
+        if shown and tests.entry not in text:
+            text += f"\n\nThe program has to pass these tests:\n{shown}"
+        made = super().prompt({"problem": text, "answer": ""})
+        return replace(made, reference=reference or "", columns=dict(row))
+
+    def program(self, text: str) -> tuple[str, int] | None:
+        """The program of a response and the offset of its first character; None if there is none."""
+        spans = self.form.find(text)
+        program = text[spans[-1].content_start : spans[-1].content_stop] if spans else ""
+        return (program, spans[-1].content_start) if program.strip() else None
+
+    def answer(self, text: str) -> str | None:
+        """The program of a response."""
+        found = self.program(text)
+        return found and found[0]
+
+    def tests(self, prompt: Prompt) -> Tests:
+        """The tests of a prompt's row."""
+        return read_problem(prompt.columns).tests
+
+    def reference_program(self, prompt: Prompt) -> str | None:
+        """The reference program of a prompt's row, if it has one."""
+        return read_problem(prompt.columns).reference
+
+    def verdicts(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> list[Verdict]:
+        """The verdicts of the programs, all of which are run at once."""
+        asked = [(self.answer(text), prompt) for text, prompt in zip(texts, prompts, strict=True)]
+        jobs = [(program, self.tests(prompt)) for program, prompt in asked if program is not None]
+        outcomes = iter(self.executor.run_many(jobs))
+        return [
+            Verdict.missing(p.reference) if program is None else _verdict(next(outcomes), program, p.reference)
+            for program, p in asked
+        ]
+
+    def reward_values(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int] | None = None,
+    ) -> dict[str, Values]:
+        """See `AnswerTask`; the share of tests that a program passed is one of the columns."""
+        shares = [verdict.outcome.share if isinstance(verdict, ProgramVerdict) else 0.0 for verdict in verdicts]
+        added = [replace(p, columns={**p.columns, PASSED: s}) for p, s in zip(prompts, shares, strict=True)]
+        return super().reward_values(texts, added, verdicts, lengths)
+
+    def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
+        """Label the statements, one a line, of a response's program.
+
+        The flawed statement is the first whose replacement by that of the reference makes all tests pass. If no single
+        one does, the smallest set of statements that do so together is flawed. A flawed statement is a misconception if
+        it is that of the row's column `tempting`, which has a text for each line of the reference, else a slip. Other
+        statements are sound. One that is missing is blamed on the next line.
+
+        `Step.result` is what differs within the line. There are no labels without a reference, without a program, or
+        where program and reference differ in too many places (`repair.MOST_EDITS`).
+        """
+        _, tests, right = read_problem(prompt.columns)
+        if (found := self.program(text)) is None or right is None:
+            return None
+        program, offset = found
+        lines, reference = program_lines(program), program_lines(right)
+        if (flaws := self._flaws(program, lines, reference, tests)) is None:
+            return None
+        tempting = list(prompt.columns.get("tempting") or [""] * len(reference))
+        steps = [
+            Step(start=offset + line.start, stop=offset + line.start + len(line.text), kind="sound") for line in lines
+        ]
+        for edit in flaws:
+            alone = (edit.stop - edit.start, edit.reference_stop - edit.reference_start) == (1, 1)
+            for number in range(edit.start, edit.stop) or [min(edit.start, len(lines) - 1)]:
+                line, step = lines[number], replace(steps[number], kind="slip")
+                if alone and tempting[edit.reference_start] == line.text:
+                    step = replace(step, kind="misconception")
+                if alone and (part := differing_part(line.text, reference[edit.reference_start].text)):
+                    step = replace(step, result=(step.start + part[0], step.start + part[1]))
+                steps[number] = step
+        return steps
+
+    def _flaws(
+        self, program: str, lines: list[ProgramLine], reference: list[ProgramLine], tests: Tests
+    ) -> Sequence[Edit] | None:
+        """The smallest set of edits that make all tests pass, the earliest of several; None if there are too many."""
+        if self.executor.run(program, tests).status == "passed":
+            return ()
+        places = edits(lines, reference)
+        for size in range(1, len(places or ())):
+            tried = list(repairs(lines, reference, places or (), size))
+            outcomes = self.executor.run_many([(repaired, tests) for _, repaired in tried])
+            passed = [chosen for (chosen, _), run in zip(tried, outcomes, strict=True) if run.status == "passed"]
+            if passed:
+                return passed[0]
+        return places or None
+
+
+def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:
+    right, layer = outcome.status == "passed", outcome.status
+    status = "right" if right else "wrong"  # Also a program that takes too long: the task is as it should be.
+    return ProgramVerdict(
+        correct=right, status=status, layer=layer, gold=reference, prediction=program, outcome=outcome
+    )
+
+
+def read_problem(row: Mapping[str, Any]) -> CodeProblem:
+    """What a row says, in one of the three forms; a ValueError if it has another one. Nothing of it is run here."""
+    if row.get("test") is not None and "entry_point" in row:
+        return _human_eval(row)
+    if row.get("test_list") is not None:
+        text, code = str(row.get("text") or row.get("prompt")), row.get("code")
+        setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
+        return CodeProblem(text, _asserted(row["test_list"], code, setup), code)
+    if not row.get("tests") or "problem" not in row:
+        raise ValueError(
+            "A row must have `problem` and `tests` (a list of [arguments, result], with `entry`, or of assertions), or "
+            "the columns of HumanEval (`prompt`, `entry_point`, `test`) or MBPP (`text`, `test_list`), but got "
+            f"{sorted(row)}."
+        )
+    tests, text, reference = row["tests"], str(row["problem"]), row.get("reference")
+    if isinstance(tests, str):
+        try:
+            tests = ast.literal_eval(tests.strip())
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError(f"`tests` must be literals of Python, but got {tests!r:.80} ({error}).") from None
+    if not isinstance(tests, list | tuple):
+        raise ValueError(f"`tests` must be a list, but got {tests!r:.80}.")
+    if all(isinstance(test, str) for test in tests):
+        return CodeProblem(text, _asserted(tests, reference, str(row.get("setup") or "")), reference)
+    if not str(row.get("entry")).isidentifier() or row.get("entry") is None:
+        raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
+    return CodeProblem(text, Tests(row["entry"], tuple(map(_call, tests))), reference)
+
+
+def _call(test: Any) -> Call:
+    if not isinstance(test, list | tuple) or len(test) != 2 or not isinstance(test[0], list | tuple):
+        raise ValueError(f"A test must be [arguments, result], such as [[[3, 1], 2], 4], but got {test!r:.80}.")
+    try:
+        encode(test)
+    except TypeError as error:
+        raise ValueError(f"A test must hold literals of Python, but {error}: {test!r:.80}.") from None
+    return Call(tuple(test[0]), test[1])
+
+
+def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
+    """A row of HumanEval. If `check(candidate)` holds nothing but assertions, each becomes a test of its own."""
+    entry, tree = str(row["entry_point"]), _parsed(row["test"], "test")
+    check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+    if check is None or "prompt" not in row:
+        raise ValueError(f"A row of HumanEval must have `prompt`, and `check` in `test`, but got {row['test']!r:.80}.")
+    preamble: str = row["test"]
+    assertions: tuple[str, ...] = (f"check({entry})",)
+    if all(isinstance(node, ast.Assert) for node in check.body):
+        for node in ast.walk(check):
+            if isinstance(node, ast.Name) and node.id == check.args.args[0].arg:
+                node.id = entry
+        preamble = "\n".join(ast.unparse(node) for node in tree.body if node is not check)
+        assertions = tuple(map(ast.unparse, check.body))
+    text, solution = str(row["prompt"]), row.get("canonical_solution")
+    return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else None)
+
+
+def _asserted(tests: Sequence[Any], reference: str | None, preamble: str) -> Tests:
+    """Assertions as tests of the function that they call: one of the reference, or the first that is no built-in."""
+    trees = [_parsed(test, "an assertion") for test in tests]
+    if not trees or any(len(tree.body) != 1 for tree in trees):
+        raise ValueError(f"Tests must be assertions, one statement each, but got {list(tests)!r:.80}.")
+    defined = {node.name for node in _parsed(reference or "", "code").body if isinstance(node, ast.FunctionDef)}
+    calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [name.id for name in calls if isinstance(name, ast.Name) and not hasattr(builtins, name.id)]
+    entry = next((name for name in names if name in defined), names[0] if names else "")
+    return Tests(entry, (), tuple(tests), preamble)
+
+
+def _parsed(text: Any, what: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Such as that of an invalid escape.
+            tree: ast.Module = ast.parse(text)
+            return tree
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"`{what}` must be Python, but got {text!r:.80} ({error}).") from None

@@ -1,0 +1,266 @@
+"""Programs as a task: what rows of three forms say, and what becomes of programs; which statements are labelled."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import grail_lightning
+from grail_lightning.answers import Marker
+from grail_lightning.batch import Sampling
+from grail_lightning.data import CodeData
+from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
+from grail_lightning.policy import load_policy, load_tokenizer
+from grail_lightning.programs.outcome import Call, Tests
+from grail_lightning.tasks import ArithmeticTask, CodeTask, FunctionSpace
+from grail_lightning.tasks.code import read_problem
+from grail_lightning.tasks.functions import slips
+from grail_lightning.tasks.rewards import RewardSpec
+from tests.runs import sampled
+
+REFERENCE = """def f(xs, n):
+    total = 0
+    for x in xs:
+        if x <= n:
+            total += x
+    return total"""
+ROW = {
+    "problem": "Write f(xs, n). Return the sum of the numbers that are at most n.",
+    "entry": "f",
+    "tests": [[[[1, 2, 3], 2], 3], [[[5], 1], 0], [[[], 1], 0], [[[4, -1], 9], 3]],
+    "reference": REFERENCE,
+    "tempting": ["", "", "", "if x < n:", "", ""],
+}
+HUMAN_EVAL = {
+    "task_id": "HumanEval/53",
+    "prompt": 'def add(x: int, y: int):\n    """Add two numbers x and y\n    >>> add(2, 3)\n    5\n    """\n',
+    "entry_point": "add",
+    "canonical_solution": "    return x + y\n",
+    "test": "\n\nMETADATA = {}\n\n\ndef check(candidate):\n    assert candidate(0, 1) == 1\n"
+    "    assert candidate(1, 0) == 1\n",
+}
+MBPP = {
+    "task_id": 11,
+    "text": "Write a python function to remove first and last occurrence of a given character from the string.",
+    "code": "def remove_Occ(s,ch): \n    return s.replace(ch, '', 1)[::-1].replace(ch, '', 1)[::-1]",
+    "test_setup_code": "",
+    "test_list": [
+        'assert remove_Occ("hello","l") == "heo"',
+        'assert sorted(remove_Occ("abcda","a")) == ["b", "c", "d"]',
+    ],
+    "challenge_test_list": [],
+}
+# The sanitized file has another column for the text, and imports.
+SANITIZED = {"prompt": MBPP["text"], "test_imports": ["import math"]} | {k: MBPP[k] for k in ("code", "test_list")}
+
+
+def fenced(program):
+    return f"So:\n```python\n{program}\n```"
+
+
+@pytest.fixture(scope="module")
+def task(programs_run):
+    made = CodeTask(instruction="")
+    yield made
+    made.executor.close()
+
+
+@pytest.mark.parametrize(
+    ("row", "tests"),
+    [
+        ({"entry": "f", "tests": [[[[1], 2], [3]]]}, Tests("f", (Call(([1], 2), [3]),))),
+        # A text has what JSON lacks.
+        ({"entry": "f", "tests": "[((1, {2}), (3,)), ([], None)]"}, Tests("f", (Call((1, {2}), (3,)), Call((), None)))),
+        ({"tests": ["assert g(1) == abs(-2)"]}, Tests("g", (), ("assert g(1) == abs(-2)",))),
+        (
+            {"tests": ["assert p(h(1))"], "entry": "", "reference": "def h(x): pass"},
+            Tests("h", (), ("assert p(h(1))",)),
+        ),
+        (
+            {"tests": ["assert g(pi) < 4"], "setup": "from math import pi"},
+            Tests("g", (), ("assert g(pi) < 4",), "from math import pi"),
+        ),
+        (MBPP, Tests("remove_Occ", (), tuple(MBPP["test_list"]))),
+        (SANITIZED, Tests("remove_Occ", (), tuple(MBPP["test_list"]), "import math")),
+        (HUMAN_EVAL, Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}")),
+    ],
+)
+def test_rows_of_three_forms_are_read(row, tests):
+    assert read_problem({"problem": "p"} | row).tests == tests
+
+
+def test_a_check_of_human_eval_that_is_more_than_assertions_stays_whole():
+    test = HUMAN_EVAL["test"] + "    for k in range(9):\n        assert candidate(k, k) == 2 * k\n"
+    tests = read_problem(HUMAN_EVAL | {"test": test}).tests
+    assert (tests.assertions, tests.preamble) == (("check(add)",), test)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"problem": "p", "answer": "3"}, r"A row must have `problem` and `tests` .*, but got \['answer', 'problem'\]"),
+        ({"problem": "p", "tests": []}, "A row must have `problem` and `tests`"),
+        ({"tests": [[[1], 2]]}, "A row must have `problem`"),
+        ({"problem": "p", "tests": [[[1], 2]]}, "`entry` must name the function that `tests` call, but got None"),
+        ({"problem": "p", "entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
+        ({"problem": "p", "entry": "f", "tests": [[[1], open]]}, "A test must hold literals of Python, but builtin_f"),
+        (
+            {"problem": "p", "entry": "f", "tests": "[([1], f(2))]"},
+            r"`tests` must be literals of Python, but got '\[\(",
+        ),
+        ({"problem": "p", "entry": "f", "tests": "7"}, "`tests` must be a list, but got 7"),
+        ({"problem": "p", "tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
+        ({"problem": "p", "tests": ["a = 1; assert f(a)"]}, "Tests must be assertions, one statement each"),
+        (MBPP | {"test_list": []}, "Tests must be assertions, one statement each"),
+        (HUMAN_EVAL | {"test": "assert add(1, 1) == 2"}, "must have `prompt`, and `check` in `test`"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_an_error(row, message):
+    with pytest.raises(ValueError, match=message):
+        read_problem(row)
+
+
+def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task):
+    shown = CodeTask(system_prompt="You write Python.")
+    system, user = shown.prompt(MBPP).messages
+    assert system == {"role": "system", "content": "You write Python."}
+    assert user["content"].startswith(MBPP["text"] + "\n\nThe program has to pass these tests:\nassert remove_Occ(")
+    assert user["content"].endswith(' == "heo" Please reason step by step, and put the answer into one last block '
+                                    "between ```python and ```.")  # fmt: skip
+    assert task.prompt(HUMAN_EVAL).messages == [{"role": "user", "content": HUMAN_EVAL["prompt"]}]
+    assert task.prompt(ROW).messages == [{"role": "user", "content": ROW["problem"]}]
+    assert task.prompt(ROW).reference == task.reference_program(task.prompt(ROW)) == REFERENCE
+    assert task.reference_program(task.prompt(HUMAN_EVAL)).endswith('"""\n    return x + y\n')
+
+
+def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
+    text = "```\nfirst\n```\nü and\n```python\ndef f():\n    pass\n```"
+    program, offset = task.program(text)
+    assert program == text[offset : offset + len(program)] == "def f():\n    pass"
+    assert (task.program("```\n\n```"), task.program("def f(): pass")) == (None, None)
+    marked = CodeTask(answer=Marker("[BEGIN]", to_end=True))
+    assert marked.program("[BEGIN]\nx = 1\ny = 2\n") == ("x = 1\ny = 2", 8)
+
+
+def test_programs_are_graded_beside_other_tasks_and_their_order_is_kept(task):
+    texts = [fenced(REFERENCE), "\\boxed{3}", fenced(REFERENCE.replace("<=", "<")), "no program", fenced("def f(")]
+    texts += [fenced("while True: pass"), fenced("def f(xs, n): return [].pop()"), fenced(MBPP["code"])]
+    arithmetic = ArithmeticTask().prompt({"problem": "1+2"})
+    prompts = [task.prompt(MBPP if k == 7 else ROW) if k != 1 else arithmetic for k in range(8)]
+    verdicts = grade_answers(texts, prompts, TaskVerifiers())
+    assert [(v.status, v.layer) for v in verdicts] == [
+        ("right", "passed"),
+        ("right", "string"),
+        ("wrong", "failed"),
+        ("missing", "none"),
+        ("wrong", "syntax"),
+        ("wrong", "timeout"),
+        ("wrong", "raised"),
+        ("right", "passed"),
+    ]
+    assert [v.outcome.passed for v in verdicts if v.layer in ("failed", "syntax")] == [
+        (False, True, True, True),
+        (False,) * 4,
+    ]
+
+
+def test_the_share_of_tests_is_a_reward(task):
+    texts = [fenced(REFERENCE), fenced(REFERENCE.replace("<=", "<")), "none", fenced("def f(xs, n): return 0")]
+    some = CodeTask(rewards=[RewardSpec(function="correctness"), RewardSpec(function="tests_passed", weight=0.5)])
+    some.check_columns(ROW)
+    prompts = [some.prompt(ROW)] * 4
+    verdicts = grade_answers(texts, prompts, TaskVerifiers())
+    assert some.reward(texts, prompts, verdicts) == [1.5, 0.375, 0.0, 0.25]
+    assert task.reward(texts, prompts, verdicts) == [1.0, 0.0, 0.0, 0.0]
+    some.executor.close()
+
+
+def labels(task, program, row=ROW):
+    """The flawed lines of a program with their kinds and what is wrong in them; None without labels."""
+    text = fenced(program)
+    steps = labelled_steps(text, task.prompt(row))
+    if steps is None:
+        return None
+    assert [text[step.start : step.stop] for step in steps] == [x.strip() for x in program.split("\n") if x.strip()]
+    return [(text[s.start : s.stop], s.kind, s.result and text[slice(*s.result)]) for s in steps if s.kind != "sound"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "flaws"),
+    [
+        ([], []),
+        ([("<=", "<")], [("if x < n:", "misconception", "<")]),
+        ([("<=", ">=")], [("if x >= n:", "slip", ">=")]),
+        ([("total = 0", "total = 1")], [("total = 1", "slip", "1")]),
+        # Two statements that are wrong together.
+        ([("<=", "<"), ("+=", "-=")], [("if x < n:", "misconception", "<"), ("total -= x", "slip", "-=")]),
+        # The result is the same: only the other statement is flawed.
+        ([("total = 0", "total = 0 + 0"), ("+=", "-=")], [("total -= x", "slip", "-=")]),
+        ([("n:", "n")], [("if x <= n", "slip", None)]),  # A colon is missing.
+        ([("    total = 0\n", "")], [("for x in xs:", "slip", None)]),  # The statement before it is missing.
+        ([("    return", "    total = 1\n    return")], [("total = 1", "slip", None)]),  # One too many.
+        ([("\n    return total", "")], [("total += x", "slip", None)]),
+        ([("x <= n", "x  <=n"), ("total = 0", "total=2")], [("total=2", "slip", "2")]),  # Blanks do not count.
+    ],
+)
+def test_the_first_statement_whose_replacement_makes_all_tests_pass_is_flawed(task, changes, flaws):
+    program = REFERENCE
+    for old, new in changes:
+        assert old in program
+        program = program.replace(old, new, 1)
+    assert labels(task, program) == flaws
+
+
+def test_programs_that_cannot_be_compared_have_no_labels(task):
+    assert labels(task, "def f(xs, n):\n    return sum(x for x in xs if x <= n)") == []  # It is right.
+    other = "def f(a, b):\n    s = 1\n    for c in a:\n        if c < b:\n            s += c\n    return s\n# end"
+    assert labels(task, other) is None
+    assert labels(task, "return 1", {k: v for k, v in ROW.items() if k != "reference"}) is None
+    assert task.label_steps("no program", task.prompt(ROW)) is None
+
+
+def test_repairing_the_flawed_lines_makes_all_tests_pass_and_no_fewer_do(task):
+    """Each line of generated programs in turn, with every slip of it."""
+    for problem in FunctionSpace().draw(6, "validation"):
+        prompt, lines = task.prompt(problem.row()), problem.program.split("\n")
+        for number, line in enumerate(problem.lines):
+            for wrong in slips(line.text)[:3]:
+                changed = lines.copy()
+                changed[number] = lines[number].replace(line.text, wrong)
+                text = fenced("\n".join(changed))
+                flawed = [text[s.start : s.stop] for s in labelled_steps(text, prompt) if s.kind != "sound"]
+                right = task.verdicts([text], [prompt])[0].correct
+                assert flawed == ([] if right else [wrong.strip()])
+
+
+@pytest.mark.parametrize("piece", [" ", "x\n", "    if x:\n", "`", "```\n", "\\", "x ", "\x00", "ü\r\n"])
+def test_any_text_is_labelled_or_not_in_linear_time(task, piece):
+    text, start = fenced("a" + piece * (100_000 // len(piece)) + "b"), time.thread_time()
+    labelled_steps(text, task.prompt(ROW))
+    assert time.thread_time() - start < 5  # Linear: well under a second. Quadratic: minutes.
+
+
+def test_the_packaged_policy_is_small_and_right_on_30_to_50_percent_of_its_programs(task):
+    folder = Path(grail_lightning.__file__).parent / "assets" / "code"
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2 * 2**20
+    (asked,) = CodeData(num_val=300, seed=1, task=task).load("val")
+    batch = sampled(load_policy("code").eval(), list(asked.prompts), 1, Sampling(max_response_length=80), seed=0)
+    verdicts = task.verdicts(batch.texts, batch.prompts)
+    # The standard error of 300 samples is 2.9 points.
+    assert 0.3 <= sum(verdict.correct for verdict in verdicts) / 300 <= 0.5
+    assert sum(verdict.status == "missing" for verdict in verdicts) < 6
+    steps = [task.label_steps(*pair) for pair in zip(batch.texts[:60], batch.prompts, strict=False)]
+    kinds = Counter(step.kind for labelled in steps for step in labelled or [])
+    assert kinds.keys() == {"sound", "slip", "misconception"}
+    assert sum(labelled is None for labelled in steps) <= 3
+
+
+def test_a_specification_and_its_program_have_the_same_words():
+    tokenizer = load_tokenizer("code")
+    for problem in FunctionSpace().draw(50, "test"):
+        text = f"{problem.text}\n{fenced(problem.program)}"
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    pieces = tokenizer.tokenize("\n        if x <= n:\n            total += 12")
+    assert pieces == [*("Ċ" + 8 * "Ġ", "if", "Ġx", "Ġ<=Ġ", "n", ":", "Ċ" + 12 * "Ġ", "total", "Ġ+=Ġ", "1", "2")]
