@@ -9,9 +9,9 @@ from grail_lightning.credit import EGCA, ExecutedMask
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.weigh import check_weights
 from grail_lightning.engines import build_batch
+from grail_lightning.tasks import CodeTask
 from tests.batches import in_turns, rollouts
 from tests.credit.rollouts import context
-from tests.programs.tasks import PROGRAMS
 
 RIGHT = """
     def total(values, limit):
@@ -22,7 +22,12 @@ RIGHT = """
         return result
 """
 TESTS = [[[[], 3], 0], [[[1, 5], 9], 6], [[[1, 5, 2, 3], 3], 6]]
-ROW = {"problem": "Add the values up to a limit.", "entry": "total", "tests": TESTS, "reference": RIGHT}
+ROW = {
+    "problem": "Add the values up to a limit.",
+    "entry": "total",
+    "tests": TESTS,
+    "reference": textwrap.dedent(RIGHT),
+}
 
 
 def text_of(program):
@@ -42,16 +47,26 @@ OTHER_SHAPE = "def total(values, limit):\n    return sum(values)"
 
 
 @pytest.fixture(scope="module")
-def grouped(golden_policy):
+def task():
+    try:
+        made = CodeTask(instruction="")
+    except RuntimeError as error:  # Nothing isolates programs on this machine.
+        pytest.skip(str(error))
+    yield made
+    made.executor.close()
+
+
+@pytest.fixture(scope="module")
+def grouped(golden_policy, task):
     """A batch of groups of programs, each a list of responses to a row; a response is right if its program passes."""
 
     def made(*groups, rewards=None, row=ROW):
         texts = [text_of(text) if "def" in text else text for group in groups for text in group]
         ids = [[*golden_policy.tokenizer(text)["input_ids"], golden_policy.end_token_ids[0]] for text in texts]
-        prompts = [PROGRAMS.prompt(row)] * len(groups)
+        prompts = [task.prompt(row)] * len(groups)
         batch = build_batch(golden_policy, prompts, len(groups[0]), ids, [True] * len(ids))
         if rewards is None:
-            rewards = [PROGRAMS.passes(text, prompts[0]) for text in batch.texts]
+            rewards = [verdict.correct for verdict in task.verdicts(batch.texts, batch.prompts)]
         return rollouts(batch, torch.tensor(rewards).float(), group_size=len(groups[0]))
 
     return made
@@ -199,9 +214,9 @@ def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
     assert torch.equal(silent.values, batch.response_mask.float())
 
 
-def test_the_program_of_several_turns_is_that_of_the_last(golden_policy):
+def test_the_program_of_several_turns_is_that_of_the_last(golden_policy, task):
     """What an environment answers is in none of the weights, and counts for no length."""
-    prompt = PROGRAMS.prompt(ROW)
+    prompt = task.prompt(ROW)
     rows = [[text_of(SLIP), "told: 3 failed", text_of(LATE)], [text_of(LATE), "told", text_of(RIGHT)]]
     sampled = in_turns(golden_policy, [prompt] * 2, rows).replace(group=torch.tensor([0, 0]))
     batch = rollouts(sampled, torch.tensor([0.0, 1.0]), group_size=2)

@@ -2,16 +2,15 @@
 
 import sys
 
+from grail_lightning.answers import Fenced
 from grail_lightning.programs.outcome import Outcome, Visit
+from grail_lightning.tasks import CodeTask, MathTask
 
 MOST = 2000
 
 
 class InProcess:
     """Runs programs here and records visits as `sys.settrace` shows them."""
-
-    def __init__(self):
-        self.jobs = []
 
     def run(self, program, tests, *, trace=None):
         try:
@@ -43,7 +42,6 @@ class InProcess:
         return Outcome(status, passed, failing, line, "", None if trace is None else tuple(visits[:MOST]))
 
     def run_many(self, jobs):
-        self.jobs += jobs
         return [self.run(job[0], job[1], trace=job[2] if len(job) == 3 else None) for job in jobs]
 
 
@@ -59,3 +57,11 @@ def _tracer(visits):
         return trace
 
     return trace
+
+
+class Trusted(CodeTask):
+    """A task with programs of the tests' own."""
+
+    def __init__(self):
+        MathTask.__init__(self, "", None, None, Fenced(), "exact")
+        self.shown_tests, self.executor = 1, InProcess()
